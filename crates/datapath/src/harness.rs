@@ -45,7 +45,7 @@ use crate::{
     },
 };
 
-/// Anything that goes wrong in a harness is the end of a test.
+/// Any error of a harness ends a test.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
 struct Attached {
@@ -54,17 +54,17 @@ struct Attached {
     guest: Option<Guest>,
 }
 
-/// A host whose only worker does a turn when told to.
+/// A host whose only worker does a turn when a test says so.
 pub struct Host {
     plane: std::sync::Arc<Plane>,
-    /// What is at the other end of the uplink's rings.
+    /// The other end of the uplink's rings.
     wire: Option<Guest>,
     worker: Worker,
     vnics: BTreeMap<String, Attached>,
     last: BTreeMap<String, u64>,
 }
 
-/// What arrived at each guest, in order.
+/// Frames that arrived at each guest, in order.
 pub type Received = BTreeMap<String, Vec<(NetHeader, Vec<u8>)>>;
 
 /// Features of a modern Linux guest.
@@ -81,29 +81,29 @@ pub const LINUX: Features = Features(
         | Features::HOST_TSO6.0,
 );
 
-/// Of an uplink: complete frames in large buffers.
+/// Features of an uplink: complete frames in large buffers.
 pub const WIRE: Features =
     Features(Features::VERSION_1.0 | Features::MRG_RXBUF.0 | Features::EVENT_IDX.0);
 
-/// Names of all stages, in order, and of delivery with the departure to other hosts that is a part
-/// of it: as counts of instructions call them.
+/// Returns the names of all stages, in order, and of delivery with the departure to other hosts
+/// that is a part of it. Instruction counts use these names.
 pub fn stages() -> Vec<&'static str> {
     STAGES.iter().map(|stage| stage.name).chain(["leave", "deliver"]).collect()
 }
 
 impl Host {
-    /// A host without vnics.
+    /// Makes a host without vnics.
     pub fn new() -> Result<Host, Error> {
         Host::with_sessions(SessionConfig { capacity: 65_536, ..SessionConfig::default() })
     }
 
-    /// A host that keeps sessions like this.
+    /// Makes a host with these settings of sessions.
     pub fn with_sessions(sessions: SessionConfig) -> Result<Host, Error> {
         Host::with_tunnel(sessions, None)
     }
 
-    /// A host that is a tunnel endpoint; its uplink is a ring of a simulated guest, which stands
-    /// for the wire.
+    /// Makes a host that is a tunnel endpoint. Its uplink is a ring of a simulated guest, which
+    /// stands for the wire.
     pub fn with_tunnel(
         sessions: SessionConfig,
         config: Option<&TunnelConfig>,
@@ -134,7 +134,7 @@ impl Host {
         })
     }
 
-    /// A host whose uplink is a port of its own kind.
+    /// Makes a host whose uplink is a port of its own kind.
     #[cfg(test)]
     pub(crate) fn on_wire(
         config: &TunnelConfig,
@@ -160,19 +160,19 @@ impl Host {
         })
     }
 
-    /// The control side, and the worker.
+    /// Returns the control side, and the worker.
     #[cfg(test)]
     pub(crate) fn inside(&mut self) -> (&Plane, &mut Worker) {
         (&self.plane, &mut self.worker)
     }
 
-    /// What workers have of the way to other hosts.
+    /// Returns the tunnel endpoint's state for workers.
     #[cfg(test)]
     pub(crate) fn tunnel(&self) -> Option<&Tunnel> {
         self.plane.shared.tunnel.as_ref()
     }
 
-    /// Says which tunnel endpoints get what is for several receivers, in all networks and in some.
+    /// Sets the tunnel endpoints that get floods, in all networks and in some.
     pub fn set_peers(
         &self,
         all: Vec<IpAddr>,
@@ -181,7 +181,7 @@ impl Host {
         self.plane.set_peers(all, of)
     }
 
-    /// Says what the link address of a peer's next hop is.
+    /// Sets the link address of a peer's next hop.
     pub fn set_neighbour(&self, peer: IpAddr, mac: Mac) -> Result<(), Error> {
         let tunnel = self.plane.shared.tunnel.as_ref().ok_or("no tunnel")?;
         let peer = tunnel
@@ -194,12 +194,12 @@ impl Host {
         Ok(())
     }
 
-    /// What is at the other end of the uplink.
+    /// Returns the other end of the uplink.
     pub fn wire(&mut self) -> Option<&mut Guest> {
         self.wire.as_mut()
     }
 
-    /// What left through the uplink since the last call.
+    /// Returns the frames that left through the uplink since the last call.
     pub fn left(&mut self) -> Result<Vec<Vec<u8>>, Error> {
         let wire = self.wire.as_mut().ok_or("no tunnel")?;
         let mut frames = Vec::new();
@@ -209,7 +209,7 @@ impl Host {
         Ok(frames)
     }
 
-    /// Frames arrive on the uplink.
+    /// Puts frames into the uplink, as if they arrived.
     pub fn arrive(&mut self, frames: &[Vec<u8>]) -> Result<(), Error> {
         for frame in frames {
             self.wire.as_mut().ok_or("no tunnel")?.send(frame, NetHeader::default())?;
@@ -218,8 +218,8 @@ impl Host {
         Ok(())
     }
 
-    /// Frames for the endpoint itself, and those that wait for a next hop: what the control thread
-    /// would be given.
+    /// Returns frames for the endpoint itself, and frames that wait for a next hop, as the control
+    /// thread would get them.
     pub fn punted(&self) -> Vec<Vec<u8>> {
         let Some(tunnel) = &self.plane.shared.tunnel else { return Vec::new() };
         let mut frames = Vec::new();
@@ -273,7 +273,7 @@ impl Host {
         self.plane.change_group(name, change)
     }
 
-    /// As if so many changes had happened that their numbers are nearly used up.
+    /// Moves the numbers of changes near their end.
     pub fn near_last_version(&mut self) {
         self.plane.near_last_version();
         self.settle();
@@ -283,32 +283,32 @@ impl Host {
         crate::report::taps::Taps::new(self.plane.clone())
     }
 
-    /// Says what would happen to a packet.
+    /// Explains the fate of a packet.
     pub fn explain(&self, question: &Question) -> Result<Explanation, NoAnswer> {
         crate::report::explain::explain(&self.plane, question)
     }
 
-    /// Says what would happen to a frame, from this vnic, or from the other hosts of a network.
+    /// Explains the fate of a frame, from this vnic, or from the other hosts of a network.
     pub fn explain_frame(&self, from: &Origin, frame: &[u8]) -> Option<Walk> {
         crate::report::explain::explain_frame(&self.plane, from, frame)
     }
 
-    /// Tables of sessions that were there at the start.
+    /// Returns the tables of sessions that were found at the start.
     pub fn former_tables(&self) -> &[FormerTable] {
         &self.plane.former
     }
 
-    /// The file of the table of sessions.
+    /// Returns the file of the table of sessions.
     pub fn session_file(&self) -> Option<&Path> {
         self.plane.shared.table.units().path()
     }
 
-    /// Removes sessions. Returns how many there were.
+    /// Removes sessions. Returns their number.
     pub fn flush_sessions(&self, filter: &SessionFilter) -> u64 {
         self.plane.flush_sessions(filter)
     }
 
-    /// How many sessions match, and the first `limit` of them.
+    /// Returns the number of sessions that match, and the first `limit` of them.
     pub fn sessions(&self, filter: &SessionFilter, limit: usize) -> (u64, Vec<SessionRow>) {
         self.plane.list_sessions(filter, limit)
     }
@@ -321,7 +321,7 @@ impl Host {
         self.last.retain(|name, _| !name.starts_with(&format!("{id}.")));
     }
 
-    /// Makes a vnic anew, with what happens between its end and its return.
+    /// Makes a vnic again, and calls `between` between its end and its return.
     pub fn remake(
         &mut self,
         id: &str,
@@ -364,7 +364,7 @@ impl Host {
         Ok(())
     }
 
-    /// A vnic with a guest as Linux makes them.
+    /// Adds a vnic with a guest as Linux makes them.
     pub fn vnic(&mut self, id: &str, mac: Mac, vni: u32, policy: &VnicPolicy) -> Result<(), Error> {
         self.declare(id, mac, vni, policy)?;
         let config = GuestConfig::default();
@@ -390,7 +390,7 @@ impl Host {
         Ok(())
     }
 
-    /// Says that a vnic's guest, which was taken away, is on another host now.
+    /// Notes that a vnic's guest, which was taken away, is on another host now.
     pub fn export(&mut self, id: &str) {
         if let Some(attached) = self.vnics.get(id) {
             attached.vnic.shared.elsewhere.store(true, Ordering::Relaxed);
@@ -409,7 +409,7 @@ impl Host {
         attached.guest.take()
     }
 
-    /// A vnic's guest.
+    /// Returns a vnic's guest.
     pub fn guest(&mut self, id: &str) -> Option<&mut Guest> {
         self.vnics.get_mut(id)?.guest.as_mut()
     }
@@ -419,13 +419,13 @@ impl Host {
         self.worker.turn()
     }
 
-    /// Counts what batches cost from now on, as a switch does: until then turns depend on what is
-    /// in the rings alone.
+    /// Counts the cost of batches from now on, as a switch does. Until then turns depend only on
+    /// the frames in the rings.
     pub fn heed_prices(&mut self) {
         self.worker.heed_prices();
     }
 
-    /// Cycles of the longest batch of one ring since the last look.
+    /// Returns the cycles of the longest batch of one ring since the last look.
     pub fn longest_turn(&self) -> u64 {
         self.plane
             .workers
@@ -433,13 +433,13 @@ impl Host {
             .map_or(0, |worker| worker.stats.longest.swap(0, std::sync::atomic::Ordering::Relaxed))
     }
 
-    /// Turns until nothing is left to do.
+    /// Takes turns until nothing is left to do.
     pub fn settle(&mut self) {
         while self.turn() {}
     }
 
-    /// The host for two threads: one changes groups, the other is the worker. A change waits for
-    /// the worker as in a switch, so whoever has the worker must go on turning until all
+    /// Splits the host for two threads: one changes groups, the other is the worker. A change waits
+    /// for the worker as in a switch. So the worker's thread must go on with turns until all
     /// changes are made, or let go of it.
     pub fn halves(&mut self) -> (Changes<'_>, Turns<'_>) {
         let Host { plane, worker, vnics, .. } = self;
@@ -454,7 +454,7 @@ impl Host {
         Ok(())
     }
 
-    /// Chooses what is copied for those who watch.
+    /// Sets the sinks of the tap.
     pub fn watch(&mut self, sinks: &[Arc<crate::engine::tap::TapSink>]) {
         self.taps().select(sinks);
         self.settle();
@@ -470,7 +470,7 @@ impl Host {
         } {}
     }
 
-    /// What arrived at each guest since the last call, in order.
+    /// Returns the frames that arrived at each guest since the last call, in order.
     pub fn received(&mut self) -> Result<Received, Error> {
         let mut all = BTreeMap::new();
         for (id, attached) in &mut self.vnics {
@@ -486,7 +486,7 @@ impl Host {
         Ok(all)
     }
 
-    /// Every counter that changed since the last call, by name, with its increase.
+    /// Returns every counter that changed since the last call, by name, with its increase.
     pub fn moved(&mut self) -> BTreeMap<String, u64> {
         let mut now = BTreeMap::new();
         for (id, attached) in &self.vnics {
@@ -518,7 +518,7 @@ impl Host {
         self.plane.sweep(0, 1);
     }
 
-    /// Lets tenths of a second pass on the clock of what is dropped.
+    /// Lets tenths of a second pass on the clock of drops.
     pub fn pass_tenths(&mut self, tenths: u32) {
         self.plane.shared.clock.pass_tenths(tenths);
         self.plane.sample_drops();
@@ -531,7 +531,8 @@ impl Host {
         Ok(())
     }
 
-    /// Has these announced, if there is room in the next tick of housekeeping, and lets that pass.
+    /// Has these vnics announced, if there is room in the next tick of housekeeping, and lets that
+    /// pass.
     pub fn announce_in_a_tick(&mut self, ids: &[String]) -> Result<(), Error> {
         for id in ids {
             self.vnics.get(id.as_str()).ok_or("no such vnic")?.vnic.shared.announcing.begin();
@@ -541,8 +542,8 @@ impl Host {
         Ok(())
     }
 
-    /// Has these announced. The worker is busy for some ticks of housekeeping, then nothing else is
-    /// to do.
+    /// Has these vnics announced. The worker is busy for some ticks of housekeeping, then it has
+    /// nothing else to do.
     pub fn announce_while_busy(&mut self, ids: &[String], ticks: usize) -> Result<(), Error> {
         for id in ids {
             self.vnics.get(id.as_str()).ok_or("no such vnic")?.vnic.shared.announcing.begin();
@@ -568,18 +569,18 @@ impl Host {
         Ok(())
     }
 
-    /// What was dropped: of one vnic, which must exist, or of all.
+    /// Returns the drops of one vnic, which must exist, or of all.
     pub fn drop_report(&self, id: Option<&str>) -> Result<DropReport, Error> {
         crate::report::drops::drop_report(&self.plane, id).ok_or_else(|| "no such vnic".into())
     }
 
-    /// Number of learnt addresses in force.
+    /// Returns the number of learnt addresses in force.
     pub fn learnt(&self) -> usize {
         self.plane.shared.fdb.list(self.plane.shared.clock.now()).len()
     }
 }
 
-/// What changes: see [`Host::halves`].
+/// The half that changes groups: see [`Host::halves`].
 pub struct Changes<'a> {
     plane: &'a Plane,
 }
@@ -591,7 +592,7 @@ impl Changes<'_> {
     }
 }
 
-/// The worker and the guests: see [`Host::halves`].
+/// The half with the worker and the guests: see [`Host::halves`].
 pub struct Turns<'a> {
     plane: &'a Plane,
     worker: &'a mut Worker,
@@ -599,7 +600,7 @@ pub struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    /// A vnic's guest.
+    /// Returns a vnic's guest.
     pub fn guest(&mut self, id: &str) -> Option<&mut Guest> {
         self.vnics.get_mut(id)?.guest.as_mut()
     }
@@ -616,7 +617,7 @@ impl Drop for Turns<'_> {
     }
 }
 
-/// What a guest says about its rings: receive, transmit.
+/// Returns a guest's setups of its rings: receive, transmit.
 fn setups(
     guest: &Guest,
     features: Features,
@@ -686,7 +687,7 @@ fn named(id: &str, totals: &Totals, into: &mut BTreeMap<String, u64>) {
     }
 }
 
-/// The network that a test names by its number.
+/// Returns the network that a test names by its number.
 fn network(vni: u32) -> Result<Vni, AddError> {
     Vni::new(vni).map_err(|error| AddError::Device(error.to_string()))
 }

@@ -1,20 +1,20 @@
 //! The packet path: batches from vnics, decided by stages, delivered with one copy.
 //!
-//! [`Switch`] is what the rest of the daemon sees. The folders are floors, and imports go down
-//! only (`tests/lib/imports.py`):
+//! [`Switch`] is the interface for the rest of the daemon. The folders are floors, and imports go
+//! down only (`tests/lib/imports.py`):
 //!
 //! | floor | holds |
 //! |---|---|
 //! | [`switch`] | vnics with their sockets, and the operator's questions |
-//! | [`report`] | what an operator asks: drops, sessions, explanations, tunnels |
+//! | [`report`] | answers for an operator: drops, sessions, explanations, tunnels |
 //! | [`endpoint`] | control side of the tunnel: ARP, discovery, groups, next hops |
 //! | [`plane`] | control side of the packet path: changes of the snapshot |
 //! | [`worker`] | the loop, turns, polling and sleeping |
 //! | [`stages`] | each decides one thing about the frames of a batch |
 //! | [`overlay`] | VXLAN: outer headers, other hosts, the uplink |
-//! | [`world`] | what a worker may know: vnics, networks, addresses, rules |
+//! | [`world`] | all that a worker may know: vnics, networks, addresses, rules |
 //! | [`session`] | conversations that were allowed |
-//! | [`ip`] | what an IP packet is: pure functions over bytes |
+//! | [`ip`] | contents of IP packets: pure functions over bytes |
 //! | [`engine`] | batches, verdicts, drop reasons, counters, clock, tap |
 
 #![forbid(unsafe_code)]

@@ -209,7 +209,7 @@ pub enum TunnelError {
     Full(IpAddr),
 }
 
-/// Whether a host's address can be a peer's of this endpoint.
+/// Checks whether a host's address can be a peer's of this endpoint.
 pub(crate) fn check_peer(peer: IpAddr, endpoint: IpAddr) -> Result<(), TunnelError> {
     if peer.is_ipv4() != endpoint.is_ipv4() {
         Err(TunnelError::OtherFamily { peer, endpoint })

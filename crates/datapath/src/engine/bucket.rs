@@ -60,7 +60,7 @@ pub(crate) struct Purse {
 }
 
 impl Purse {
-    /// Puts in what came since the last time: `rate` tokens per second, and at most `burst` are
+    /// Adds the tokens that came since the last time: `rate` per second, and at most `burst` are
     /// kept.
     pub fn fill(&self, rate: u64, burst: u64) {
         self.fill_at(cpu::tsc(), cpu::tsc_hz(), rate, burst);
@@ -77,7 +77,7 @@ impl Purse {
         }
     }
 
-    /// Takes `due` tokens if there are as many as are needed.
+    /// Takes `due` tokens if there are at least `needed`; returns whether there were.
     #[inline(always)]
     pub fn spend(&self, needed: u64, due: u64) -> bool {
         let less = |tokens: u64| (tokens >= needed).then(|| tokens - due.min(tokens));
@@ -130,7 +130,7 @@ mod tests {
             }
         });
         let [bucket, purse, pace] = taken.into_inner().unwrap();
-        // What it begins with, and what comes meanwhile.
+        // The tokens at the start, and those that come meanwhile.
         assert!(bucket <= 50 + ROUNDS && purse <= 50 + ROUNDS, "{bucket} {purse}");
         assert!(pace <= 50 + 10 * (ROUNDS / 100), "{pace}");
         assert!(bucket > ROUNDS / 4 && purse > ROUNDS / 4 && pace > 50, "{bucket} {purse} {pace}");

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Seconds that a worker's reading of the clock may be behind that of another worker.
 const LATE: u32 = 60;
 
-/// Tokens of whole seconds: the second (high half) and those that were left in it; 0 if none was
-/// ever taken.
+/// Tokens, refilled once per second: the second (high half) and the tokens left in it (low half); 0
+/// if none was ever taken.
 #[derive(Default)]
 pub(crate) struct Pace(AtomicU64);
 
@@ -25,12 +25,13 @@ impl Pace {
         left.saturating_add(passed.saturating_mul(per_second)).min(most)
     }
 
-    /// The later one of two seconds: a worker may have read the clock before another one did.
+    /// Returns the later one of two seconds: a worker may have read the clock before another one
+    /// did.
     fn later(then: u32, now: u32) -> u32 {
         if then.wrapping_sub(now) < LATE { then } else { now }
     }
 
-    /// Takes a token, if there is one. Each is taken once, whichever workers ask.
+    /// Takes a token and returns whether there was one. Each token is taken once, by any worker.
     pub fn take(&self, now: u32, most: u32, per_second: u32) -> bool {
         let less = |word: u64| {
             let left = Self::of(word, now, most, per_second).checked_sub(1)?;

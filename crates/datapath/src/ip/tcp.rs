@@ -140,7 +140,7 @@ pub(crate) enum Outcome {
     Pass,
     /// Passes, and changes nothing.
     PassUnrefreshed,
-    /// It is not of this connection.
+    /// Not of this connection.
     Refuse,
     /// A SYN for a new connection between the same ends after the old one is over. It is decided as
     /// a first packet.

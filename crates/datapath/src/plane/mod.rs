@@ -267,8 +267,9 @@ impl Plane {
         self.insert_as(id, mac, vni, policy, None, None)
     }
 
-    /// The same of a vnic that may be the mirror of another one, which need not exist, and of one
-    /// that was declared before others that are there. A vnic that is there with this id goes.
+    /// Puts a vnic into the snapshot as [`Self::insert`] does. The vnic may be a mirror of another
+    /// vnic, which need not exist, and may have been declared before vnics that are there. Removes
+    /// a vnic with the same id first.
     pub fn insert_as(
         &self,
         id: &str,
