@@ -1,5 +1,5 @@
-//! Claims in packet walks: the address of a filtered vnic is nobody else's, and every counter that
-//! moves is named.
+//! Claims in packet walks: the address of a filtered vnic belongs to no other vnic. Every counter
+//! that moves is named.
 
 use std::net::Ipv6Addr;
 
@@ -35,7 +35,8 @@ fn group(name: &str) -> GroupName {
     GroupName::new(name).unwrap()
 }
 
-/// Filtered, of a group that lets in whatever is from members of `trusted`.
+/// Returns the policy of a filtered vnic, of a group that lets in all packets from members of
+/// `trusted`.
 fn filtered(ips: &[&str]) -> VnicPolicy {
     let ips = ips.iter().map(|ip| ip.parse().unwrap()).collect();
     VnicPolicy { ip_anti_spoof: true, ips, groups: vec![group("inside")], ..VnicPolicy::default() }
@@ -96,14 +97,13 @@ impl World {
         self.host.moved();
     }
 
-    /// Sends a frame from a vnic; says who got it and which counters moved, bytes aside, all of
-    /// them.
+    /// Sends a frame from a vnic. Returns the receivers and all counters that moved, except bytes.
     fn send(&mut self, from: &str, frame: &[u8]) -> String {
         self.host.send(from, frame, NetHeader::default()).unwrap();
         self.told()
     }
 
-    /// The same of a frame from another host.
+    /// Sends a frame from another host, and returns the same.
     fn arrives(&mut self, frame: &[u8]) -> String {
         let inner = frame.to_vec();
         let outer = build::ethernet(Mac([2, 0xbf, 0, 0, 0, 2]), Mac([2, 0xbf, 0, 0, 0, 1]))
@@ -159,7 +159,7 @@ fn discovery(
     link.clone().ipv6(source, destination).ttl(255).icmp(kind, 0, 0, &body)
 }
 
-/// Everything by which a port can say in ARP that it has an address.
+/// Returns every ARP packet by which a port can claim an address.
 fn arp_claims(from: Mac, address: [u8; 4]) -> Vec<(&'static str, Vec<u8>)> {
     let (all, one) = (to_all(from), build::ethernet(from, B));
     let plain = all.arp_request(address, IP_B);
@@ -194,7 +194,7 @@ fn arp_claims(from: Mac, address: [u8; 4]) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// The same in neighbour discovery.
+/// Returns every message of neighbour discovery by which a port can claim an address.
 fn discovery_claims(from: Mac, address: Ipv6Addr, own: Ipv6Addr) -> Vec<(&'static str, Vec<u8>)> {
     let all = build::ethernet(from, Mac([0x33, 0x33, 0, 0, 0, 1]));
     let none = Ipv6Addr::UNSPECIFIED;
@@ -231,7 +231,8 @@ fn nobody_claims_the_address_of_a_filtered_vnic() {
     }
 }
 
-/// What is not a claim passes as it did: of other addresses, of its owner, about somebody else.
+/// A frame that claims nothing passes as before: about other addresses, from the owner, about
+/// another vnic.
 #[test]
 fn what_claims_nothing_passes() {
     let mut world = World::new();
@@ -259,8 +260,7 @@ fn what_claims_nothing_passes() {
         "b.ingress-denied=1"
     );
     assert_eq!(world.send("c", &discovery(&one, 137, local_c, V6_A, Some(C))), "c.ip-claimed=1");
-    // Discovery with another hop limit is none: its source is nobody's to claim, and no rule lets
-    // it in.
+    // Discovery with another hop limit is invalid. Its source is no claim, and no rule lets it in.
     let spent = build::ethernet(C, B).ipv6(V6_C, V6_B).ttl(64).icmp(136, 0, 0, &V6_A.octets());
     assert_eq!(world.send("c", &spent), "b.ingress-denied=1");
 }
@@ -277,8 +277,8 @@ fn a_rule_for_members_is_not_passed_by_who_is_none() {
     assert_eq!(world.send("c", &syn), "c.ip-claimed=1");
     let six = build::ethernet(C, B).ipv6(V6_A, V6_B).udp(4000, 53, b"");
     assert_eq!(world.send("c", &six), "c.ip-claimed=1");
-    // A flood: those who bypass filters have it all the same; charged is who claims, for each who
-    // does not.
+    // A flood: vnics that bypass filters have it all the same. The sender is charged for each other
+    // vnic.
     let flood = to_all(C).ipv4(IP_A, [10, 0, 0, 255]).udp(4000, 53, b"");
     assert_eq!(world.send("c", &flood), "wire c.ip-claimed=3");
     // A fragment, and what would follow it.
@@ -305,7 +305,7 @@ fn who_forwards_passes_packets_on_but_claims_nothing() {
     assert_eq!(world.send("c", &udp), "c.ip-claimed=1");
 }
 
-/// VRRP: an address that several declare is theirs together, in whatever order, and nobody else's.
+/// VRRP: several vnics that declare an address share it, in any order, and no other vnic has it.
 #[test]
 fn an_address_of_several_is_their_common_one() {
     let mut world = World::new();
@@ -327,7 +327,7 @@ fn an_address_of_several_is_their_common_one() {
     assert_eq!(world.arrives(&far), "a b c d");
     world.host.update("d", &filtered(&["10.0.0.99"])).unwrap();
     assert_eq!(world.arrives(&far), "vni-7.ip-claimed=1");
-    // The last filtered one gives it up: nobody protects it.
+    // The last filtered vnic gives it up, so that the address is not protected any more.
     world.host.update("d", &filtered(&[])).unwrap();
     assert_eq!(world.arrives(&far), "a b c d");
     world.host.remove("d");
@@ -350,7 +350,7 @@ fn an_address_that_is_declared_later_ends_what_others_began_with_it() {
     assert_eq!(world.send("c", &udp(C)), "c.ip-claimed=1");
     assert_eq!(world.arrives(&tcp(&ack)), "vni-7.ip-claimed=1");
     assert_eq!(world.arrives(&tcp(&syn)), "vni-7.ip-claimed=1");
-    // b began this one itself; who answers for the address is another question.
+    // b opened this session itself; its receiver's address does not matter.
     let asks = build::ethernet(B, C).ipv4(IP_B, IP_A).udp(5000, 53, b"");
     let answers = build::ethernet(C, B).ipv4(IP_A, IP_B).udp(53, 5000, b"");
     assert_eq!(world.send("b", &asks), "c");
@@ -360,8 +360,8 @@ fn an_address_that_is_declared_later_ends_what_others_began_with_it() {
     assert_eq!(world.send("c", &udp(C)), "b");
 }
 
-/// A connection that a vnic took along may go on; one whose end is still here may not be taken over
-/// from another host.
+/// A connection that a vnic took along may go on. If one of its ends is still here, another host
+/// may not take it over.
 #[test]
 fn connections_move_with_their_vnic_only() {
     let mut world = World::new();
@@ -418,28 +418,28 @@ fn advertisement(from: Mac, address: Ipv6Addr) -> Vec<u8> {
     )
 }
 
-/// Duplicate address detection denies nobody an address (RFC 4862, 5.4.3): a vnic probes and
-/// answers for its own ones.
+/// Duplicate address detection denies no vnic its address (RFC 4862, 5.4.3): a vnic probes and
+/// answers for its own ones only.
 #[test]
 fn nobody_is_denied_an_address_by_who_does_not_have_it() {
     let mut world = World::new();
     assert_eq!(world.send("a", &probe(A, V6_A)), "b c d wire");
     assert_eq!(world.send("a", &probe(A, LOCAL_A)), "b c d wire");
-    // Of another filtered vnic, of one that bypasses filters, of nobody known.
+    // Of another filtered vnic, of one that bypasses filters, of an unknown station.
     assert_eq!(world.send("a", &probe(A, V6_B)), "a.ip-claimed=1");
     let local_c = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0xff, 0xfe00, 0xc);
     for address in [V6_C, local_c] {
         assert_eq!(world.send("a", &probe(A, address)), "a.bad-discovery=1", "{address}");
         assert_eq!(world.send("a", &advertisement(A, address)), "a.bad-discovery=1", "{address}");
     }
-    // What another host or c probes for is theirs, though nobody declared it.
+    // An address for which another host or c probes is theirs, though it is not declared.
     assert_eq!(world.arrives(&probe(FAR, MADE_UP)), "a b c d");
     assert_eq!(world.send("a", &probe(A, MADE_UP)), "a.bad-discovery=1");
     assert_eq!(world.send("a", &advertisement(A, MADE_UP)), "a.bad-discovery=1");
 }
 
-/// What a machine says from an address: a solicitation of b, an advertisement of itself as a
-/// neighbour, and as a router.
+/// Returns messages that a machine sends from an address: a solicitation of b, an advertisement of
+/// itself as a neighbour, and as a router.
 fn speaks(from: Mac, address: Ipv6Addr) -> [Vec<u8>; 3] {
     let all = build::ethernet(from, Mac([0x33, 0x33, 0, 0, 0, 1]));
     let router = [&[0; 8][..], &[1, 1], &from.0].concat();
@@ -454,7 +454,7 @@ fn speaks(from: Mac, address: Ipv6Addr) -> [Vec<u8>; 3] {
 const GATEWAY: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 impl World {
-    /// Sends from c, or from another host: to everybody, if it passes.
+    /// Sends from c, or from another host. A frame that passes goes to all.
     fn unfiltered(&mut self, from: Mac, frame: &[u8]) -> &'static str {
         let (told, all) = if from == C {
             (self.send("c", frame), "a b d wire")
@@ -469,8 +469,8 @@ impl World {
     }
 }
 
-/// A machine that bypasses filters, or is on another host, has what it was heard to speak from,
-/// whenever it began.
+/// A machine that bypasses filters, or is on another host, has the addresses from which it was
+/// heard, whether it was there first or later.
 #[test]
 fn what_an_unfiltered_machine_speaks_from_is_its_own() {
     for from in [C, FAR] {
@@ -516,7 +516,7 @@ fn routers_are_remembered_before_others() {
     assert_eq!(world.send("a", &probe(A, GATEWAY)), "a.bad-discovery=1");
 }
 
-/// RFC 6620, 3.2: who takes an address has it for good when nobody defended it.
+/// RFC 6620, 3.2: a machine that takes an address has it for good if no other machine defends it.
 #[test]
 fn an_address_that_is_taken_may_be_defended() {
     for from in [C, FAR] {
@@ -545,7 +545,7 @@ fn an_address_that_is_taken_may_be_defended() {
             assert_eq!(world.send("a", &advertisement(A, GATEWAY)), now, "{by_probe} {seconds}");
             assert_eq!(world.unfiltered(from, &neighbour), outcome);
         }
-        // Who spoke first and probes then is heard by the owner: from then on.
+        // The owner hears a machine that spoke first and probes then: from then on it may defend.
         let mut world = taken(false, 10);
         assert_eq!(world.send("a", &probe(A, GATEWAY)), "b c d wire");
         world.host.pass(3);
@@ -588,7 +588,7 @@ fn made_up_addresses_come_along() {
     assert_eq!(world.send("a", &probe(A, MADE_UP)), "a.ip-claimed=1");
 }
 
-/// What an operator declares is nobody's who made it up before.
+/// A declared address belongs to no machine that made it up before.
 #[test]
 fn a_declared_address_is_no_longer_made_up() {
     let router = filtered(&["10.0.0.2", "2001:db8::b", "fe80::1"]);
@@ -608,7 +608,7 @@ fn a_declared_address_is_no_longer_made_up() {
             build::ethernet(A, C).ipv6(GATEWAY, V6_C).udp(546, 547, &[1, 0, 0, 1, 0, 1, 0, 0]);
         assert_eq!(world.send("a", &ask), "a.spoofed-ip=1");
     }
-    // Declared first: who probes for it does not have it when the declaration goes.
+    // Declared first: a machine that probes for it does not have it when the declaration goes.
     let mut world = World::new();
     world.host.update("c", &bypass(&["fe80::1"])).unwrap();
     assert_eq!(world.send("a", &probe(A, GATEWAY)), "a.bad-discovery=1");
@@ -617,8 +617,8 @@ fn a_declared_address_is_no_longer_made_up() {
     assert_eq!(world.send("a", &advertisement(A, GATEWAY)), "a.ip-claimed=1");
 }
 
-/// A neighbour that is filtered is no router: what it says of another one's session is judged by
-/// the rules, and takes nobody's share.
+/// A filtered neighbour is no router: rules judge its error about another vnic's session, and it
+/// takes no part of any share.
 #[test]
 fn errors_of_neighbours_need_a_rule() {
     let mut world = World::new();
@@ -644,7 +644,7 @@ fn errors_of_neighbours_need_a_rule() {
     }
     let over = to_c().tcp(&Tcp { sequence: 1 << 30, ..Tcp::new(4000, 80, ACK) }, b"");
     assert_eq!(world.send("c", &error(C, IP_C, &over)), "b.ingress-denied=1");
-    // By a rule, whoever sends it: trusted a.
+    // By a rule, from any sender: trusted a.
     assert_eq!(world.send("a", &error(A, IP_A, &opened[0])), "b");
 }
 
@@ -659,7 +659,7 @@ fn errors_of_the_other_end_are_believed_while_it_may_be_talked_to() {
     // From c, through which b may be reached as well.
     let from_c = build::ethernet(C, A).ipv4(IP_C, IP_A).icmp(3, 3, 0, &asked[14..42]);
     assert_eq!(world.send("c", &from_c), "a");
-    // b lets in nobody any more: it has no session that an error could be about.
+    // b lets in no packets any more: it has no session that an error could be about.
     world
         .host
         .update("b", &VnicPolicy { groups: vec![], ..filtered(&["10.0.0.2", "2001:db8::b"]) })
@@ -695,7 +695,7 @@ fn made_up_addresses_are_first_come_first_served() {
     let mut world = World::new();
     assert_eq!(world.send("a", &probe(A, MADE_UP)), "b c d wire");
     assert_eq!(world.send("a", &advertisement(A, MADE_UP)), "b c d wire");
-    // Between filtered ones at once; nobody else defended it either.
+    // Between filtered vnics it is firm at once. No other vnic defended it either.
     for (from, mac) in [("b", B), ("d", D)] {
         assert_eq!(world.send(from, &probe(mac, MADE_UP)), format!("{from}.ip-claimed=1"));
     }
@@ -716,7 +716,8 @@ fn made_up_addresses_are_first_come_first_served() {
     assert_eq!(world.send("b", &advertisement(B, MADE_UP)), "c d wire");
 }
 
-/// Four at most: who makes up more gives up the oldest, and others may have it.
+/// Four addresses at most: a machine that makes up more gives up the oldest, and other vnics may
+/// have it.
 #[test]
 fn a_fifth_made_up_address_takes_the_place_of_the_first() {
     let mut world = World::new();
@@ -749,7 +750,7 @@ fn an_address_is_believed_to_be_on_another_host_while_it_may_be() {
         .host
         .change_group(&group("trusted"), GroupChange::AddMember([10, 0, 0, 5].into()))
         .unwrap();
-    // Not here yet. Nobody of this host has it all the same.
+    // Not here yet. No other vnic of this host has it all the same.
     assert_eq!(world.arrives(&from(FAR)), "a b c d e.not-attached=1");
     assert_eq!(world.arrives(&udp), "b");
     assert_eq!(world.send("c", &from(C)), "c.ip-claimed=1");
@@ -775,8 +776,8 @@ fn an_address_is_believed_to_be_on_another_host_while_it_may_be() {
     assert_eq!(world.arrives(&from(FAR)), "a b c d e.not-attached=1");
     assert_eq!(world.arrives(&udp), "b");
     assert_eq!(world.send("c", &from(C)), "c.ip-claimed=1");
-    // One that waits for its MAC address, with a machine that runs, speaks for none: it keeps
-    // nobody from the one that left.
+    // A vnic that waits for its MAC address uses no address, though its machine runs: so the one
+    // that left may use it.
     world.host.declare("twin", new, VNI, &filtered(&["10.0.0.5"])).unwrap();
     world.host.attach("twin", LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
     world.settle();
@@ -840,8 +841,8 @@ proptest! {
     }
 }
 
-/// Whether a host would note from it that this sender has the address of a: read as loosely as
-/// Linux does.
+/// Returns whether a host would learn from it that this sender has the address of a. Reads it as
+/// loosely as Linux does.
 fn believes(frame: &[u8]) -> bool {
     let mut at = 12;
     while frame.len() >= at + 4 && [[0x81, 0], [0x88, 0xa8]].contains(&[frame[at], frame[at + 1]]) {
@@ -923,7 +924,7 @@ fn discovery_is_no_channel() {
     assert_eq!(passed("a", &solicitation, 0), 512 + 16);
     assert!((128 + 4..=128 + 16).contains(&passed("a", &solicitation, 1)));
     assert!((256 + 8..=256 + 16).contains(&passed("a", &solicitation, 2)));
-    // Each has its own; who bypasses filters is not limited.
+    // Each vnic has its own; a vnic that bypasses filters is not limited.
     let of_c = discovery(&build::ethernet(C, B), 135, V6_C, V6_B, Some(C));
     assert_eq!(passed("c", &of_c, 0), 1100);
     assert_eq!(world.send("b", &discovery(&build::ethernet(B, A), 135, V6_B, V6_A, Some(B))), "a");

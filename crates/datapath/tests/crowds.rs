@@ -1,4 +1,4 @@
-//! What one machine does uses up what all others have together: budgets that are kept for several.
+//! Budgets that are kept for several machines: one machine cannot use up the share of all others.
 
 use std::net::Ipv6Addr;
 
@@ -59,7 +59,7 @@ impl World {
         self.0.settle();
     }
 
-    /// How many of these frames got to a vnic.
+    /// Returns how many of these frames arrived at a vnic.
     fn send(&mut self, from: u8, to: u8, frame: &[u8], times: usize) -> usize {
         let all = (0..times).map(|_| {
             self.0.send(&from.to_string(), frame, NetHeader::default()).unwrap();
@@ -68,7 +68,7 @@ impl World {
         all.sum()
     }
 
-    /// The same of frames from another host.
+    /// Returns the same for frames from another host.
     fn arrive(&mut self, to: u8, frames: &[Vec<u8>]) -> usize {
         let mut got = 0;
         for some in frames.chunks(32) {
@@ -99,7 +99,7 @@ fn world(n: u8) -> World {
     World::new(n, SessionConfig { capacity: 4096, ..SessionConfig::default() })
 }
 
-/// Who is asked for its address without end has answers left for everybody else, and questions.
+/// A vnic that is asked for its address without end still answers and asks all others.
 #[test]
 fn who_is_asked_without_end_can_still_talk() {
     const OTHERS: std::ops::Range<u8> = 10..40;
@@ -178,8 +178,8 @@ fn one_machine_elsewhere_opens_no_more_than_leaves_room() {
     assert!(others > 30, "{others} of 40");
 }
 
-/// A multicast packet in fragments reaches everybody, whatever is changed for others while its
-/// pieces go out in several turns; and nobody more when its own rule ends.
+/// A multicast packet in fragments reaches all receivers, although policies change while its pieces
+/// go out in several turns. It reaches no more of them when the sender's rule ends.
 #[test]
 fn fragments_go_on_while_others_are_changed() {
     let group = |name: &str, rules: Vec<Rule>| {

@@ -1,5 +1,5 @@
-//! DHCP and routers in packet walks: what a filtered vnic may say without a rule, and what
-//! "everything" does not mean.
+//! DHCP and routers in packet walks: messages that a filtered vnic may send without a rule, and
+//! messages that a rule for everything does not include.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -88,7 +88,7 @@ impl Net {
             .unwrap();
     }
 
-    /// Sends a frame; says who got it, and why others did not.
+    /// Sends a frame. Returns the receivers, and the drops of the others.
     fn send(&mut self, from: &str, frame: &[u8]) -> String {
         self.0.send(from, frame, NetHeader::default()).unwrap();
         let received = self.0.received().unwrap();
@@ -391,8 +391,8 @@ fn a_server_answers_whom_a_rule_let_ask() {
     }
 }
 
-/// Whoever floods a server with requests does not make it forget those of others: nobody can choose
-/// what takes their places, and of one whom no filter limits a few are noted.
+/// A flood of requests to a server does not make it forget those of others. A guest cannot choose
+/// which requests it replaces, and of a vnic without a filter only a few are noted.
 #[test]
 fn requests_of_one_do_not_push_out_those_of_others() {
     let mut net = Net::new();
@@ -488,7 +488,7 @@ fn everything_makes_no_router() {
     }
 }
 
-/// What a rule lets ask has a pace of its own: 64 at once, and 16 per second.
+/// Requests that a rule lets out have a pace of their own: 64 at once, and 16 per second.
 #[test]
 fn by_a_rule_a_client_asks_more_often() {
     let mut net = Net::new();
@@ -504,8 +504,7 @@ fn by_a_rule_a_client_asks_more_often() {
     assert_eq!([passed(), passed(), passed()], [64, 16, 16]);
 }
 
-/// What a client learnt of servers: the one that gave its lease and the last three that offered
-/// one.
+/// A client knows the server that gave its lease and the last three that offered one.
 #[test]
 fn a_client_asks_the_servers_it_heard_of() {
     let mut net = Net::new();
@@ -530,7 +529,7 @@ fn a_client_asks_the_servers_it_heard_of() {
     }
 }
 
-/// What one that no filter limits has asked in a second counts once each, to one server or to all.
+/// Each request of a vnic without a filter counts once in a second, to one server or to all.
 #[test]
 fn a_broadcast_request_is_noted_once() {
     for to in [EVERYBODY, (B, IP_B)] {

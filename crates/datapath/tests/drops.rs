@@ -1,5 +1,4 @@
-//! What is told of a drop is true: whose it is, how often it was, which packet it was and how long
-//! ago.
+//! Reports of drops are true: the vnic that is charged, the number, the packet and the time.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -25,7 +24,7 @@ fn filtered(ip: &str) -> VnicPolicy {
     VnicPolicy { ip_anti_spoof: true, ips: vec![ip.parse().unwrap()], ..VnicPolicy::default() }
 }
 
-/// a may do anything; b and c are filtered, and nobody is at c.
+/// Makes a host: a may send anything, b and c are filtered, and c has no guest.
 fn host() -> Host {
     let mut host = Host::new().unwrap();
     host.vnic("a", A, VNI, &bypass()).unwrap();
@@ -73,7 +72,7 @@ fn assert_last(host: &Host, place: &str, reason: &'static str, age: u64, frame: 
     );
 }
 
-/// Who is dropped for what, and at whose expense.
+/// Returns drops: sender, vnic that is charged, reason, frame.
 fn cases() -> Vec<(&'static str, &'static str, &'static str, Vec<u8>)> {
     let ab = || build::ethernet(A, B).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
     let ba = || build::ethernet(B, A).ipv4([10, 0, 0, 2], [10, 0, 0, 1]);
@@ -158,7 +157,7 @@ fn a_full_ring_tells_what_did_not_fit() {
     assert_last(&host, "b", "ring-full", 0, &frame(99));
 }
 
-/// A slot holds what it held before: nobody's packet may be told as another one's.
+/// A slot still holds earlier bytes: they may not be reported as another packet's.
 #[test]
 fn what_could_not_be_read_is_not_told() {
     let mut host = host();
@@ -204,7 +203,7 @@ fn what_is_gone_is_told_as_such_and_rates_are_of_the_last_seconds() {
     let report = host.drop_report(None).unwrap();
     let gone = ("Gone".to_owned(), "not-attached");
     assert_eq!(rows(&report), BTreeMap::from([(gone.clone(), (6, None, None))]));
-    // Its successor begins anew.
+    // Its successor starts at zero.
     host.declare("c", C, VNI, &bypass()).unwrap();
     host.settle();
     send(&mut host, 1);
@@ -214,7 +213,7 @@ fn what_is_gone_is_told_as_such_and_rates_are_of_the_last_seconds() {
     assert_eq!(now, [(gone, 6, None), (of_c, 1, Some(1))]);
 }
 
-/// Towards other hosts: whose fault it is not counts at the network, or at the uplink.
+/// Drops towards other hosts that are no vnic's fault count at the network, or at the uplink.
 #[test]
 fn networks_and_the_uplink_tell_their_packets() {
     let mut config = TunnelConfig::new([192, 0, 2, 1].into(), Mac([2, 0xbf, 0, 0, 0, 1]));
@@ -226,7 +225,7 @@ fn networks_and_the_uplink_tell_their_packets() {
     .unwrap();
     host.vnic("a", A, VNI, &bypass()).unwrap();
     host.settle();
-    // From another host: for a network that is not here, for nobody here, no VXLAN at all.
+    // From another host: for a network that is not here, for no vnic here, no VXLAN at all.
     let inner = build::ethernet(C, B).ipv4([10, 0, 0, 3], [10, 0, 0, 2]).udp(1, 2, b"x");
     let outer = build::ethernet(Mac([2, 0xbf, 0, 0, 0, 2]), Mac([2, 0xbf, 0, 0, 0, 1]))
         .ipv4([192, 0, 2, 2], [192, 0, 2, 1]);
@@ -270,8 +269,8 @@ fn networks_and_the_uplink_tell_their_packets() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is sent in whatever order: counts are what was counted, and each reason tells the first of its packets in the last
-    /// tenth of a second in which it had one.
+    /// Frames in any order: reports agree with the counters, and each reason shows the first of its
+    /// packets in the last tenth of a second in which it had one.
     #[test]
     fn every_reason_tells_its_last_packet(steps in proptest::collection::vec((0usize..11, 0u32..3, 0usize..4), 1..60)) {
         let mut host = host();

@@ -1,5 +1,5 @@
-//! Security groups in packet walks: what passes, by whose rule or session, and what it is charged
-//! to if it does not.
+//! Security groups in packet walks: the packets that pass, the rule or session that admits them,
+//! and the charge for a drop.
 
 use std::net::IpAddr;
 
@@ -89,7 +89,7 @@ impl Net {
         self.host.change_group(&name(group), change).unwrap();
     }
 
-    /// Sends a frame; says who got it, or why nobody did.
+    /// Sends a frame. Returns the receivers, or the drop.
     fn send(&mut self, from: &str, frame: &[u8]) -> String {
         self.host.send(from, frame, NetHeader::default()).unwrap();
         let received = self.host.received().unwrap();
@@ -189,7 +189,7 @@ fn outbound_rules_are_the_whole_egress() {
     net.expect("b", b_to_a().udp(1, 99, b""), "a");
 }
 
-/// What only servers say takes a rule, and is not let out because it comes in pieces.
+/// A server's message needs a rule, and is not let out because it comes in pieces.
 #[test]
 fn fragments_of_a_dhcp_server_take_a_rule() {
     let mut net = two("g");
@@ -243,7 +243,7 @@ fn a_few_errors_about_udp_pass_in_a_second() {
     (0..9).for_each(|_| net.expect("a", error(5000), "b"));
 }
 
-/// A session lets errors about it through to its ends, not to whoever is behind the same port.
+/// A session lets errors about it through to its ends, not to another machine behind the same port.
 #[test]
 fn errors_go_to_whom_they_are_about() {
     let mut net = two("g");
@@ -294,8 +294,8 @@ fn a_rule_that_goes_cuts_only_what_it_admitted() {
     net.expect("a", a_to_b().udp(5, 20, b""), "b.ingress-denied");
 }
 
-/// What is only remembered, so that its packets are not taken for those of another connection, is
-/// no session for people.
+/// A connection that is only remembered, so that its packets do not count for another one, is not
+/// listed.
 #[test]
 fn a_connection_that_was_cut_is_not_listed() {
     let mut net = two("g");
@@ -310,7 +310,7 @@ fn a_connection_that_was_cut_is_not_listed() {
     assert_eq!(listed(&net), 0);
 }
 
-/// On a host whose networks end there, nobody comes back from elsewhere.
+/// On a host whose networks end there, no vnic comes back from another host.
 #[test]
 fn a_connection_goes_with_its_vnic() {
     let mut net = two("g");
@@ -385,21 +385,21 @@ fn connections_are_picked_up_only_for_a_while() {
     net.group("g", &["in tcp 80 0.0.0.0/0"], &[]);
     net.expect("a", a_to_b().tcp(&seg((9, 80), ACK, 101, 501), b"x"), "b");
     net.expect("a", a_to_b().tcp(&seg((9, 81), ACK, 101, 501), b"x"), "b.ingress-denied");
-    // Who opened it shows, and will ask again.
+    // A SYN+ACK shows the opener, which will ask again.
     net.expect("b", b_to_a().tcp(&seg((80, 7), SYN | ACK, 500, 101), b""), "b.tcp-no-session");
     net.host.pass(121);
     net.expect("a", a_to_b().tcp(&seg((8, 80), ACK, 101, 501), b"x"), "a.tcp-no-session");
 }
 
-/// What admits a connection admits who opened it. A SYN of the other side may meet somebody who
-/// listens there.
+/// The rules admit a connection for its opener only. A SYN of the other side may meet a program
+/// that listens there.
 #[test]
 fn a_syn_of_the_other_side_needs_a_rule() {
     let mut net = two("g");
     net.expect("b", b_to_a().tcp(&seg((80, 9), SYN, 500, 0), b""), "a");
     net.expect("a", a_to_b().tcp(&seg((9, 80), SYN | ACK, 100, 501), b""), "b");
     net.expect("b", b_to_a().tcp(&seg((80, 9), ACK, 501, 101), b""), "a");
-    // The same of one that is picked up, whose windows are not known.
+    // The same for a connection that is picked up, whose windows are not known.
     net.expect("b", b_to_a().tcp(&seg((81, 9), ACK, 501, 101), b"x"), "a");
     let own = |net: &mut Net, outcome: &str| {
         for port in [80, 81] {
@@ -437,7 +437,7 @@ fn icmp_errors_reach_whom_they_are_about() {
     net.expect("a", a_to_b().icmp(3, 3, 0, quote), "b");
     // From a router.
     net.expect("a", build::ethernet(A, B).ipv4([10, 9, 9, 9], IP_B).icmp(11, 0, 0, quote), "b");
-    // To somebody else, or about nothing, or of a kind that is no error.
+    // To another vnic, or about nothing, or of a kind that is no error.
     net.expect(
         "a",
         build::ethernet(A, C).ipv4(IP_A, [10, 0, 0, 3]).icmp(3, 3, 0, quote),
@@ -510,7 +510,7 @@ fn fragments_follow_their_first() {
     net.expect("a", tiny, "a.tiny-fragment");
 }
 
-/// What let the first one through must still hold for the others, at both ends.
+/// The admission of the first fragment must still hold for the others, at both ends.
 #[test]
 fn fragments_follow_while_what_admitted_the_first_holds() {
     let first = |ip: Ip, id| {
@@ -619,8 +619,8 @@ fn a_vnic_has_its_share_and_no_more() {
         net.expect("b", b_to_a().udp(9, port, b""), "a");
     };
     (0..4).for_each(|port| answered(&mut net, port));
-    // A flood of what nobody answers takes a quarter of an eighth of 256, and nobody's place who is
-    // connected or would be.
+    // A flood without answers takes a quarter of an eighth of 256 places. It takes none from a vnic
+    // that is connected or will be.
     for port in 100..300 {
         net.expect("a", a_to_b().udp(port, 9, b""), "b");
         assert!(net.host.sessions(&Default::default(), 100).0 <= 8);
@@ -715,7 +715,7 @@ fn ping(net: &mut Net) {
     net.expect("a", a_to_b().ping(7, 1, b""), "b");
 }
 
-/// What a batch does to a session is kept until the batch ends, in a few places: two sessions that
+/// A batch's changes to a session are kept until the batch ends, in a few places: two sessions that
 /// want one place take turns.
 #[test]
 fn sessions_of_one_batch_do_not_forget_each_other() {
@@ -837,7 +837,7 @@ fn the_last_second_of_picking_up() {
     }
 }
 
-/// What a batch does to a session is one thing, whatever record it has.
+/// A batch changes a session in the same way, in whichever record it is.
 #[test]
 fn a_batch_knows_what_it_did_before() {
     let mut net = Net::with(
@@ -990,7 +990,7 @@ fn a_new_vnic_is_an_end_of_its_sessions() {
     }
 }
 
-/// What is asked for is what is listed, counted and flushed.
+/// A filter lists, counts and flushes the same sessions.
 #[test]
 fn sessions_are_chosen_by_each_of_their_properties() {
     let mut net = Net::new(&[
@@ -1195,8 +1195,8 @@ fn when_numbers_of_changes_begin_anew_nothing_is_forgotten() {
     net.expect("a", a_to_b().udp(5, 20, b""), "b");
 }
 
-/// The table in a file, and what the next daemon would make of it if this one died now: how many
-/// sessions could go on.
+/// Makes a net with its table in a file. Also returns a function that counts the sessions that
+/// could go on if this daemon died now.
 fn in_file(vnics: &[(&str, Mac, &str, &str)]) -> (Net, impl Fn(&Net) -> u64) {
     let file = |of: &str| Some(format!("butterfly-test-{of}-{}", std::process::id()));
     let sessions = |file| SessionConfig { capacity: 4096, file, ..SessionConfig::default() };
@@ -1220,7 +1220,7 @@ fn the_next_daemon_can_tell_whose_sessions_they_were() {
     net.expect("a", a_to_b().udp(5, 10, b""), "b");
     net.expect("b", b_to_a().udp(77, 78, b""), "a");
     assert_eq!(next(&net), 2);
-    // When numbers of changes begin anew, too.
+    // The same when the numbers of changes begin again.
     net.host.near_last_version();
     for round in 0..4 {
         net.change("g", GroupChange::AddRule(rule("in tcp 1 0.0.0.0/0")));
@@ -1229,7 +1229,7 @@ fn the_next_daemon_can_tell_whose_sessions_they_were() {
         net.change("g", GroupChange::RemoveRule(rule("in tcp 1 0.0.0.0/0")));
         assert_eq!(next(&net), 3, "round {round}");
     }
-    // Whoever comes into its slot is not taken for it.
+    // A later vnic in its slot is another one.
     net.host.remove("b");
     assert_eq!(next(&net), 0);
     net.host.declare("c", C, 1, &policy("10.0.0.3", "g")).unwrap();
@@ -1260,14 +1260,14 @@ fn discovery_speaks_for_oneself_whatever_the_rules() {
     net.expect("a", advertise(other, A), "a.bad-discovery");
 }
 
-/// What admitted them is still there, whatever happens around it.
+/// The rules that admitted them are still there, while others change.
 #[test]
 fn traffic_goes_on_while_members_come_and_go() {
     let mut net = two("g");
     net.group("g", &["in udp 0-65535 @friends"], &[]);
     net.change("friends", GroupChange::AddMember(IpAddr::from(IP_A)));
     let (changes, mut turns) = net.host.halves();
-    // The worker is let go of in there, whatever happens: or a change would wait for it.
+    // The worker is let go of in there in any case: otherwise a change would wait for it.
     std::thread::scope(move |scope| {
         let changing = scope.spawn(move || {
             for n in 0..100u32 {

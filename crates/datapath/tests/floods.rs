@@ -1,5 +1,5 @@
-//! Floods that take several turns: what their sender changes meanwhile, who waits for them, and
-//! what they are judged by.
+//! Floods that take several turns: changes by their sender meanwhile, frames that wait for them,
+//! and the decision by which they go on.
 
 use std::net::IpAddr;
 
@@ -143,7 +143,7 @@ fn a_flood_that_becomes_something_else_is_judged() {
     assert!(host.moved()["b.drop.dhcp-limit"] > 600);
 }
 
-/// A server remembers who asked it, whatever a neighbour sends, by the same trick and by a rule.
+/// A server remembers its clients, although a neighbour floods it, by the same trick and by a rule.
 #[test]
 fn a_server_does_not_forget_who_asked_it() {
     for ruled in [false, true] {
@@ -181,7 +181,7 @@ fn a_server_does_not_forget_who_asked_it() {
     }
 }
 
-/// Whoever watches a machine sees each version of a frame that anybody got.
+/// A sink of a machine gets each version of a frame that any vnic got.
 #[test]
 fn a_mirror_sees_what_was_sent() {
     let mut host = Host::new().unwrap();
@@ -257,7 +257,7 @@ fn tunnel_host() -> Host {
         .unwrap()
 }
 
-/// What other hosts send as one batch.
+/// Puts frames of other hosts into the uplink as one batch.
 fn arrive(host: &mut Host, frames: impl Iterator<Item = Vec<u8>>) {
     let wire = host.wire().unwrap();
     wire.reclaim().unwrap();
@@ -268,7 +268,7 @@ fn arrive(host: &mut Host, frames: impl Iterator<Item = Vec<u8>>) {
     host.turn();
 }
 
-/// The same of a frame that finds room, whatever that takes.
+/// Puts a frame into the uplink and waits until it finds room.
 fn arrives(host: &mut Host, frame: &[u8]) {
     while host.wire().unwrap().enqueue(frame, NetHeader::default()).is_err() {
         host.turn();
@@ -307,7 +307,7 @@ fn floods_of_many_networks_leave_room_for_another() {
     }
 }
 
-/// A machine that has migrated here is announced, whoever floods.
+/// A machine that has migrated here is announced during floods of any vnic.
 #[test]
 fn announcements_do_not_wait_for_floods() {
     let mut host = tunnel_host();
@@ -363,8 +363,7 @@ fn an_uplink_batch_of_many_networks_is_one_turn() {
     }
 }
 
-/// A large frame to everybody that each receiver needs cut: its segments count as those for one
-/// receiver do.
+/// A large broadcast that each receiver needs cut: its segments count like those for one receiver.
 #[test]
 fn segments_of_floods_count_too() {
     let mut host = Host::new().unwrap();
@@ -410,7 +409,7 @@ fn segments_of_floods_count_too() {
     assert_eq!(all, 12 * 150);
 }
 
-/// What is taken back while a flood is under way holds for those who do not have it yet.
+/// A change while a flood is under way holds for receivers that do not have it yet.
 #[test]
 fn a_rule_that_is_taken_back_ends_a_flood() {
     let mut host = Host::new().unwrap();
@@ -436,7 +435,7 @@ fn a_rule_that_is_taken_back_ends_a_flood() {
     assert_eq!(host.moved().get("b.drop.egress-denied"), Some(&1));
 }
 
-/// A tenant whose vnics want to be announced all the time keeps nobody else from it.
+/// A tenant whose vnics ask to be announced all the time keeps no other vnic from it.
 #[test]
 fn announcements_of_many_leave_room_for_another() {
     const ASKING: usize = 200;

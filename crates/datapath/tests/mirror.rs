@@ -1,5 +1,5 @@
-//! Mirrors in packet walks: every frame that their target sends and receives, no other one, and
-//! nobody else notices.
+//! Mirrors in packet walks: a mirror gets every frame that its target sends and receives, and no
+//! other one. No other vnic notices.
 
 use std::sync::Arc;
 
@@ -74,8 +74,8 @@ fn tcp(from: (Mac, [u8; 4], u16), to: (Mac, [u8; 4], u16), flags: u8) -> Vec<u8>
     )
 }
 
-/// Sends a frame. Returns who got how many, in the order of ids; that all of them got this frame is
-/// checked.
+/// Sends a frame. Returns the number that each vnic got, in the order of ids. Checks that all of
+/// them got this frame.
 fn send(host: &mut Host, from: &str, frame: &[u8]) -> Vec<(String, usize)> {
     host.send(from, frame, NetHeader::default()).unwrap();
     let received = host.received().unwrap();
@@ -106,9 +106,9 @@ fn it_gets_what_its_target_sends_and_receives_and_nothing_else() {
         ("a", A, Mac::BROADCAST, &["b", "c", "m"]),
         ("b", B, Mac::BROADCAST, &["a", "c", "m"]),
         ("a", A, nobody, &["b", "c", "m"]),
-        // What is for itself is for nobody: a mirror is no station.
+        // A mirror is no station: a frame for its address is for no vnic.
         ("a", A, M, &["b", "c", "m"]),
-        // What nobody gets was sent all the same.
+        // A frame without a receiver was sent all the same.
         ("b", B, B, &["m"]),
         ("b", B, Mac([1, 0x80, 0xc2, 0, 0, 0]), &["m"]),
         ("a", A, Mac([1, 0x80, 0xc2, 0, 0, 0]), &[]),
@@ -300,7 +300,8 @@ fn offloads_are_for_those_who_take_them() {
             .iter()
             .all(|(net, bytes)| net.gso_type == NetHeader::GSO_NONE && bytes.len() <= 1448 + 54)
     );
-    // Refused before anybody looked at what it asks for: its bytes as they are, where they fit.
+    // Refused before its offload was checked: the mirror gets its bytes as they are, where they
+    // fit.
     let lying = NetHeader { csum_start: 65_000, ..header };
     for (frame, header) in [(segment([10, 9, 9, 9]), header), (segment(IP_A), lying)] {
         host.moved();
@@ -389,7 +390,7 @@ fn what_comes_from_other_hosts_and_what_the_switch_answers() {
         mirror(host, "m", 42, id);
     }
     let [one_host, two] = &mut hosts[..] else { panic!() };
-    // Beside somebody who traces, who sees each frame once.
+    // Beside an operator's trace, whose sink sees each frame once.
     one_host.watch(&[Arc::new(TapSink::new(1, TapWhat::All, 1, 64))]);
     let frame = ping(A, B);
     assert_eq!(send(one_host, "a", &frame), one(&["m"]));
@@ -415,8 +416,8 @@ fn what_comes_from_other_hosts_and_what_the_switch_answers() {
     assert_eq!((sent, copy), (&big, answer));
 }
 
-/// Nobody speaks for a mirror: what is announced of a vnic would be from the MAC address that it
-/// may share with a station.
+/// No announcement is sent for a mirror: it would be from a MAC address that the mirror may share
+/// with a station.
 #[test]
 fn a_mirror_is_not_announced() {
     let config = TunnelConfig::new([192, 168, 0, 1].into(), Mac([2, 0xbf, 0, 0, 0, 1]));

@@ -1,5 +1,5 @@
-//! Packet walks of frames that are not finished: partial checksums and large segments, to receivers
-//! that take them and to receivers that do not, whatever the layout of anybody's rings.
+//! Packet walks of unfinished frames: partial checksums and large segments, to receivers that take
+//! them and to receivers that do not, with any layout of the rings.
 
 use butterfly_datapath::{
     Mac, VnicPolicy,
@@ -74,7 +74,7 @@ fn send(host: &mut Host, frame: &[u8], header: NetHeader) -> Vec<(NetHeader, Vec
     host.received().unwrap().remove("b").unwrap_or_default()
 }
 
-/// Everybody who takes no offloads, in every way in which buffers can be laid out.
+/// Returns receivers without offloads, for every way in which buffers can be laid out.
 fn simple_receivers() -> Vec<Receiver> {
     let mergeable = PLAIN.with(Features::MRG_RXBUF);
     let indirect = Features::INDIRECT_DESC;
@@ -315,7 +315,7 @@ fn ecn_segments_need_their_own_feature() {
     assert_eq!((got.len(), got[0].0.gso_type), (1, header.gso_type));
 }
 
-/// What fits into one packet is one, with whatever size of segments.
+/// A frame that fits into one packet is one, with any size of segments.
 #[test]
 fn a_segment_that_needs_no_cut_is_a_plain_packet() {
     for len in [1400, 1448] {
@@ -329,8 +329,8 @@ fn a_segment_that_needs_no_cut_is_a_plain_packet() {
     }
 }
 
-/// Whatever the protocol, a checksum is completed that starts where the transport header does and
-/// stands behind what a filter reads.
+/// A checksum of any protocol is completed if it starts where the transport header does and is
+/// behind the bytes that a filter reads.
 #[test]
 fn checksums_of_other_protocols_are_completed() {
     for v6 in [false, true] {

@@ -1,4 +1,4 @@
-//! Random traffic over random rings: what must hold whatever guests do.
+//! Random traffic over random rings: properties that hold for all behaviour of guests.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ const MACS: [Mac; 4] = [
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 const LARGEST: usize = 3000;
 
-/// Why a frame may not get into the ring of a guest that is sent more than it takes.
+/// Reasons for not getting a frame into the ring of a guest that is sent more than it takes.
 const LOSSES: [&str; 3] = ["ring-full", "rx-too-large", "rx-slow"];
 
 #[derive(Clone, Debug)]
@@ -44,8 +44,8 @@ impl Layout {
         }
     }
 
-    /// Whether a frame may take more descriptors of this receiver than are normal: 20, and one for
-    /// every 128 bytes.
+    /// Returns whether a frame may take more descriptors of this receiver than are normal: 20, and
+    /// one for every 128 bytes.
     fn may_cost_much(&self) -> bool {
         let GuestConfig { rx_shape, rx_buffer, .. } = self.config;
         // The table of an indirect buffer is one more.
@@ -107,7 +107,7 @@ fn layout() -> impl Strategy<Value = Layout> {
     })
 }
 
-/// To whom a frame goes.
+/// Destination of a frame.
 #[derive(Clone, Copy, Debug)]
 enum To {
     One(usize),
@@ -124,7 +124,7 @@ fn bypass() -> VnicPolicy {
     VnicPolicy { bypass: true, ..VnicPolicy::default() }
 }
 
-/// A frame whose contents follow from its number.
+/// Returns a frame whose contents follow from its number.
 fn numbered(from: usize, to: To, len: usize, number: u32) -> Vec<u8> {
     let destination = match to {
         To::One(to) => MACS[to],
@@ -274,7 +274,8 @@ proptest! {
     }
 }
 
-/// What a frame carries, by looking at all of it: written apart from the switch, and simpler.
+/// Returns whether a frame carries IP, by looking at all of it. Written separately from the switch,
+/// and simpler.
 fn carries_ip(frame: &[u8]) -> bool {
     let mut at = 12;
     loop {
@@ -403,7 +404,7 @@ proptest! {
                 }
             }
         }
-        // Only who owns a filtered address sends from it.
+        // Only the owner of a filtered address sends from it.
         for bytes in to_filtered {
             let sender = batch.iter().find(|garbage| garbage.bytes == bytes);
             if let (Some(sender), Some(owner)) = (sender, (2..4).find(|i| bytes[6..12] == MACS[*i].0)) {

@@ -1,4 +1,5 @@
-//! Who may have how much of the table of sessions, and that what others do takes nothing of it.
+//! Shares of the table of sessions: the bounds of vnics and networks, and that other networks
+//! cannot take them.
 
 use butterfly_datapath::{
     GroupChange, Mac, SessionConfig, SessionFilter, VnicPolicy,
@@ -59,7 +60,7 @@ impl Hosted {
         self.host.moved();
     }
 
-    /// Sends a frame; says who got it, or why nobody did.
+    /// Sends a frame. Returns the receivers, or the drop.
     fn send(&mut self, vni: u32, from: u8, frame: &[u8]) -> String {
         self.host.send(&id(vni, from), frame, NetHeader::default()).unwrap();
         let received = self.host.received().unwrap();
@@ -94,7 +95,7 @@ fn config(capacity: u32, share: u32) -> SessionConfig {
     SessionConfig { capacity, share, ..SessionConfig::default() }
 }
 
-/// What happens in a host of several networks.
+/// Steps in a host of several networks.
 #[derive(Clone, Debug)]
 enum Step {
     /// So many flows of a network, answered or not.
@@ -160,7 +161,7 @@ proptest! {
     }
 }
 
-/// What the other half is for: two networks that have nothing in common but this table.
+/// The purpose of the other half: two networks that have nothing in common but this table.
 #[test]
 fn a_network_that_floods_takes_what_is_common_and_no_more() {
     let mut net = Hosted::new(config(CAPACITY, 100));
@@ -224,12 +225,12 @@ fn one_opener_has_a_quarter_of_what_a_vnic_receives() {
     // Now the receiver has what it may receive, which is told of it.
     assert_eq!(net.open(1, (14, 2), true), "1-2.session-share");
     assert_eq!(opened(&mut net, 2, 11), 64);
-    // What is over is nobody's.
+    // Sessions that are over count for no vnic.
     net.host.pass(61);
     assert_eq!(opened(&mut net, 10, 2), 64);
 }
 
-/// Who has used up its rate opens nothing. Without any, that is from the start.
+/// A vnic that has used up its rate opens nothing. With a rate of zero, that is from the start.
 #[test]
 fn new_sessions_have_a_rate() {
     let mut net = Hosted::new(SessionConfig { rate: 0, ..config(4096, 100) });
@@ -287,7 +288,7 @@ fn an_opener_gives_up_what_it_opened_there() {
     net.vnic(1, 2, true);
     net.vnic(1, 3, true);
     [10, 11].into_iter().for_each(|vnic| net.vnic(1, vnic, false));
-    // All that nobody answers.
+    // Packets without an answer.
     for _ in 0..20 {
         assert_eq!([net.open(1, (11, 2), false), net.open(1, (10, 3), false)], ["1-2", "1-3"]);
     }
@@ -321,8 +322,8 @@ fn an_opener_on_this_host_is_its_vnic() {
     assert!(outcomes[64..].iter().all(|outcome| outcome == "1-10.session-share"), "{outcomes:?}");
 }
 
-/// A network's share is of all its openers and receivers together; who opens one more is told,
-/// unless another one of the network may go.
+/// A network's share is for all its openers and receivers together. An opener of one session more
+/// is refused, unless another session of the network may go.
 #[test]
 fn a_network_has_its_share() {
     // A network: 64; a vnic: 32; an opener: 8.

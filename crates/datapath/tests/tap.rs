@@ -1,5 +1,5 @@
-//! The tap in packet walks: what is copied for whom, what is said of it, and that nobody but those
-//! who watch notices.
+//! The tap in packet walks: the copies for each sink, and their records. Only the sinks notice the
+//! tap.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ const IP_A: [u8; 4] = [10, 0, 0, 1];
 const IP_B: [u8; 4] = [10, 0, 0, 2];
 const WHOLE: u32 = 65_535;
 
-/// What was copied, without what differs from run to run.
+/// A copy, without the parts that differ from run to run.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
     point: TapPoint,
@@ -138,7 +138,7 @@ fn each_sees_its_own_and_nobody_sees_what_nobody_wants() {
     assert_eq!((first.len as usize, &first.data), (one.len(), &one));
     assert_eq!(second.sinks, [(5, TapRole::Neither, None), (4, TapRole::Neither, None)]);
     assert_eq!(second.data, two);
-    // Whoever is removed and comes again is found again, and not in somebody else's place.
+    // A vnic that is removed and comes again is found again, and not in another vnic's place.
     host.remove("a");
     host.vnic("z", A, 1, &bypass()).unwrap();
     host.watch(&[nic(1, "a")]);
@@ -174,7 +174,7 @@ fn floods_say_who_got_them_and_who_did_not() {
         (4, TapRole::Received, Some("not-attached")),
     ];
     assert_eq!(one.sinks, expected);
-    // What nobody knows is not for a filtered vnic.
+    // A frame for an unknown address is not for a filtered vnic.
     send(&mut host, "a", &ping(A, Mac([2, 0, 0, 0, 7, 7])));
     let all = seen(&host);
     assert_eq!(all[0].sinks.iter().map(|(number, ..)| *number).collect::<Vec<_>>(), [1, 2, 4]);

@@ -1,4 +1,4 @@
-//! Networks that span hosts: two hosts in one process, joined by what would be the wire.
+//! Networks that span hosts: two hosts in one process, joined by a simulated wire.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -264,7 +264,7 @@ fn both_ends_are_filtered_where_they_are() {
     assert_eq!(two.moved()["b.drop.ingress-denied"], 1);
     two.change_group(&GroupName::new("web").unwrap(), GroupChange::Declare(open(80))).unwrap();
     connect(&mut one, &mut two);
-    // The other direction is nobody's to open.
+    // The other direction may not be opened.
     two.send("b", &segment(b_to_a(), (4001, 80), SYN, (1, 0), b""), EMPTY).unwrap();
     carry(&mut [&mut one, &mut two]);
     assert_eq!(one.moved()["a.drop.ingress-denied"], 1);
@@ -436,7 +436,7 @@ fn versions_that_start_anew_leave_nothing_behind() {
     }
 }
 
-/// What was known of a connection when its vnic left is out of date when it comes back.
+/// The record of a connection from before its vnic left is out of date when the vnic comes back.
 #[test]
 fn a_connection_goes_there_and_back() {
     let (mut one, mut two) = pair(false, &filtered(IP_A, &[]), &filtered(IP_B, &["web"]));
@@ -466,7 +466,7 @@ fn a_connection_goes_there_and_back() {
     assert_eq!(frames_of(&mut two, "b").len(), 1, "{:?}", one.moved());
 }
 
-/// Who says on another host that it is b, while b is here, gets no part of b's connections.
+/// A station on another host that claims to be b, while b is here, gets no part of b's connections.
 #[test]
 fn a_vnic_that_is_here_did_not_move() {
     let (mut one, mut two) = connected_on_one();
@@ -569,8 +569,8 @@ fn what_does_not_fit_is_too_big() {
     assert!(moved["a.out.packets"] <= 101, "{moved:?}");
 }
 
-/// What may not be answered (broadcasts, what may be fragmented, no IP) takes nothing from the
-/// answers of a second.
+/// A frame that gets no answer (broadcasts, a frame that may be fragmented, no IP) takes nothing
+/// from the answers of a second.
 #[test]
 fn what_gets_no_answer_takes_none() {
     let (mut one, mut two) = pair(false, &bypass(), &bypass());
@@ -736,8 +736,8 @@ fn strict_peers_are_the_only_ones_heard() {
     assert_eq!(two.moved()["uplink.drop.unknown-peer"], 1);
 }
 
-/// The underlay is one VLAN, or none: whoever is in another one of that wire is not heard, and
-/// everything that leaves is tagged.
+/// The underlay is one VLAN, or none: a station in another VLAN of that wire is not heard, and all
+/// frames that leave are tagged.
 #[test]
 fn the_underlay_is_one_vlan() {
     let in_vlan = |n, v6, vlan| host(&TunnelConfig { vlan, ..config(n, v6) });
@@ -1022,7 +1022,8 @@ fn a_host_that_is_alone_again_forgets() {
     meet(&mut one, &mut two);
 }
 
-/// Whatever arrives, what is delivered was in a frame of that network, to us, as long as it says.
+/// From any bytes that arrive: each delivered frame was in a frame of that network, to us, of the
+/// length that it says.
 #[test]
 fn garbage_on_the_wire_stays_there() {
     let (mut one, mut two) = pair(false, &bypass(), &bypass());

@@ -1,5 +1,4 @@
-//! Turns: what one guest makes of its rings costs others no more than a bounded part of the
-//! worker's time.
+//! Turns: one guest's rings cost others no more than a bounded part of the worker's time.
 
 use std::time::{Duration, Instant};
 
@@ -126,7 +125,7 @@ fn crowd(n: usize, size: u16) -> Host {
     host
 }
 
-/// What a turn did: copies, and rings that were visited.
+/// Returns the work of a turn: copies, and rings that were visited.
 fn done(host: &mut Host, per_receiver: &mut std::collections::BTreeMap<String, u64>) -> (u64, u64) {
     let moved = host.moved();
     let copies =
@@ -183,7 +182,7 @@ fn floods_take_as_many_turns_as_they_need() {
     }
 }
 
-/// What stands behind a flood that is under way waits for it, and is judged once.
+/// Frames behind a flood that is under way wait for it, and are judged once.
 #[test]
 fn frames_behind_a_flood_keep_their_order_and_are_counted_once() {
     let mut host = crowd(200, 128);
@@ -279,7 +278,7 @@ fn outer(vni: u32, inner: &[u8]) -> Vec<u8> {
     link.ipv4([192, 168, 0, 1], [192, 168, 0, 2]).udp(50_000, 4789, &vxlan)
 }
 
-/// What came from another host cannot stay in a ring: it waits in a queue, behind which nobody else
+/// A frame of another host cannot stay in a ring: it waits in a queue, behind which no other frame
 /// waits.
 #[test]
 fn floods_of_other_hosts_take_turns_too() {
@@ -368,8 +367,8 @@ fn floods_that_find_no_place_are_their_networks_drops() {
     assert_eq!(moved["r0299.out.packets"], 8);
 }
 
-/// Sixty-four receivers whose buffers are in tiny pieces cost one batch no more than two of them
-/// do, and sound ones lose nothing.
+/// Sixty-four receivers with buffers in tiny pieces cost one batch no more than two of them do, and
+/// sound receivers lose nothing.
 #[test]
 fn many_slow_receivers_share_what_a_turn_has_for_them() {
     let shape = Shape { pieces: 300, ..Shape::HEADER_APART }.indirect();
@@ -405,8 +404,8 @@ fn many_slow_receivers_share_what_a_turn_has_for_them() {
     assert_eq!(moved["c.out.packets"], 1);
 }
 
-/// A ring whose buffers need a little more than the normal gets what time pays, however many frames
-/// come for it.
+/// A ring whose buffers need a little more than the normal gets as many frames as its time pays
+/// for, with any number of frames waiting.
 #[test]
 fn a_slow_ring_gets_its_part_under_a_steady_stream() {
     let shape = Shape { pieces: 60, ..Shape::HEADER_APART }.indirect();
@@ -424,7 +423,7 @@ fn a_slow_ring_gets_its_part_under_a_steady_stream() {
     assert!(got <= 26 + paid + 8, "{got} frames, {paid} paid");
 }
 
-/// Copies for whoever watches the sender are copies of its turn, too.
+/// Copies for mirrors of the sender are copies of its turn, too.
 #[test]
 fn mirrors_of_the_sender_count() {
     const MIRRORS: u8 = 20;

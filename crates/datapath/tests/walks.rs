@@ -50,8 +50,8 @@ impl Walk {
         Walk { host }
     }
 
-    /// Sends a frame and asserts who received it, unchanged, and which counters moved (bytes
-    /// aside), all of them.
+    /// Sends a frame. Asserts its receivers, that it is unchanged, and all counters that moved,
+    /// except bytes.
     #[track_caller]
     fn send(&mut self, from: &str, frame: &[u8], receivers: &[&str], moved: &[&str]) {
         self.host.send(from, frame, NetHeader::default()).unwrap();
@@ -128,8 +128,7 @@ fn nobody_to_flood_to_is_a_drop() {
     );
 }
 
-/// What a machine multicasts when it starts has counters of its own, which nobody takes for
-/// trouble.
+/// Multicasts of a machine that starts have counters of their own, which do not count as trouble.
 #[test]
 fn what_machines_multicast_to_routers_is_told_apart() {
     let group = Mac([0x33, 0x33, 0, 0, 0, 2]);
@@ -159,7 +158,7 @@ fn what_machines_multicast_to_routers_is_told_apart() {
     for to_routers in [[224, 0, 0, 2], [224, 0, 0, 22]] {
         walk.send("a", &igmp(to_routers), &[], &["a.flooded", "b.drop.for-routers"]);
     }
-    // What a router asks all hosts is missed by those who do not get it.
+    // A router's question to all hosts matters to the hosts that do not get it.
     walk.send("a", &igmp([224, 0, 0, 1]), &[], &["a.flooded", "b.drop.ingress-denied"]);
     walk.send(
         "lonely",
@@ -285,7 +284,7 @@ fn a_filtered_vnic_speaks_with_its_own_addresses() {
     walk.send("a", &tagged, &[], &["a.drop.spoofed-arp"]);
     let rarp = build::ethernet(A, B).payload(ethernet::RARP, &[0; 46]);
     walk.send("a", &rarp, &[], &["a.drop.rarp"]);
-    // An announcement and an answer are its own, a probe is nobody's.
+    // An announcement and an answer are its own; a probe has no owner.
     walk.send(
         "a",
         &build::ethernet(A, Mac::BROADCAST).arp_request([10, 0, 0, 1], [10, 0, 0, 1]),
@@ -305,7 +304,8 @@ fn a_filtered_vnic_speaks_with_its_own_addresses() {
         odd[at] = value;
         walk.send("a", &odd, &[], &["a.drop.spoofed-arp"]);
     }
-    // Nobody tells it that its own address is somewhere else; what else it is told is not checked.
+    // No other station may tell it that its own address is elsewhere. Other claims to it are not
+    // checked.
     walk.send(
         "b",
         &build::ethernet(B, A).arp(2, (C, [10, 0, 0, 1].into()), (A, [10, 0, 0, 1].into())),
@@ -367,7 +367,8 @@ fn the_first_has_an_address_and_the_others_wait() {
     walk.send("third", &lldp(B, A), &["b"], &[]);
 }
 
-/// While the first is made anew its address is nobody's, least of all that of one who waits for it.
+/// While the first is made again its address belongs to no vnic, least of all to one that waits for
+/// it.
 #[test]
 fn who_is_made_anew_keeps_its_address() {
     let vnics = [("a", A, 1, filtered(&[])), ("b", B, 1, bypass()), ("twin", A, 1, bypass())];
@@ -410,7 +411,7 @@ fn who_shares_an_address_waits_when_the_other_is_filtered() {
     walk.send("twin", &lldp(B, C), &["b"], &[]);
 }
 
-/// Nothing can be sent to a vnic with the address of a group, or of nobody, alone.
+/// No frame can be sent to a vnic with a group address, or with the zero address, alone.
 #[test]
 fn an_address_of_no_station_gets_floods_only() {
     let group = Mac([1, 2, 3, 4, 5, 6]);

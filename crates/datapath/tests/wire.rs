@@ -1,4 +1,4 @@
-//! What leaves the host, field by field, as every VXLAN endpoint expects it.
+//! Frames that leave the host, field by field, as every VXLAN endpoint expects them.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ fn frames() -> [Vec<u8>; 3] {
     [plain, tagged, twice].map(|link| link.arp_request([10, 0, 0, 1], [10, 0, 0, 2]))
 }
 
-/// What leaves after this frame was sent in the network, twice.
+/// Returns the frames that leave after this frame was sent in the network, twice.
 fn broadcasts(endpoint: &str, frame: &[u8]) -> [Vec<u8>; 2] {
     let endpoint: IpAddr = endpoint.parse().unwrap();
     let tunnel = TunnelConfig::new(endpoint, LINK);

@@ -60,8 +60,8 @@ pub fn rule(
 
 use Direction::{Inbound, Outbound};
 
-/// a: filtered, without groups. b: filtered, of group "web", whose rules these are. c: bypasses
-/// filters. All long there.
+/// Makes a model. a: filtered, without groups. b: filtered, of group "web", which has these rules.
+/// c: bypasses filters. All have been there for long.
 fn world(rules: Vec<Rule>) -> Model {
     let mut model = Model::new();
     model.insert("a", vnic(A, 1, &[]));
@@ -76,8 +76,7 @@ fn any() -> Rule {
     rule(Inbound, None, (0, 0), "0.0.0.0", 0)
 }
 
-/// Sends a frame, about which there must be no two opinions, and says who got it or what was
-/// counted where.
+/// Sends a frame with exactly one right outcome. Returns the receivers, or the drops.
 #[track_caller]
 fn send(model: &mut Model, from: &str, frame: &[u8]) -> String {
     let results = Choices::all(|choices| {
@@ -96,7 +95,7 @@ fn send(model: &mut Model, from: &str, frame: &[u8]) -> String {
     say(&outcome)
 }
 
-/// Who got a frame, and what was counted where.
+/// Returns the receivers of a frame, and the drops that were counted.
 pub fn say(outcome: &Outcome) -> String {
     let drops = outcome.drops.iter().map(|drop| {
         drop.iter()
@@ -165,7 +164,7 @@ fn replies_belong_to_their_session_and_only_between_its_ports() {
     let mut model = world(vec![rule(Inbound, Some(17), (80, 80), "10.0.0.1", 32)]);
     assert_eq!(send(&mut model, "a", &udp(A4, B80)), "> b");
     assert_eq!(send(&mut model, "b", &udp(B80, A4)), "> a");
-    // Nobody else may answer, and to nobody else.
+    // No other vnic may answer, and not to any other vnic.
     assert_eq!(send(&mut model, "c", &udp((C, IP_B, 80), A4)), "c: ip-claimed");
     assert_eq!(send(&mut model, "b", &udp(B80, (C, IP_A, 4000))), "> c");
     assert_eq!(send(&mut model, "b", &udp((B, IP_B, 81), A4)), "a: ingress-denied");
@@ -525,7 +524,7 @@ fn what_an_error_quotes_is_not_ended_by_it() {
     assert_eq!(send(&mut model, "b", &error), "a: ingress-denied");
     model.groups[0].rules.push(web);
     assert_eq!(send(&mut model, "b", &error), "> a");
-    // A quote whose own length leaves no room for its header is none.
+    // A quote whose own length leaves no room for its header is invalid.
     let mut short = error.clone();
     short[42 + 3] = 4;
     assert_eq!(send(&mut model, "b", &short), "a: ingress-denied");
@@ -648,7 +647,7 @@ fn a_station_that_moves_brings_no_session() {
     );
     assert_eq!(send(&mut model, "a", &udp(A80, there)), "> c");
     assert_eq!(send(&mut model, "c", &udp(there, A80)), "> a");
-    // It sends from another port: that may be somebody else.
+    // It sends from another port: that may be another machine.
     assert_eq!(send(&mut model, "d", &udp(there, A80)), "a: ingress-denied");
     assert_eq!(send(&mut model, "a", &udp(A80, there)), "> d");
     assert_eq!(send(&mut model, "d", &udp(there, A80)), "> a");

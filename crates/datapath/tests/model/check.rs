@@ -15,16 +15,16 @@ use crate::{
     world::{TRUNKS, arrive, hosts},
 };
 
-/// What the switch of one host did with the frames of one vnic.
+/// Effects of one host's switch on the frames of one vnic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Who got which frames, trunks among them, each in the order in which it got them.
+    /// Receivers, trunks among them, with the frames that each got, in order.
     pub received: Vec<(String, Vec<u8>)>,
     /// Frames dropped by vnic and reason.
     pub drops: BTreeMap<(String, String), u64>,
 }
 
-/// What is compared with the model: the switches of a case's hosts.
+/// The side that is compared with the model: the switches of a case's hosts.
 pub trait Switch {
     fn insert(&mut self, host: usize, name: &str, declared: &Declared);
     fn remove(&mut self, host: usize, name: &str);
@@ -32,8 +32,8 @@ pub trait Switch {
     /// One of the commands about groups.
     fn change(&mut self, host: usize, change: &Command);
     fn pass(&mut self, seconds: u32);
-    /// All of them are in the vnic's ring when the switch looks. What leaves its host arrives at
-    /// the other one. What each host did.
+    /// Sends frames that are all in the vnic's ring when the switch looks. Frames that leave their
+    /// host arrive at the other one. Returns the effects on each host.
     fn send(&mut self, host: usize, name: &str, frames: &[Vec<u8>]) -> Vec<Seen>;
 }
 
@@ -71,7 +71,7 @@ impl Tally {
     }
 }
 
-/// Where a switch and the model part.
+/// The point at which a switch and the model part.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// Index of the command.
@@ -79,10 +79,10 @@ pub struct Failure {
     pub text: String,
 }
 
-/// More models than that are no longer worth following.
+/// Most possible models that are worth following.
 const POSSIBLE: usize = 64;
 
-/// Whether what was seen is what a model said of a burst.
+/// Returns whether the effects are those that a model predicts for a burst.
 fn agrees(seen: &Seen, frames: &[Vec<u8>], outcomes: &[Outcome]) -> bool {
     let mut expected: Vec<(String, Vec<u8>)> = outcomes
         .iter()
@@ -100,7 +100,7 @@ fn agrees(seen: &Seen, frames: &[Vec<u8>], outcomes: &[Outcome]) -> bool {
         && fits(&drops, &mut seen.drops.clone())
 }
 
-/// Whether every drop can be counted under one of its names, with nothing left.
+/// Returns whether every drop can be counted under one of its names, with nothing left.
 fn fits(drops: &[Drop], left: &mut BTreeMap<(String, String), u64>) -> bool {
     let Some((drop, rest)) = drops.split_first() else { return left.values().all(|n| *n == 0) };
     drop.iter().any(|(vnic, reason)| {
@@ -242,8 +242,8 @@ pub fn run(case: &Case, switch: &mut impl Switch, tally: &mut Tally) -> Result<(
     Ok(())
 }
 
-/// The models that are still possible after some frames from somebody, given what was seen; what
-/// they all say otherwise, if none is.
+/// Returns the models that are still possible after some frames from a sender, given the effects.
+/// If there is none, returns what they all predict.
 fn follow(
     possible: &[Model],
     (from, burst, seen): (&str, &[Vec<u8>], &Seen),
@@ -275,7 +275,7 @@ fn distinct(models: Vec<Model>) -> Vec<Model> {
     distinct
 }
 
-/// What a command about groups does to a model.
+/// Applies a command about groups to a model.
 pub fn change_groups(model: &mut Model, change: &Command) {
     model.changed();
     match change {

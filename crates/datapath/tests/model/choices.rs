@@ -1,5 +1,5 @@
-//! What the words leave open: the model tries both ways, and what the switch does tells which one
-//! it took.
+//! Choices that the specification leaves open: the model tries both ways, and the switch's effects
+//! tell which one it took.
 
 /// The answers to the open questions of one step, in the order in which they are asked.
 #[derive(Clone, Debug, Default)]
@@ -9,7 +9,7 @@ pub struct Choices {
 }
 
 impl Choices {
-    /// Whether to go the second way where either is right.
+    /// Returns whether to go the second way where either is right.
     pub fn either(&mut self) -> bool {
         if self.asked == self.given.len() {
             self.given.push(false);

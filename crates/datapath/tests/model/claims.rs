@@ -1,4 +1,4 @@
-//! Whose address is whose: what a port may say that it has, and from where it may send.
+//! Owners of addresses: those that a port may claim, and those from which it may send.
 
 use std::{
     collections::BTreeMap,
@@ -14,27 +14,27 @@ use crate::{
 /// How much of a frame is at hand for ARP.
 const AT_HAND: usize = 128;
 
-/// Link-local addresses that nobody declared. Those of a filtered vnic have four places, as those
-/// of routers behind others; what else speaks there has 28.
+/// Link-local addresses that are not declared. Those of a filtered vnic have four places, as have
+/// those of routers behind other ports; other machines behind these have 28.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bound {
     places: BTreeMap<usize, (IpAddr, About)>,
-    /// How many there were of both kinds.
+    /// Number of addresses so far, of both kinds.
     count: [usize; 2],
-    /// What is declared now in the network: of that, nothing made up counts.
+    /// Addresses that are declared in the network now: none of them counts as made up.
     declared: Vec<IpAddr>,
 }
 
-/// What else is known of such an address.
+/// More facts about such an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum About {
-    /// From when on nobody else may say that it is theirs.
+    /// Second from which no other machine may claim it.
     Firm(u32),
-    /// Which MAC address spoke from it.
+    /// MAC address that claimed it.
     From([u8; 6]),
 }
 
-/// Who says that an address is its own.
+/// Role in which a machine claims an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Voice {
     Probing,
@@ -63,14 +63,14 @@ impl Bound {
     }
 }
 
-/// Whether it was declared, or follows from what was.
+/// Returns whether an address was declared, or follows from declared ones.
 fn has(declared: &Declared, ip: IpAddr) -> bool {
     declared.ips.iter().any(|own| own.to_canonical() == ip)
         || !declared.bypass && declared.link_local() == ip
 }
 
 impl Model {
-    /// Whether an address is a filtered vnic's of this host, and not also this one's.
+    /// Returns whether an address is a filtered vnic's of this host, and not also this one's.
     pub fn is_claimed(&self, vnic: &Vnic, ip: IpAddr, voice: Voice) -> bool {
         let ip = ip.to_canonical();
         if ip.is_unspecified()
@@ -90,7 +90,7 @@ impl Model {
         !holders.is_empty() && !shared && holders.iter().all(|other| other.port != vnic.port)
     }
 
-    /// Whether no operator has given the address to anybody in this network.
+    /// Returns whether no operator has declared the address for any vnic of this network.
     pub fn is_made_up(&self, vni: u32, ip: IpAddr) -> bool {
         let mut others =
             self.vnics.iter().filter(|other| !other.is_trunk() && other.declared.vni == vni);
@@ -120,7 +120,7 @@ impl Model {
         vnic.declared.bound.contains(&ip)
     }
 
-    /// Whether a made-up address goes to who says now that it is theirs.
+    /// Returns whether the holder loses a made-up address to a machine that claims it now.
     fn gives_way(&self, holder: &Vnic, speaker: &Vnic, ip: IpAddr, voice: Voice) -> bool {
         match (holder.declared.bypass, speaker.declared.bypass, holder.declared.bound.about(ip)) {
             (false, true, Some(About::Firm(from))) => voice == Voice::Router || self.now < from,
@@ -129,14 +129,14 @@ impl Model {
         }
     }
 
-    /// Whether a vnic may not send a packet for its source alone, as that is somebody else's.
+    /// Returns whether a vnic may not send a packet because its source belongs to another vnic.
     pub fn speaks_as_another(&self, vnic: &Vnic, packet: &Packet) -> bool {
         vnic.declared.bypass
             && !vnic.declared.forwards
             && self.is_claimed(vnic, packet.source, Voice::Speaking)
     }
 
-    /// Whether a frame says that its sender has an address which is somebody else's.
+    /// Returns whether a frame claims an address of another vnic for its sender.
     pub fn claims(&self, vnic: &Vnic, frame: &[u8], carries: &Carries) -> bool {
         let filtered =
             |other: &Vnic| other.declared.vni == vnic.declared.vni && !other.declared.bypass;
@@ -153,7 +153,7 @@ impl Model {
         }
     }
 
-    /// Notes whose a link-local address is, if this frame is the first from or for it.
+    /// Notes the owner of a link-local address, if this frame is the first from or for it.
     pub fn bind(&mut self, sender: usize, carries: &Carries, frame: &[u8]) {
         let vnic = self.vnics[sender].declared.clone();
         let Carries::Ip(at, vlan) = carries else { return };
@@ -240,7 +240,7 @@ impl Model {
             && !self.is_its_own(vnic, frame, about.into())
     }
 
-    /// Whether the frame has the MAC address of the filtered vnic that has the address.
+    /// Returns whether the frame has the MAC address of the filtered vnic that has the address.
     fn is_its_own(&self, vnic: &Vnic, frame: &[u8], ip: IpAddr) -> bool {
         let owner = |other: &Vnic| {
             let Declared { vni, mac, bypass, .. } = &other.declared;

@@ -1,5 +1,4 @@
-//! What happens to a switch in a case: frames, changes of policy, time. Small worlds, so that
-//! everything meets.
+//! Commands of a case: frames, changes of policy, time. Worlds are small, so that all things meet.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -30,7 +29,7 @@ pub enum Step {
     Ack,
     Data,
     Fin,
-    /// Where the other side expects it.
+    /// At the number that the other side expects.
     Rst,
     /// In the window, but not where it is expected.
     RstAhead,
@@ -42,7 +41,7 @@ pub enum Step {
     AckFar,
     /// Beyond any window there is, by a few of them.
     DataBeyond,
-    /// Acknowledges what is a few windows ahead.
+    /// Acknowledges a number a few windows ahead.
     AckBeyond,
     /// Behind any window there is, by a few of them.
     DataBehind,
@@ -89,8 +88,8 @@ pub enum What {
         kind: u8,
         code: u8,
     },
-    /// An error about what the receiver sent: of this protocol; a sequence number that is far from
-    /// what TCP sent.
+    /// An error about a packet of the receiver, of this protocol; a sequence number that is far
+    /// from those that TCP sent.
     Error {
         kind: u8,
         protocol: u8,
@@ -129,7 +128,7 @@ pub enum What {
     Options(u16),
 }
 
-/// Where a frame goes instead of to the receiver of its flow.
+/// Destination of a frame in place of the receiver of its flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum To {
     Receiver,
@@ -140,7 +139,7 @@ pub enum To {
     Station(u8),
 }
 
-/// What is wrong with a frame besides.
+/// A fault of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Twist {
     None,
@@ -169,8 +168,8 @@ pub struct Shot {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Frames that are in the ring of one vnic when the switch looks: all of whom the first one's
-    /// sender is.
+    /// Frames that are in the ring of one vnic when the switch looks. The first one's sender sends
+    /// them all.
     Send(Vec<Shot>),
     Pass(u32),
     AddRule(&'static str, Rule),

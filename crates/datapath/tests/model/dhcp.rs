@@ -1,5 +1,5 @@
-//! DHCP as the model has it: a reader that collects all options before it looks at any, and what
-//! vnics remember in lists.
+//! DHCP of the model: a reader that collects all options before it looks at any, and lists as the
+//! memory of vnics.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -30,7 +30,7 @@ struct Message {
     family: u8,
     xid: u32,
     mac: Option<[u8; 6]>,
-    /// Where an answer may be sent to, other than to everybody.
+    /// Addresses to which an answer may be sent, besides broadcast.
     leases: Vec<IpAddr>,
     server: Option<IpAddr>,
     given: bool,
@@ -173,7 +173,7 @@ fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.segments()[0] & 0xffc0 == 0xfe80)
 }
 
-/// Whether an answer goes where its client is.
+/// Returns whether an answer is sent to its client.
 fn reaches(message: &Message, to: IpAddr) -> bool {
     match message.family {
         4 => to == IpAddr::V4(Ipv4Addr::BROADCAST) || message.leases.contains(&to),
@@ -181,7 +181,8 @@ fn reaches(message: &Message, to: IpAddr) -> bool {
     }
 }
 
-/// Which request: family, transaction, and who asked, by MAC address or (DHCPv6) by IP address.
+/// Identity of a request: family, transaction, and client, by MAC address or (DHCPv6) by IP
+/// address.
 type What = (u8, u32, Option<[u8; 6]>, Option<IpAddr>);
 
 /// A request that is open, and how many answers it had.
@@ -190,20 +191,20 @@ struct Open {
     what: What,
     when: u32,
     answers: u32,
-    /// Where a server's client asked from, and after how many changes of policy.
+    /// Packet of a server's client, and the number of changes of policy before it.
     asker: Option<(Packet, u32)>,
 }
 
-/// What a vnic remembers.
+/// A vnic's memory of DHCP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dhcp {
-    /// What it asked for.
+    /// Its own requests.
     asked: Vec<Open>,
-    /// What it was asked for as a server.
+    /// Requests to it as a server.
     served: Vec<Open>,
     /// Requests that may leave at once, as of when; IPv4 and IPv6.
     tokens: [Option<(u32, u32)>; 2],
-    /// Who gave it a lease, and who offered one, the last three.
+    /// The server that gave it a lease, and the last three that offered one.
     given: Option<IpAddr>,
     offered: Vec<IpAddr>,
     /// When it asked a server that it did not know.
@@ -245,7 +246,7 @@ impl Dhcp {
             .ok_or(&["bad-dhcp"])
     }
 
-    /// Whether a filtered vnic may send a request without a rule.
+    /// Checks whether a filtered vnic may send a request without a rule.
     pub fn may_ask(&self, vnic: &Declared, packet: &Packet, now: u32) -> Result<(), Reasons> {
         let message = Self::for_itself(vnic, packet)?;
         if self.left(message.family == 6, now) == 0 {
@@ -267,7 +268,7 @@ impl Dhcp {
         }
     }
 
-    /// What an answer is to, at the server that gives it.
+    /// Returns the request of an answer, at the server that gives it.
     fn request(packet: &Packet) -> Option<What> {
         let message = message(packet)?;
         let request = asks(packet)?;
@@ -278,13 +279,13 @@ impl Dhcp {
         })
     }
 
-    /// Whether a filtered vnic may send an answer.
+    /// Returns whether a filtered vnic may send an answer.
     pub fn may_serve(&mut self, packet: &Packet, now: u32) -> bool {
         Self::request(packet).is_some_and(|what| open(&mut self.served, &what, now).is_some())
     }
 
-    /// Forgets requests that no rule lets in any more. What another rule lets in since policy
-    /// changed may be forgotten, too.
+    /// Forgets requests that no rule lets in any more. After a change of policy, requests that
+    /// another rule lets in may be forgotten, too.
     pub fn look_again(
         &mut self,
         (groups, changes): (&[Group], u32),
@@ -306,7 +307,7 @@ impl Dhcp {
         message(packet).filter(|message| asks(packet) == Some(false) && own(message))
     }
 
-    /// Whether a filtered vnic gets an answer without a rule.
+    /// Returns whether a filtered vnic gets an answer without a rule.
     pub fn may_be_answered(&mut self, vnic: &Declared, packet: &Packet, now: u32) -> bool {
         let Some(message) = Self::answer(vnic, packet) else { return false };
         open(&mut self.asked, &(message.family, message.xid, None, None), now).is_some()

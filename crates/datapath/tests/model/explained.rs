@@ -1,4 +1,4 @@
-//! Switches that say what they are going to do with each frame, and then do it.
+//! Switches that explain each frame before they move it, and are held to that.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -27,7 +27,8 @@ impl Explained {
         Explained(real, BTreeMap::new())
     }
 
-    /// What admitted the session of the frame that a host has just moved; `None` if it has none.
+    /// Returns the rules that admitted the session of the frame that a host has just moved; `None`
+    /// if it has no session.
     fn admitted(&self, host: usize) -> Option<Admitted> {
         let mut found = None;
         self.0.hosts[host].watched(|packet| {
@@ -43,7 +44,8 @@ impl Explained {
         found
     }
 
-    /// What each host says of a frame: where it is sent, and where it arrives.
+    /// Returns each host's explanation of a frame: the host of its sender, and the host at which it
+    /// arrives.
     fn ask(&self, host: usize, name: &str, frame: &[u8], vni: Option<u32>) -> Vec<Option<Walk>> {
         let mut said = vec![None; self.0.hosts.len()];
         said[host] = self.0.hosts[host].explain_frame(&Origin::Vnic(name.to_owned()), frame);
@@ -63,7 +65,7 @@ impl Explained {
 /// The rules that let a session out of its opener, and into its other end, where rules did.
 type Admitted = [Option<(GroupName, Rule)>; 2];
 
-/// Whether the rules that were told are those of the session that then was there.
+/// Checks that the rules in an explanation are those of the session that then was there.
 fn check_rules(said: &Walk, admitted: &Admitted, frame: &[u8]) {
     let told = said.admitted.clone().map(|by| match by {
         Some(Admission::Rule { group, rule }) => Some((group, rule)),
@@ -74,7 +76,7 @@ fn check_rules(said: &Walk, admitted: &Admitted, frame: &[u8]) {
     }
 }
 
-/// Whether somebody would have to remember an earlier frame to know what becomes of this one.
+/// Returns whether the fate of this frame depends on the memory of an earlier one.
 fn is_fragment(frame: &[u8]) -> bool {
     match wire::carries(frame) {
         Carries::Ip(at, vlan) => {
@@ -84,7 +86,7 @@ fn is_fragment(frame: &[u8]) -> bool {
     }
 }
 
-/// Whether what a host did is what it said.
+/// Checks that a host's effects agree with its explanation.
 fn check(said: &Walk, seen: &Seen, trunk: &str, frame: &[u8]) {
     let mut got: Vec<&str> = seen.received.iter().map(|(name, _)| name.as_str()).collect();
     got.sort_unstable();

@@ -1,4 +1,4 @@
-//! Makes the frames that commands speak of.
+//! Makes the frames that commands name.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -14,7 +14,7 @@ use crate::{
     tcp::{ACK, FIN, RST, SYN},
 };
 
-/// Where the ends of a TCP flow are, as far as frames said.
+/// Positions of both ends of a TCP flow, by the frames so far.
 #[derive(Clone, Debug, Default)]
 struct Talk {
     first: [u32; 2],
@@ -42,7 +42,7 @@ impl Frames {
         }
     }
 
-    /// Who sends a shot.
+    /// Returns the sender of a shot.
     pub fn sender(&self, shot: &Shot) -> &'static str {
         match shot.twist {
             Twist::Sender(other) | Twist::Posing(other) => NAMES[other % self.vnics.len()],
@@ -167,8 +167,8 @@ impl Frames {
         ports: [u16; 2],
     ) -> (Tcp<'static>, usize) {
         const FAR: u32 = 1 << 29;
-        // More than two of the windows that [`Step::SynScaled`] makes, less than ten of those that
-        // nobody scales.
+        // More than two of the windows that [`Step::SynScaled`] makes, less than ten of the
+        // unscaled ones.
         const BEYOND: u32 = 600_000;
         let talk = &mut self.talks[flow];
         if matches!(step, Step::Syn | Step::SynScaled) {
@@ -412,7 +412,7 @@ fn probe(ends: &Ends) -> Vec<u8> {
     }
 }
 
-/// The group of whoever has an address (RFC 4291, 2.7.1).
+/// Returns the solicited-node group of an address (RFC 4291, 2.7.1).
 fn asked_of(wanted: Ipv6Addr) -> Ipv6Addr {
     let [.., x, y, z] = wanted.octets();
     Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, x, y, z])

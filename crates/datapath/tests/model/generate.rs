@@ -1,5 +1,4 @@
-//! Random cases: conversations that go as they should, among things that should not be, while
-//! policy changes.
+//! Random cases: orderly conversations among disorderly ones, while policy changes.
 
 use std::{collections::VecDeque, net::IpAddr};
 
@@ -36,8 +35,8 @@ pub fn case(seed: u64) -> Case {
     Case { hosts: 1, vnics, placed, groups, flows, commands }
 }
 
-/// The same worlds, spread over two hosts; vnics go from one to the other, and an operator may tell
-/// one host what he does not tell the other.
+/// Makes a case in the same worlds, spread over two hosts. Vnics go from one to the other, and an
+/// operator may configure the hosts differently.
 pub fn case_of_two(seed: u64) -> Case {
     let mut random = Random(!seed);
     let count = 3 + random.below(4);
@@ -58,12 +57,12 @@ pub fn case_of_two(seed: u64) -> Case {
             0..40 => moved(random, &mut now, &flows),
             40..55 => vec![Command::At(random.below(2), Box::new(change_group(random, outbound)))],
             55..70 => vec![claim(random, &vnics, &flows)],
-            // A day goes by: everything may begin anew.
+            // A day goes by: everything may begin again.
             70..80 => vec![Command::Pass(86_500)],
             _ => vec![change(random, &vnics, outbound)],
         });
     if random.percent(60) {
-        // Nobody came a moment ago: connections need a beginning.
+        // No guest attached a moment ago: connections need a beginning.
         commands.insert(0, Command::Pass(130));
     }
     Case { hosts: 2, vnics, placed, groups, flows, commands }
@@ -96,7 +95,7 @@ fn moved(random: &mut Random, placed: &mut [usize], flows: &[Flow]) -> Vec<Comma
     commands
 }
 
-/// Somebody says that he has another one's address, or speaks in a conversation of others.
+/// Makes a claim to another vnic's address, or a frame in a conversation of other vnics.
 fn claim(random: &mut Random, vnics: &[Declared], flows: &[Flow]) -> Command {
     let vnic = random.below(vnics.len());
     let (what, to, twist) = if random.percent(40) {
@@ -308,7 +307,7 @@ fn commands(
     commands
 }
 
-/// Whether it is a connection from its beginning, in which everything is as it should be.
+/// Returns whether it is a connection from its beginning, without any fault.
 fn is_orderly_tcp(script: &[Shot]) -> bool {
     use Step::*;
     matches!(script, [Shot { what: What::Tcp(Syn), .. }, ..])
@@ -597,7 +596,7 @@ fn twist(random: &mut Random, shot: &mut Shot, vnics: usize, flows: usize) {
         };
     }
     if random.percent(2) {
-        // Somebody else's conversation.
+        // Another conversation.
         shot.flow = random.below(flows);
     }
     if !random.percent(10) {

@@ -1,8 +1,9 @@
-//! Tables that are too small for what comes: who is refused may change, but these sentences hold.
+//! Tables that are too small for the traffic. The choice of refused sessions may change, but these
+//! sentences hold.
 //!
-//! A conversation that was answered goes on until it times out or policy ends it, whatever others
-//! open. What was let in is answered. Nobody has more sessions than a share. Everybody who asks for
-//! little gets it.
+//! A conversation that was answered goes on until it times out or policy ends it, however many
+//! others open. A packet that was let in may be answered. No vnic has more sessions than its share.
+//! A vnic that asks for little gets it.
 
 use std::collections::BTreeMap;
 
@@ -77,7 +78,7 @@ struct Ledger {
 }
 
 impl Ledger {
-    /// Whether a frame of a conversation arrives.
+    /// Returns whether a frame of a conversation arrives.
     fn passes(&mut self, (client, server, port): Talk, back: bool) -> bool {
         let (from, to, ports) = if back {
             (server, client, (SERVICE, port))

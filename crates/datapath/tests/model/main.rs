@@ -1,10 +1,10 @@
-//! The switch against a model of it: random policy, traffic and changes go through both, and both
-//! must agree on who receives every frame, and on the drop that is counted otherwise.
+//! The switch against a model of it: random policy, traffic and changes go through both. Both must
+//! agree on the receivers of every frame, and on the drop that is counted otherwise.
 //!
 //! The model ([`switch`], [`policy`], [`tcp`], [`wire`]) is plain and slow: lists that are searched
-//! from their start, a parser of its own. Where the words leave something open ([`choices`]) it
-//! follows both ways until the switch shows which one it took. Of networks that span hosts it has
-//! two models and hands frames from one to the other ([`world`]).
+//! from their start, a parser of its own. Where the specification leaves a choice open
+//! ([`choices`]) it follows both ways until the switch shows which one it took. Of networks that
+//! span hosts it has two models and hands frames from one to the other ([`world`]).
 //!
 //! `MODEL_SECONDS=3600 cargo test -p butterfly-datapath --test model` runs for an hour, from a seed
 //! that it prints; `MODEL_SEED=n` repeats the case of a seed.
@@ -52,7 +52,7 @@ fn the_switches_of_two_hosts_do_what_the_model_says() {
     compare(generate::case_of_two, 30_000, Real::new);
 }
 
-/// What is said of a frame before it is sent is what happens to it, and saying it changes nothing.
+/// The explanation of a frame before it is sent comes true, and explaining changes nothing.
 #[test]
 fn explanations_say_what_the_switch_does() {
     compare(generate::case, 4_000, Explained::new);

@@ -1,5 +1,5 @@
-//! Security groups, rules and the exceptions that every filtered vnic has: who may send what to
-//! whom, without any state.
+//! Security groups, rules and the exceptions of every filtered vnic: the packets that may pass,
+//! without any state.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -38,7 +38,7 @@ pub struct Group {
     pub rules: Vec<Rule>,
 }
 
-/// What an operator says of a vnic.
+/// A vnic as an operator declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Declared {
     pub mac: [u8; 6],
@@ -70,12 +70,12 @@ impl Declared {
         ))
     }
 
-    /// Whether it is one of its link-local addresses.
+    /// Returns whether an address is one of its link-local addresses.
     pub fn has_link_local(&self, ip: IpAddr) -> bool {
         ip == self.link_local() || self.bound.contains(&ip)
     }
 
-    /// Whether it may speak as `ip`.
+    /// Returns whether it may send from `ip`.
     pub fn owns(&self, ip: IpAddr) -> bool {
         self.ips.contains(&ip) || self.has_link_local(ip)
     }
@@ -88,7 +88,8 @@ fn bits(ip: IpAddr) -> (u128, u32) {
     }
 }
 
-/// Whether an address is in a block. Bits of the block's address beyond its mask mean nothing.
+/// Returns whether an address is in a block. Bits of the block's address beyond its mask mean
+/// nothing.
 pub fn is_in(ip: IpAddr, block: IpAddr, mask: u8) -> bool {
     let ((ip, width), (block, block_width)) = (bits(ip), bits(block));
     width == block_width && (0..u32::from(mask)).all(|i| (ip ^ block) >> (width - 1 - i) & 1 == 0)
@@ -103,10 +104,10 @@ fn peer_matches(groups: &[Group], peer: &Peer, ip: IpAddr) -> bool {
     }
 }
 
-/// Whether a rule is about a packet with this address at the other end.
+/// Returns whether a rule fits a packet with this address at the other end.
 fn rule_matches(groups: &[Group], rule: &Rule, packet: &Packet, peer: IpAddr) -> bool {
-    // ICMP (1) and ICMPv6 (58) are numbers as others are: that each is of one family is up to who
-    // sends it.
+    // ICMP (1) and ICMPv6 (58) are numbers like others: rules do not check that each is of its
+    // family.
     let protocol = match rule.protocol {
         None => true,
         Some(number) => number == packet.protocol,
@@ -135,7 +136,7 @@ fn rules<'a>(
         .filter(move |rule| rule.direction == direction)
 }
 
-/// Messages of neighbour and listener discovery, and what keeps them honest.
+/// Messages of neighbour and listener discovery, by the checks for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discovery {
     /// Router or neighbour solicitation, neighbour advertisement.
@@ -164,7 +165,8 @@ pub fn discovery(packet: &Packet) -> Option<Discovery> {
     }
 }
 
-/// Whether it is what a machine validly asks all routers, or tells those that serve groups.
+/// Returns whether a packet is a valid question to all routers, or a report to routers that serve
+/// groups.
 fn is_to_all_routers(packet: &Packet) -> bool {
     let solicits = discovery(packet).is_some() && packet.upper[0] == 133 && said(packet).is_some();
     let routers = [2, 22].map(|n| IpAddr::from([224, 0, 0, n]));
@@ -193,8 +195,7 @@ fn v6(ip: IpAddr) -> Ipv6Addr {
     if let IpAddr::V6(ip) = ip { ip } else { unreachable!("{ip}") }
 }
 
-/// What a valid message of discovery says: whose address it is about, and the link-layer addresses
-/// that it gives.
+/// Contents of a valid message of discovery: the address it is about, and its link-layer addresses.
 struct Said {
     target: Option<IpAddr>,
     links: Vec<[u8; 6]>,
@@ -244,8 +245,8 @@ fn said(packet: &Packet) -> Option<Said> {
     believable.then(|| Said { target: target.map(IpAddr::V6), links })
 }
 
-/// Addresses that a believable message of discovery is a reason to note, and who says so: those
-/// that its sender speaks from or for, or is about to take.
+/// Returns the addresses that a valid message of discovery claims, and the role of its sender.
+/// Claimed are addresses that the sender uses, or is about to take.
 pub fn spoken_for(vnic: &Declared, packet: &Packet, to: &[u8]) -> Option<(Vec<IpAddr>, Voice)> {
     let kind = packet.upper[0];
     let said = said(packet).filter(|_| matches!(kind, 133..=136))?;
@@ -269,7 +270,7 @@ pub fn spoken_for(vnic: &Declared, packet: &Packet, to: &[u8]) -> Option<(Vec<Ip
     ))
 }
 
-/// Whether it is what a router believably says of itself.
+/// Returns whether a packet is a valid advertisement of a router.
 pub fn advertises_router(packet: &Packet) -> bool {
     packet.upper[0] == 134 && said(packet).is_some()
 }
@@ -279,7 +280,7 @@ pub fn redirects_to(packet: &Packet) -> Option<[u8; 6]> {
     said(packet).and_then(|said| said.links.first().copied())
 }
 
-/// Whether a filtered vnic may send this message of discovery, whatever its rules.
+/// Returns whether a filtered vnic may send this message of discovery without a rule.
 fn discovery_is_honest(vnic: &Declared, packet: &Packet) -> bool {
     let Some(said) = said(packet) else { return false };
     let unspecified = packet.source == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
@@ -299,13 +300,13 @@ fn means(rule: &Rule, ports: [u16; 2]) -> bool {
         && ports.iter().any(|port| first <= *port && *port <= last)
 }
 
-/// Whether an INBOUND rule makes a vnic the DHCP server of who sent a packet.
+/// Returns whether an INBOUND rule makes a vnic the DHCP server of a packet's sender.
 pub fn serves(groups: &[Group], vnic: &Declared, packet: &Packet) -> bool {
     let mut inbound = rules(groups, vnic, Direction::Inbound).filter(|rule| means(rule, [67, 547]));
     inbound.any(|rule| rule_matches(groups, rule, packet, packet.source))
 }
 
-/// Whether an OUTBOUND rule names what only infrastructure says.
+/// Returns whether an OUTBOUND rule names a packet of infrastructure.
 fn names(groups: &[Group], vnic: &Declared, packet: &Packet) -> bool {
     let of = |rule: &&Rule| matches!(rule.protocol, Some(1 | 58)) || means(rule, [68, 546]);
     rules(groups, vnic, Direction::Outbound)
@@ -313,7 +314,7 @@ fn names(groups: &[Group], vnic: &Declared, packet: &Packet) -> bool {
         .any(|rule| rule_matches(groups, rule, packet, packet.destination))
 }
 
-/// What "everything may leave" does not mean.
+/// Kinds of packets that "everything may leave" does not include.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Infrastructure {
     /// From a DHCP server's port to a client's. Whole ones are answers to requests; fragments of
@@ -340,14 +341,15 @@ fn infrastructure(packet: &Packet) -> Option<Infrastructure> {
     router.then_some(Infrastructure::Router)
 }
 
-/// Whether it is UDP between the ports of DHCP, whoever sends it: that makes no session.
+/// Returns whether a packet is UDP between the ports of DHCP, from any sender. Such packets make no
+/// session.
 pub fn is_dhcp(packet: &Packet) -> bool {
     let ports: &[(u16, u16)] =
         if packet.source.is_ipv4() { &[(67, 68), (68, 67)] } else { &[(547, 546), (546, 547)] };
     packet.protocol == 17 && ports.contains(&(be16(&packet.upper, 0), be16(&packet.upper, 2)))
 }
 
-/// Whether a filtered vnic may speak with this source at all.
+/// Checks whether a filtered vnic may send from this source at all.
 pub fn source_is_own(vnic: &Declared, packet: &Packet) -> Result<(), Reasons> {
     let own = match (discovery(packet), packet.source) {
         (Some(Discovery::Neighbour | Discovery::Listener), _) => {
@@ -361,7 +363,7 @@ pub fn source_is_own(vnic: &Declared, packet: &Packet) -> Result<(), Reasons> {
             };
         }
         (Some(Discovery::Router | Discovery::Query), source) if vnic.owns(source) => {
-            // A rule may let a vnic be a router, but not for somebody else.
+            // A rule may let a vnic be a router, but only for itself.
             let honest =
                 said(packet).is_some_and(|said| said.links.iter().all(|link| *link == vnic.mac));
             return if honest { Ok(()) } else { Err(&["bad-discovery"]) };
@@ -377,12 +379,12 @@ pub fn source_is_own(vnic: &Declared, packet: &Packet) -> Result<(), Reasons> {
     if own { Ok(()) } else { Err(&["spoofed-ip"]) }
 }
 
-/// Whether it is what a DHCPv6 server says from its link-local address, in one piece.
+/// Returns whether a packet is a DHCPv6 server's answer from its link-local address, in one piece.
 fn answers_locally(vnic: &Declared, packet: &Packet) -> bool {
     asks(packet) == Some(false) && vnic.has_link_local(packet.source)
 }
 
-/// What lets a packet pass or not.
+/// Reason for passing or refusing a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// A rule, or that there is none (egress).
@@ -392,7 +394,7 @@ pub enum Verdict {
     Denied(Reasons),
 }
 
-/// Whether a filtered vnic's groups let out a packet whose source is its own.
+/// Returns the verdict of a filtered vnic's groups on an outgoing packet with a source of its own.
 pub fn egress(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
     let neighbours = matches!(discovery(packet), Some(Discovery::Neighbour | Discovery::Listener));
     if neighbours && discovery_is_honest(vnic, packet) {
@@ -420,8 +422,8 @@ pub fn egress(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
     }
 }
 
-/// Whether a filtered vnic's groups let in a packet. Replies to its DHCP requests are state, and
-/// not looked at here.
+/// Returns the verdict of a filtered vnic's groups on an incoming packet. Replies to its DHCP
+/// requests are state, and not looked at here.
 pub fn ingress(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
     if discovery_passes(packet) {
         return Verdict::Exception;

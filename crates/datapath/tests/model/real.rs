@@ -1,4 +1,4 @@
-//! The switches themselves, with guests in memory, and what would be the wire between them.
+//! The real switches, with guests in memory, and the wire between them.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ pub struct Real {
     pub hosts: Vec<Host>,
 }
 
-/// What counters of hosts that are joined begin with, where their names are the same on both.
+/// Prefixes of the counters of joined hosts, where their names are the same on both.
 pub const PREFIXES: [&str; 2] = ["one/", "two/"];
 
 impl Real {
@@ -35,8 +35,7 @@ impl Real {
         Real { hosts: (0..hosts).map(host).collect() }
     }
 
-    /// Carries frames from host to host until nothing moves. Whoever sent them is seen to have had
-    /// them received by a trunk.
+    /// Carries frames from host to host until nothing moves. A trunk counts as their receiver.
     fn carry(&mut self, seen: &mut [Seen]) {
         let [one, two] = &mut self.hosts[..] else { return };
         loop {
@@ -103,8 +102,8 @@ impl Switch for Real {
 
     fn remove(&mut self, host: usize, name: &str) {
         self.hosts[host].remove(name);
-        // The counters of a network that is not here any more are gone, too: the next ones begin
-        // anew.
+        // The counters of a network that is not here any more are gone, too: the next ones start at
+        // zero.
         self.hosts[host].moved();
     }
 

@@ -43,8 +43,7 @@ fn move_b(world: &mut [Model], to: usize) {
     send(world, to, "b", &build::ethernet(B, Mac::BROADCAST).arp_request(IP_B, IP_A));
 }
 
-/// Sends a frame, about which there must be no two opinions, and says who got it or what was
-/// counted where.
+/// Sends a frame with exactly one right outcome. Returns the receivers, or the drops.
 #[track_caller]
 fn send(world: &mut [Model], host: usize, from: &str, frame: &[u8]) -> String {
     let results = Choices::all(|choices| {
@@ -84,7 +83,7 @@ fn nothing_returns_to_the_host_that_it_came_from() {
     let mut world = world([0, 1, 1]);
     let all = build::ethernet(C, Mac::BROADCAST).payload(0x88b5, &[0; 46]);
     assert_eq!(send(&mut world, 1, "c", &all), "> b, > a");
-    // Nobody has it here, and those who are there were asked.
+    // No vnic of host one has the address, and those of host two were asked there.
     assert_eq!(
         send(&mut world, 1, "c", &build::ethernet(C, STATION).payload(0x88b5, &[0; 46])),
         "one/vni-1: no-receiver"
@@ -123,7 +122,7 @@ fn a_vnic_that_moves_takes_its_connections_along() {
     let mut world = world([0, 1, 1]);
     connect(&mut world, [0, 1]);
     move_b(&mut world, 0);
-    // Nobody could begin with that.
+    // A packet that no conversation could begin with.
     assert_eq!(send(&mut world, 0, "b", &tcp(B80, A4, ACK, 500, 100)), "> a");
     assert_eq!(send(&mut world, 0, "a", &tcp(A4, B80, ACK, 100, 500)), "> b");
     pass(&mut world, 1000);
@@ -155,7 +154,7 @@ fn whether_it_may_go_on_is_decided_again() {
     world[0].groups[0].rules.clear();
     move_b(&mut world, 0);
     let refused = "a: ingress-denied or b: tcp-no-session or a: tcp-no-session";
-    // As a connection of a, whom the rules of b's group on this host do not let in.
+    // Like a connection of a, which the rules of b's group on this host do not let in.
     world.iter_mut().for_each(|model| model.pass(1000));
     assert_eq!(send(&mut world, 0, "b", &tcp(B80, A4, ACK, 500, 100)), refused);
 }

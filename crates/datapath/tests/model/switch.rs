@@ -1,7 +1,7 @@
 //! The model of the switch: every table is a list that is searched from its start.
 //!
-//! A switch that is a tunnel endpoint has all of a network that is elsewhere behind one more vnic
-//! of it, the trunk. It bypasses filters, has no address of its own, and nobody attaches to it.
+//! For a switch that is a tunnel endpoint, the part of a network on other hosts is behind one more
+//! vnic, the trunk. It bypasses filters, has no address of its own, and no guest attaches to it.
 
 mod moved;
 
@@ -16,7 +16,7 @@ use crate::{
     wire::{self, Carries, Packet, Reasons, be16},
 };
 
-/// Where a frame comes from or goes to: a vnic, and which of its lives.
+/// Source or destination of a frame: a vnic, and the number of its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port(pub usize, pub u32);
 
@@ -25,7 +25,7 @@ pub struct Vnic {
     pub name: &'static str,
     pub port: Port,
     pub declared: Declared,
-    /// It stands for what its network has on other hosts.
+    /// True if it stands for the network's vnics on other hosts.
     trunk: bool,
     /// When its guest came, if it can have one.
     attached: u32,
@@ -50,7 +50,7 @@ struct End {
     number: u16,
 }
 
-/// What tells sessions apart, as a frame from `from` to `to` shows it.
+/// Key of a session, as a frame from `from` to `to` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
     vni: u32,
@@ -69,7 +69,7 @@ impl Key {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Tracked {
     Tcp(Connection),
-    /// Whether the other end answered.
+    /// True if the other end answered.
     Udp(bool),
     Echo,
     Sctp(bool),
@@ -84,7 +84,7 @@ struct Session {
     seen: u32,
     /// The opener's first packet, for deciding it again.
     opening: Packet,
-    /// Policy took it back, and it is TCP: for a while it is not picked up.
+    /// True for a TCP connection that policy took back: for a while it is not picked up.
     cut: bool,
     /// When one of its ends went, of TCP: it may have gone to another host.
     left: Option<u32>,
@@ -116,18 +116,18 @@ struct Fragments {
     protocol: u8,
     id: u32,
     from: Port,
-    /// Whom the first was admitted to; None: to several.
+    /// The receiver that the first fragment was admitted to; None for several.
     to: Option<Port>,
     began: u32,
     first: Packet,
-    /// What passed, and the end of it all if that is known.
+    /// Parts that passed, and the end of the packet if known.
     parts: Vec<(usize, usize)>,
     total: Option<usize>,
     /// Changes of policy until then.
     policy: u32,
 }
 
-/// Who got a frame, and what was counted.
+/// Receivers of a frame, and the drops that were counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub receivers: Vec<&'static str>,
@@ -138,7 +138,7 @@ pub struct Outcome {
 pub struct Model {
     /// Names of the trunks of networks 1, 2, ...; none if networks end here.
     trunks: &'static [&'static str],
-    /// What this one does wrong.
+    /// Mistake of this model.
     mistake: Option<Mistake>,
     pub now: u32,
     lives: u32,
@@ -147,12 +147,12 @@ pub struct Model {
     pub groups: Vec<Group>,
     learnt: Vec<Learnt>,
     sessions: Vec<Session>,
-    /// What was forgotten since the last look at all sessions: its places are free from that on.
+    /// Sessions forgotten since the last look at all sessions: their places are free from then on.
     dead: Vec<Key>,
     fragments: Vec<Fragments>,
 }
 
-/// Mistakes to be found that are no change of what is remembered.
+/// Mistakes to be found that do not change the model's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// A connection ends when one of its ends moves.
@@ -163,11 +163,11 @@ pub enum Mistake {
     AnybodyMoved,
     /// A connection that moves is not decided again.
     MovedIsAdmitted,
-    /// Whoever says that he has an address has it.
+    /// Any claim to an address is accepted.
     ClaimsAreBelieved,
 }
 
-/// Why a frame does not get through, and who is charged: each of these is right.
+/// Reasons for the drop of a frame, each with the vnic that is charged: each of these is right.
 pub type Drop = Vec<(&'static str, &'static str)>;
 
 fn drop(vnic: &'static str, reasons: Reasons) -> Drop {
@@ -217,7 +217,7 @@ impl Model {
 
     pub fn pass(&mut self, seconds: u32) {
         self.now += seconds;
-        // What nobody will find again need not be remembered.
+        // A session that no frame will find again need not be remembered.
         let now = self.now;
         self.dead.clear();
         self.sessions.retain(|session| now - session.seen <= session.timeout().1);
@@ -225,7 +225,7 @@ impl Model {
         self.fragments.retain(|entry| now - entry.began < FRAGMENTS_FOR);
     }
 
-    /// What it does wrong from now on.
+    /// Makes a mistake from now on.
     pub fn errs(&mut self, mistake: Mistake) {
         self.mistake = Some(mistake);
     }
@@ -308,7 +308,7 @@ impl Model {
         }
     }
 
-    /// The lowest place that is free, for whoever begins a life now.
+    /// Returns the lowest free place, for a life that begins now.
     fn vacant(&self) -> Port {
         let slot = (0..).find(|slot| self.vnics.iter().all(|vnic| vnic.port.0 != *slot)).unwrap();
         Port(slot, self.lives)
@@ -422,8 +422,8 @@ impl Model {
                 } else {
                     &["no-receiver"]
                 };
-                // What nobody here owns is elsewhere, if networks go on there: to a filtered vnic
-                // it is one conversation.
+                // An address that no vnic here owns is on another host, if the network spans hosts.
+                // To a filtered vnic it is one conversation.
                 let elsewhere =
                     self.trunk_of(declared.vni).filter(|_| !is_group && !declared.bypass);
                 let receivers: Vec<usize> = (0..self.vnics.len())
@@ -445,7 +445,7 @@ impl Model {
         }
     }
 
-    /// Where a frame goes, as a learning bridge sees it.
+    /// Returns the destination of a frame by the rules of a learning bridge.
     fn forward(&mut self, sender: usize, frame: &[u8]) -> Result<Destination, Reasons> {
         let Vnic { port, declared, trunk, .. } = self.vnics[sender].clone();
         let (destination, source): ([u8; 6], [u8; 6]) =
@@ -487,7 +487,7 @@ impl Model {
         }
     }
 
-    /// The vnic whose address it is. A trunk has none.
+    /// Returns the vnic that owns an address. A trunk owns none.
     fn owner(&self, vni: u32, mac: [u8; 6]) -> Option<usize> {
         self.vnics
             .iter()
@@ -514,7 +514,7 @@ impl Model {
         if let Ok(Some(packet)) = subject.clone()
             && self.speaks_as_another(&self.vnics[sender], &packet)
         {
-            // Others who bypass filters may have it all the same. Fragments are decided with their
+            // Vnics that bypass filters may have it all the same. Fragments are decided with their
             // first one.
             subject = match packet.fragment {
                 Some(fragment) if fragment.offset > 0 => {
@@ -570,9 +570,9 @@ impl Model {
             let verdict = match subject {
                 _ if declared.bypass => Ok(()),
                 Ok(None) => Ok(()),
-                // Who hides or mangles IP is to blame.
+                // The sender that hides or mangles IP is to blame.
                 Err(reasons) => Err(drop(name, reasons)),
-                // Who asked is told by the MAC address in an answer; DHCPv6 has none.
+                // The MAC address in an answer names the client; DHCPv6 has none.
                 Ok(Some(packet)) => {
                     match self.ingress(*receiver, packet, packet.source.is_ipv4()) {
                         Verdict::Denied(reasons) => Err(drop(receiving, reasons)),
@@ -593,7 +593,7 @@ impl Model {
         Ok(())
     }
 
-    /// Whether a vnic may speak as a packet's source.
+    /// Checks whether a vnic may send from a packet's source.
     fn is_own(&self, name: &'static str, declared: &Declared, packet: &Packet) -> Result<(), Drop> {
         let sender = self.vnics.iter().find(|vnic| vnic.name == name).unwrap();
         let own = match declared.bypass {
@@ -639,8 +639,8 @@ impl Model {
                     .sessions
                     .iter()
                     .any(|session| Some(session.key) == key || Some(session.key.reversed()) == key);
-                // Whose a made-up address is found out while conversations go on. It is asked when
-                // they are decided.
+                // The owner of a made-up address may change while conversations go on. It is looked
+                // up when they are decided.
                 if own.is_err()
                     && !(declared.bypass
                         && known
@@ -666,8 +666,8 @@ impl Model {
         }
     }
 
-    /// A packet that claims to be of a session, from somebody else's address: like one of its own
-    /// it has policy looked at again, which ends what is not admitted now.
+    /// Takes a packet that claims to be of a session, from another vnic's address. Like a packet of
+    /// that session, it has policy looked at again, which ends a session that is not admitted now.
     fn claim(&mut self, sender: usize, receiver: usize, packet: &Packet, choices: &mut Choices) {
         let (from, to) = (self.vnics[sender].port, self.vnics[receiver].port);
         let Some(key) = key_of(self.vnics[sender].declared.vni, from, to, packet) else { return };
@@ -693,7 +693,7 @@ impl Model {
         })
     }
 
-    /// Remembers a first fragment that passed, and to whom; to several if nobody is named.
+    /// Remembers a first fragment that passed, and its receiver; None for several.
     fn begin(
         &mut self,
         sender: usize,
@@ -753,7 +753,7 @@ impl Model {
         };
         let overlaps = beyond || entry.parts.iter().any(|(from, to)| start < *to && *from < end);
         if overlaps {
-            // Whom it is for does not matter.
+            // The receiver does not matter.
             return Err(if entry.to == to {
                 OVERLAP
             } else {
@@ -775,7 +775,7 @@ impl Model {
         Ok(first)
     }
 
-    /// A packet whose upper layer starts here.
+    /// Decides on a packet whose upper layer starts here.
     fn whole(
         &mut self,
         sender: usize,
@@ -891,8 +891,8 @@ impl Model {
         true
     }
 
-    /// Whether policy still admits a session. Whose a made-up address is found out while
-    /// conversations go on, and asked when they are decided: until then one goes on.
+    /// Returns whether policy still admits a session. The owner of a made-up address may change
+    /// while conversations go on, and is looked up when they are decided: until then one goes on.
     fn goes_on(&self, session: &Session, choices: &mut Choices) -> bool {
         let made_up = self.is_made_up(session.key.vni, session.opening.source);
         self.is_admitted(session, false)
@@ -913,8 +913,8 @@ impl Model {
         Some(at)
     }
 
-    /// Whether policy as it is now would let the opener begin, if need be from an address that is
-    /// another's.
+    /// Returns whether the policy of now would let the opener begin, if need be from an address of
+    /// another vnic.
     fn is_admitted(&self, session: &Session, as_another: bool) -> bool {
         let (Some(opener), Some(other)) =
             (self.at(session.key.from.port), self.at(session.key.to.port))
@@ -935,7 +935,7 @@ impl Model {
         out && within
     }
 
-    /// What rules, and what is remembered of DHCP, say of a packet that a filtered vnic sends.
+    /// Returns the verdict of rules and of the DHCP memory on a packet that a filtered vnic sends.
     fn egress(&mut self, sender: usize, packet: &Packet) -> Verdict {
         let now = self.now;
         let Vnic { declared, dhcp, .. } = &mut self.vnics[sender];
@@ -953,7 +953,8 @@ impl Model {
         }
     }
 
-    /// The same of a packet that one gets, which may be an answer to it or not.
+    /// Returns the same for a packet that a filtered vnic gets, which may be an answer to it or
+    /// not.
     fn ingress(&mut self, receiver: usize, packet: &Packet, answer: bool) -> Verdict {
         let now = self.now;
         let Vnic { declared, dhcp, .. } = &mut self.vnics[receiver];
@@ -989,8 +990,8 @@ impl Model {
         self.first(sender, receiver, packet, key, true)
     }
 
-    /// What seems to be the first packet of a conversation, or one from the middle of a connection
-    /// that may be picked up or not.
+    /// Decides on a packet that seems to be the first of a conversation, or from the middle of a
+    /// connection that may be picked up or not.
     fn first(
         &mut self,
         sender: usize,
@@ -1069,8 +1070,8 @@ impl Model {
         errors.1 <= 4
     }
 
-    /// Whether it is an error about a packet that the receiver sent in a session, from who may know
-    /// of it: the other end, or any router.
+    /// Returns whether it is an error about a packet that the receiver sent in a session. Its
+    /// sender may be one that can know of the session: the other end, or any router.
     fn quotes_a_session(
         &mut self,
         vni: u32,
@@ -1080,12 +1081,12 @@ impl Model {
         choices: &mut Choices,
     ) -> bool {
         let Some(quoted) = quoted(packet) else { return false };
-        // An error goes to whom the packet was from.
+        // An error goes to the sender of the packet.
         if packet.destination != quoted.source {
             return false;
         }
         let (port, bypass) = (self.vnics[sender].port, self.vnics[sender].declared.bypass);
-        // Whoever the packet went to: the tuple and the port it came from are known.
+        // The packet may have gone to any port: only its tuple and its sender's port are known.
         let same = |key: &Key| {
             let ends = (key.from.address, key.from.number, key.to.address, key.to.number);
             (key.vni, key.vlan, key.protocol, key.from.port)
@@ -1157,7 +1158,7 @@ fn echo_reply(packet: &Packet) -> u8 {
     if packet.source.is_ipv4() { 0 } else { 129 }
 }
 
-/// What a packet looks like to the table of sessions; None if it can have none.
+/// Returns the key of a packet in the table of sessions; None if it can have no session.
 fn key_of(vni: u32, from: Port, to: Port, packet: &Packet) -> Option<Key> {
     let upper = &packet.upper;
     let numbers = match packet.protocol {
@@ -1183,7 +1184,7 @@ fn key_of(vni: u32, from: Port, to: Port, packet: &Packet) -> Option<Key> {
     })
 }
 
-/// What an ICMP error quotes.
+/// Quote of an ICMP error.
 struct Quoted {
     source: IpAddr,
     destination: IpAddr,

@@ -1,7 +1,7 @@
 //! A TCP connection as an observer between its ends sees it (RFC 9293, RFC 5961).
 //!
-//! Windows have slack, and marks may lag: what is far from any window must be refused, what both
-//! ends would take must pass, and what lies between may do either.
+//! Windows have slack, and marks may lag. A segment far from any window must be refused. A segment
+//! that both ends would take must pass. Any other segment may do either.
 
 use crate::{
     choices::Choices,
@@ -25,7 +25,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Reads a segment whose header is whole.
+    /// Reads a segment that has its whole header.
     pub fn read(bytes: &[u8]) -> Segment {
         let header = usize::from(bytes[12] >> 4) * 4;
         let flags = bytes[13];
@@ -61,7 +61,7 @@ impl Segment {
         self.flags & (SYN | ACK | RST | FIN) == SYN
     }
 
-    /// Whether it can be from the middle of a connection that is alive.
+    /// Returns whether it can be from the middle of a live connection.
     pub fn may_be_picked_up(&self) -> bool {
         self.flags & (SYN | ACK | RST) == ACK
     }
@@ -84,7 +84,7 @@ struct Side {
     answer: Option<u32>,
     /// Behind the last byte it sent.
     end: u32,
-    /// What it acknowledged last, if it did.
+    /// Its last acknowledgement, if there was one.
     acked: Option<u32>,
     /// Largest window it offered, in bytes.
     window: u32,
@@ -95,14 +95,14 @@ struct Side {
     fin: Option<u32>,
 }
 
-/// Who has ended; it does not begin again.
+/// Sides that have ended; none begins again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     #[default]
     Open,
     OneEnded,
     BothEnded,
-    /// And know it of each other.
+    /// Both know that the other has ended.
     Over,
 }
 
@@ -112,11 +112,12 @@ pub struct Connection {
     sides: [Side; 2],
     reset: bool,
     picked_up: bool,
-    /// Somebody acknowledged the other's SYN; of one that was picked up, the other side has
-    /// spoken.
+    /// True if one side acknowledged the other's SYN; for one that was picked up, if the other side
+    /// has spoken.
     established: bool,
     stage: Stage,
-    /// Something was let pass that leaves open where the ends are: anything may follow.
+    /// True if a segment was let pass after which the positions of the ends are open: anything may
+    /// follow.
     unsure: bool,
 }
 
@@ -243,9 +244,9 @@ impl Connection {
         fit
     }
 
-    /// Whether an opener acknowledges another answer than the one that was seen last: a listener
-    /// that keeps no state may have sent several, and who knows the opener's own number exactly
-    /// is the opener.
+    /// Returns whether an opener acknowledges another answer than the one seen last. A listener
+    /// that keeps no state may have sent several. Only the opener knows the opener's own number
+    /// exactly.
     fn takes_another_answer(&self, from: usize, segment: &Segment) -> bool {
         let own = &self.sides[0];
         if self.established || !self.sides[1].seen || !segment.has(ACK) {
@@ -260,7 +261,7 @@ impl Connection {
         }
     }
 
-    /// What becomes of a segment of the opener (0) or the responder (1), and of the connection.
+    /// Judges a segment of the opener (0) or the responder (1), and changes the connection.
     pub fn judge(&mut self, from: usize, segment: &Segment, choices: &mut Choices) -> Judgement {
         if self.unsure {
             return match choices.either() {
@@ -365,7 +366,7 @@ impl Connection {
             0 if !answered => (!again).then_some(Judgement::Afresh),
             // A late copy refreshes nothing; until the handshake is complete it may be no copy.
             0 if again && !self.established && choices.either() => Some(Judgement::Passes),
-            // The opener begins anew: the other end sets it right (RFC 9293, 3.5.1), and nothing
+            // The opener begins again: the other end sets it right (RFC 9293, 3.5.1), and nothing
             // else comes of it.
             0 => Some(Judgement::PassesUnnoticed),
             // Both open at once.
@@ -380,13 +381,13 @@ impl Connection {
             _ if own.answer == Some(segment.sequence) && !self.established && choices.either() => {
                 Some(Judgement::Passes)
             }
-            // The opener was let in, not this side: who forgot the connection and listens would
-            // take it for the first of another.
+            // The opener was let in, not this side: a host that forgot the connection and listens
+            // would take it for the first of another.
             _ => Some(Judgement::ByRules),
         }
     }
 
-    /// Whether a reset that fits ends it (RFC 5961, 3.2).
+    /// Returns whether a reset that fits ends the connection (RFC 5961, 3.2).
     fn believes(&self, from: usize, segment: &Segment, choices: &mut Choices) -> bool {
         let (own, other) = (&self.sides[from], &self.sides[1 - from]);
         let waited_for = other.acked == Some(segment.sequence);
@@ -504,7 +505,7 @@ impl Connection {
 }
 
 impl Connection {
-    /// Whether a side can have sent a segment that starts here.
+    /// Returns whether a side can have sent a segment that starts here.
     pub fn may_have_sent(&self, from: usize, sequence: u32, choices: &mut Choices) -> bool {
         let own = &self.sides[from];
         let start = ahead(own.end, sequence);

@@ -6,10 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Names of drop reasons of which each is right.
 pub type Reasons = &'static [&'static str];
 
-/// What an Ethernet frame carries.
+/// Contents of an Ethernet frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Carries {
-    /// Nothing that filters look into.
+    /// Contents that filters do not look into.
     Other,
     /// ARP, which starts at this byte.
     Arp(usize),
@@ -32,7 +32,7 @@ pub struct Packet {
     pub fragment: Option<Fragment>,
     /// A fragment header is there, even if it says that nothing is cut off (RFC 6946).
     pub has_fragment_header: bool,
-    /// What follows IP and its extension headers, as far as IP says.
+    /// Payload of IP and its extension headers, by IP's own length.
     pub upper: Vec<u8>,
     /// Nothing stands between the IP header and that, nothing behind it, and it is of 1,500 bytes
     /// at most.
@@ -63,7 +63,7 @@ const HEADERS: usize = 256;
 /// How much of a frame is looked at to find IP: tags beyond hide something.
 const LOOKED_AT: usize = 128;
 
-/// What a frame of at least 14 bytes carries.
+/// Returns the contents of a frame of at least 14 bytes.
 pub fn carries(frame: &[u8]) -> Carries {
     let frame = &frame[..frame.len().min(LOOKED_AT)];
     let (mut at, mut tags) = (12, Vec::new());
@@ -244,7 +244,7 @@ fn v6(frame: &[u8], at: usize) -> Result<Packet, Reasons> {
     upper_is_there(packet, at + here)
 }
 
-/// Whether there can be such a fragment, behind a header of so many bytes that count.
+/// Checks whether there can be such a fragment, behind a header of so many bytes that count.
 fn can_be(fragment: Option<Fragment>, header: usize) -> Result<(), Reasons> {
     let Some(Fragment { offset, more, len, .. }) = fragment else { return Ok(()) };
     if offset == 0 && len == 0 {

@@ -5,9 +5,9 @@ use crate::{
     switch::{Model, Outcome},
 };
 
-/// What the trunks of networks 1 and 2 are called, host by host: counters are charged to them.
+/// Names of the trunks of networks 1 and 2, host by host: counters are charged to them.
 pub const TRUNKS: [[&str; 2]; 2] = [["one/vni-1", "one/vni-2"], ["two/vni-1", "two/vni-2"]];
-/// What is no network's on the wire.
+/// Names of the uplinks: counters of frames that belong to no network.
 const UPLINKS: [&str; 2] = ["one/uplink", "two/uplink"];
 
 /// One host alone, or two that know of each other what frames tell.

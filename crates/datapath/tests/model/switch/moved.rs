@@ -1,9 +1,9 @@
 //! Connections that go with a vnic to another host, and come back with one.
 //!
-//! A session is between two ports. When one of its ends moves, what is known of a connection as TCP
-//! stays: the next segment goes on where it was, between the ports of now, if policy lets its
-//! opener begin it there today. Only from and to other hosts: on one host, whoever sends from
-//! another port may be somebody else.
+//! A session is between two ports. When one of its ends moves, the TCP record of a connection
+//! stays. The next segment goes on with it, between the ports of now, if policy lets its opener
+//! begin it there today. This holds only from and to other hosts: on one host, a sender at another
+//! port may be another machine.
 
 use super::{Key, Mistake, Model, Port, Session, Tracked};
 use crate::{
@@ -13,8 +13,8 @@ use crate::{
 };
 
 impl Key {
-    /// Between these addresses and numbers, whoever has them: 0 as the opener's frame shows it, 1
-    /// the other way.
+    /// Returns the direction between these addresses and numbers, of any vnics: 0 as the opener's
+    /// frame shows it, 1 the other way.
     pub(super) fn direction_of(&self, other: &Key) -> Option<usize> {
         let plain = |key: &Key| {
             let ends = [key.from, key.to].map(|end| (end.address, end.number));
@@ -32,9 +32,9 @@ impl Key {
 }
 
 impl Model {
-    /// Forgets sessions that nobody can go on with: all whose end is gone, but for TCP connections
-    /// which that end may have taken along. Those are known as long as the end, where it came,
-    /// may have its connections picked up.
+    /// Forgets sessions that cannot go on: all whose end is gone, except TCP connections that the
+    /// end may have taken along. Those are known while the end may have its connections picked up
+    /// on its new host.
     pub(super) fn forget_the_dead(&mut self) {
         let mut sessions = std::mem::take(&mut self.sessions);
         sessions.retain_mut(|session| {
@@ -54,8 +54,8 @@ impl Model {
         self.sessions = sessions;
     }
 
-    /// A frame between the places of a session one of whose ends is gone: it may be found, and
-    /// ended for that.
+    /// Takes a frame between the places of a session one of whose ends is gone: the session may be
+    /// found, and ended for that.
     pub(super) fn out_of_the_way(&mut self, key: Key, choices: &mut Choices) {
         let places = |key: Key| (key.from.port.0, key.to.port.0);
         let at = self.sessions.iter().position(|session| {
@@ -73,8 +73,8 @@ impl Model {
         }
     }
 
-    /// A packet that has no session between its ports: whether it goes on with a connection one of
-    /// whose ends was elsewhere.
+    /// Decides a packet without a session between its ports. Returns whether it goes on with a
+    /// connection one of whose ends was on another host.
     pub(super) fn moves(&mut self, key: Key, packet: &Packet, choices: &mut Choices) -> bool {
         if packet.protocol != 6 || self.mistake == Some(Mistake::MovedIsForgotten) {
             return false;
@@ -114,8 +114,8 @@ impl Model {
         false
     }
 
-    /// Whether one end of a session is where it was, and the other one moved to or from another
-    /// host.
+    /// Returns whether one end of a session is in its place, and the other one moved to or from
+    /// another host.
     fn may_have_moved(&self, stored: Key, key: Key) -> bool {
         let stored = if stored.direction_of(&key) == Some(0) { stored } else { stored.reversed() };
         let (was, is, stays) =
@@ -131,8 +131,8 @@ impl Model {
         if self.mistake == Some(Mistake::AnybodyMoved) {
             return true;
         }
-        // A filtered vnic that is here, and has the address, did not move, and nobody who had it
-        // before speaks for it.
+        // A filtered vnic that is here, and has the address, did not move, and no earlier vnic with
+        // the address speaks for it.
         let has_it = |vnic: &super::Vnic| {
             vnic.declared.vni == key.vni
                 && !vnic.declared.bypass
