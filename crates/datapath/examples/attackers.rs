@@ -1,5 +1,5 @@
-//! What a vnic that sends its fair share notices of ten attackers of ten kinds: over in-memory
-//! rings, one core, all that counts is the processor time of the worker's thread.
+//! Effect of ten attackers of ten kinds on a vnic that sends its fair share. Runs over in-memory
+//! rings on one core, and counts only the processor time of the worker's thread.
 //!
 //! `attackers [SECONDS]`: microseconds from a frame's turn to be taken until it has arrived, alone,
 //! beside ten vnics that send 64 frames at a time to ten others, and beside each attacker and all
@@ -284,7 +284,7 @@ fn spent() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// What was seen.
+/// Results of the rounds.
 struct Seen {
     /// Nanoseconds that the fair vnic's frames took, and those of the longest turn in each round,
     /// in ascending order.
@@ -340,7 +340,7 @@ fn measure(scene: &mut Scene, attacks: &[Attack], seconds: f64) -> Result<Seen, 
     Ok(Seen { took, turns, lost: sent - got })
 }
 
-/// What so many of a part of them took at most, in microseconds.
+/// Returns the time that such a part of them took at most, in microseconds.
 fn at(ascending: &[u64], part: f64) -> f64 {
     let index = (ascending.len() as f64 * part) as usize;
     ascending

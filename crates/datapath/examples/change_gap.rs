@@ -1,13 +1,13 @@
-//! What changes of a security group cost those they do not concern: how long a worker's rounds
-//! take, alone and while another thread adds and removes members of a group as fast as it can.
+//! Cost of changes of a security group for vnics that they do not concern: the time of a worker's
+//! rounds, alone and while another thread adds and removes members of a group as fast as it can.
 //!
 //! `change_gap [SECONDS [VNICS [MEMBERS]]]`
 //!
-//! VNICS filtered vnics let in what comes from the members of one group of MEMBERS. One of them
-//! sends batches of 64 frames to another, in 1,000 sessions that this rule admitted, so a removal
-//! has each decided again. Slices alone and slices with changes take turns for SECONDS; those
-//! in which the scheduler took the worker's processor away are left out. Each round is taken alone:
-//! what the guest does in between is not counted.
+//! VNICS filtered vnics let in packets from the members of one group of MEMBERS. One of them sends
+//! batches of 64 frames to another, in 1,000 sessions that this rule admitted, so a removal has
+//! each decided again. Slices alone and slices with changes take turns for SECONDS; slices in which
+//! the scheduler took the worker's processor away are left out. Each round is timed alone: the
+//! guest's work in between is not counted.
 
 use std::{
     net::IpAddr,
@@ -31,7 +31,7 @@ const SLICE: Duration = Duration::from_millis(10);
 /// Vnics per network: changes cost by vnic, not by network.
 const PER_NETWORK: u64 = 250;
 
-/// What slices of one kind saw.
+/// Results of the slices of one kind.
 #[derive(Default)]
 struct Slices {
     count: u32,

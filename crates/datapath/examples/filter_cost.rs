@@ -1,5 +1,5 @@
-//! What filtering costs, over in-memory rings on one core: cycles of the switch per 64-byte UDP
-//! frame from a filtered vnic to another one.
+//! Cost of filtering, over in-memory rings on one core: cycles of the switch per 64-byte UDP frame
+//! from a filtered vnic to another one.
 //!
 //! `filter_cost established|new|refused FLOWS RULES GROUPS MEMBERS [BATCHES]`
 //!
