@@ -1,7 +1,9 @@
 //! Security groups: what changes before the vnics, and what after them.
 
 use crate::{change::Change, desired::Desired, vnics::Vnics};
-use butterfly_model::{GroupName, GroupNames, IpSet, Nic, Peer, Rule, SecurityGroup, TraceOptions};
+use butterfly_model::{
+    Direction, GroupName, GroupNames, IpSet, Nic, Peer, Rule, SecurityGroup, TraceOptions,
+};
 use std::{
     collections::{BTreeSet, HashSet},
     net::IpAddr,
@@ -14,7 +16,8 @@ pub(super) struct Stages {
     pub fresh: Vec<Change>,
     /// Members go.
     pub shrink: Vec<Change>,
-    /// Rules change before the vnics do.
+    /// Rules change before the vnics do. From then on until the vnics have changed a group with
+    /// OUTBOUND rules in one of the states has one.
     pub early: Vec<Change>,
     /// Rules change after the vnics did.
     pub late: Vec<Change>,
@@ -31,6 +34,7 @@ impl Stages {
         if changed.is_empty() {
             return stages;
         }
+        let closed = closed(old, new);
         let mentioned = mentioned(old);
         let leavers = only_in(old.vnics(), new.vnics());
         let joiners = only_in(new.vnics(), old.vnics());
@@ -38,9 +42,13 @@ impl Stages {
             let (was, will) = (old.groups().get(name), new.groups().get(name));
             match will.filter(|_| was.is_none() && !mentioned.contains(name)) {
                 Some(group) => stages.fresh.push(Change::DeclareGroup(group.clone())),
-                None => {
-                    stages.change(name, was, will, (leavers.contains(name), joiners.contains(name)))
-                }
+                None => stages.change(
+                    name,
+                    was,
+                    will,
+                    (leavers.contains(name), joiners.contains(name)),
+                    closed.as_ref(),
+                ),
             }
         }
         stages
@@ -53,6 +61,7 @@ impl Stages {
         was: Option<&SecurityGroup>,
         will: Option<&SecurityGroup>,
         (left, joined): (bool, bool),
+        closed: Option<&Rule>,
     ) {
         let members: Vec<IpAddr> = members(was).filter(|member| has(will, *member)).collect();
         let with = |rules: Vec<&Rule>| group(name, &members, rules);
@@ -63,12 +72,16 @@ impl Stages {
         let known: HashSet<(u64, String)> = new.iter().map(Rule::key).collect();
         let stay = || old.iter().filter(|rule| known.contains(&rule.key())).collect();
         let shrunk = with(old.iter().collect());
-        let early = match (left, joined) {
+        let mut early = match (left, joined) {
             (false, _) => with(new.iter().collect()),
             (true, false) => shrunk.clone(),
             (true, true) => with(stay()),
         };
         let late = with(new.iter().collect());
+        let limits = [was, will].into_iter().flatten().any(limits_egress);
+        if let Some(closed) = closed.filter(|_| limits && !limits_egress(&early)) {
+            early.add_rule(closed.clone());
+        }
         let mut state = was.cloned();
         let mut step = |stage: &mut Vec<Change>, next: Option<SecurityGroup>| {
             if next != state {
@@ -89,6 +102,21 @@ impl Stages {
         step(&mut self.late, step_to(&late));
         step(&mut self.grow, will.cloned());
     }
+}
+
+/// Whether what leaves the vnics of a group needs a rule.
+fn limits_egress(group: &SecurityGroup) -> bool {
+    group.rules().any(|rule| rule.direction() == Direction::Outbound)
+}
+
+/// A rule that lets nothing out: it is about a group that neither state has.
+fn closed(old: &Desired, new: &Desired) -> Option<Rule> {
+    let mut name = "nobody".to_owned();
+    while [old, new].iter().any(|state| state.groups().contains_key(name.as_str())) {
+        name.push('-');
+    }
+    let nobody = GroupName::new(&name).ok();
+    Rule::new(Direction::Outbound, -1, (None, None), None, nobody).ok()
 }
 
 fn group(name: &GroupName, members: &[IpAddr], rules: Vec<&Rule>) -> SecurityGroup {
