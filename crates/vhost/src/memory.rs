@@ -7,6 +7,10 @@
 //! Guest memory is never a Rust reference: it is shared with a guest that writes whenever it likes.
 //! Outside this module it is seen as a [`Span`], a raw pointer with a length that was checked
 //! against one mapping.
+//!
+//! A region is mapped only if its file is large enough and lies on tmpfs (as a memfd does) or
+//! hugetlbfs. On other file systems a page may wait for a disk or a network, and the worker with
+//! it.
 
 use std::{
     fmt,

@@ -8,6 +8,9 @@
 //!
 //! Lock order: the transmit ring of a port, then receive rings in the order of ports' slots; last
 //! those that nothing but copies goes to (mirrors), one at a time.
+//!
+//! An epoch that each worker confirms between batches would do, too. The lock needs no worker to be
+//! awake, is not contended within a batch, and shows a reader of the code what it protects.
 
 use std::{
     os::fd::BorrowedFd,

@@ -3,6 +3,21 @@
 //! The sum stays below 64 MiB: requests longer than [`ALLOWANCE`](crate::zmtp::ALLOWANCE) 16, the
 //! reply that is being made 16, those that are not read yet 8 when it is begun and a batch's so far
 //! 16 or those 24, a decoded message 12, and what each connection has by itself 5.
+//!
+//! | bounded | by | beyond that |
+//! |---|---|---|
+//! | connections | 1,024; a 16th of the open files | the idlest of the origin with most is cut |
+//! | a handshake | 10 s | cut (`client-refused`) |
+//! | waiting requests of a connection | 16 and 2 KiB, or room for more | wait in its socket |
+//! | room for longer ones, by announced length | 16 MiB for all | waits; the slow are cut |
+//! | a message | 16 MiB and 1,024 parts | cut (`client-cut`) |
+//! | a decoded message | 12 MiB, weighed before; one at a time | that message is refused |
+//! | unread replies, with requests | 28 MiB before a long one, else 40 | the slow are cut |
+//! | time of a message, or for a reply | 30 s, and a second for each 64 KiB | cut |
+//!
+//! The slow are clients below 256 KiB/s after a second (a tenth, if their origin holds 16 MiB),
+//! while others wait. An origin is a host or a process. A daemon with few files has 16 connections
+//! at least. The requests of a client that left are carried out.
 
 use crate::MAX_FRAME;
 use std::time::Duration;

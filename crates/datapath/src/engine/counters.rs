@@ -1,4 +1,20 @@
 //! Counters: one set per vnic and worker, written by that worker alone and summed by the reader.
+//!
+//! `in` counts what the switch took from a guest, faulty frames included; `out` what it gave to it.
+//! A frame with one receiver is in exactly one `out` or one drop, a flood in one per receiver. A
+//! segment that is cut for a receiver is one `in`, and one `out` per piece; if only some pieces
+//! fit, the frame is one drop, too. A frame that waits for a next hop is `out`.
+//!
+//! Drops are charged to:
+//!
+//! | drop | charged |
+//! |---|---|
+//! | malformed, spoofed, hidden or lying frames, too many floods, no receiver | the sender |
+//! | refused by a policy | the vnic whose policy it is |
+//! | frames of other hosts, no next hop, no room on the uplink | the network (its trunk) |
+//! | frames on the uplink that are no network's | the uplink |
+//! | too large for the uplink | the sender |
+//! | no buffers, bad buffers, no guest | the receiver |
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

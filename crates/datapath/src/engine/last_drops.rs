@@ -249,8 +249,7 @@ mod tests {
 
     #[test]
     fn a_vnic_pays_little_for_it() {
-        // Per vnic and worker, beside 1,152 bytes of counters. The number is in
-        // docs/architecture.md.
+        // Per vnic and worker, beside its counters.
         assert_eq!(size_of::<LastDrops>(), 1152);
     }
 

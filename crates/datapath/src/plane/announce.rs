@@ -8,6 +8,11 @@
 //! learnt place even where addresses are protected. For each declared address, a gratuitous ARP
 //! (RFC 5227, 3) or an unsolicited neighbour advertisement (RFC 4861, 7.2.6) follows. Networks lose
 //! frames, so each is sent several times.
+//!
+//! While a vnic's rings do not run (`driving`), its MAC address may be learnt behind the trunk, and
+//! is looked up there first: its machine has not come yet, or has left. Workers walk an
+//! announcement as a frame of the vnic, one in a turn, through all stages but anti-spoofing and
+//! claims.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 

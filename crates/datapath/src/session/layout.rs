@@ -4,6 +4,25 @@
 //! Words are in the processor's byte order. A later process needs nothing else to read the ends of
 //! sessions: it runs in the same boot of the same host, or the file is of no use. The rules that
 //! admitted a session have no names, as each surviving session is decided again.
+//!
+//! | units | content |
+//! |---|---|
+//! | 1 | the header, below |
+//! | 1 per session | the records. Ends are slots; times are whole seconds of CLOCK_BOOTTIME |
+//! | 1/2 per 5 sessions (a power of two) | buckets: lock, counts, 7 pairs of hash and record |
+//! | 1 per 64 sessions, 64 at least | names: id, VNI and first version of the vnic in a slot |
+//!
+//! | words of the header | content |
+//! |---|---|
+//! | 0 to 2 | `BFLYSESS`, version of the layout, number of records |
+//! | 3 to 7 | four of the hash key, number of names |
+//! | 8 to 10 | first free record, number of records ever used, sessions |
+//! | 11 to 14 | boot id, host id (`/etc/machine-id`, zeros if there is none) |
+//! | 15 | the hash: 1 of AES rounds, 2 SipHash-1-3; a process with another one leaves the file |
+//!
+//! A record with a `stamp` older than its slot's name is about an earlier vnic. Vnics in higher
+//! slots, or with ids of more than 112 bytes, have no name. An empty id stands for the network's
+//! other hosts. The counts of a bucket are the flows in their second bucket, and moves.
 
 use crate::session::{
     hash::{HashKey, Hasher},
@@ -127,7 +146,7 @@ mod tests {
         assert_eq!(here, Here::read());
     }
 
-    /// Checks the layout in docs/architecture.md: another layout needs another version.
+    /// Checks the layout in the head of this module: another layout needs another version.
     #[test]
     fn the_header_is_as_documented() {
         let layout = Layout::new(1_000_000, true);

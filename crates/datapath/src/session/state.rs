@@ -1,4 +1,14 @@
 //! States of sessions, and how long each lasts without a frame.
+//!
+//! A session is *established* when its other end has spoken: in TCP after the handshake, or after a
+//! segment of the other side if the connection was picked up in its middle; in UDP, SCTP and
+//! protocols without ports after an answer. An echo never is. A full table gives up sessions that
+//! are over first, then those that are not established, and never an established one.
+//!
+//! A connection that a change of policy took back is *cut* and stays in the table for a while.
+//! Without that memory, the next packet of the end that may open connections would look like one of
+//! a connection older than the daemon, and be picked up. The memory is lost when the session is
+//! flushed, given up for lack of room, or when one end leaves the host.
 
 use butterfly_packet::protocol;
 

@@ -3,6 +3,24 @@
 //! [`rounds`] has the loop, [`walk`] the way of a batch through the stages; [`fair`] decides on
 //! turns; [`later`] keeps frames for which a turn had no time; [`orders`] come from the rest of the
 //! daemon.
+//!
+//! # No wake-up is lost
+//!
+//! A worker polls a ring until it was empty 64 times in a row *and* for 50 us. Then it arms the
+//! ring (the event index or the flag asks for a kick), looks once more behind a full fence, and
+//! only then leaves it. Each step has its counterpart on the other side:
+//!
+//! - The guest publishes, fences, then reads the event field. The worker writes the field, fences,
+//!   then looks. One of them sees the other.
+//! - A kick is an edge in `epoll`. If the ring is polled when it arrives, the worker looks at the
+//!   ring anyway, and arms it before it leaves.
+//! - A ring that starts, is enabled or moves is announced after its port was changed. `epoll`
+//!   reports a kick that is there already, and an order makes the worker look in any case.
+//! - For a front end without a kick descriptor, the worker looks every millisecond.
+//!
+//! Interrupts use the same handshake the other way round: publish the used index, fence, read the
+//! guest's event field or flag. A ring gets one interrupt per batch, and one when a new call
+//! descriptor arrives, as the last one may have gone to the old descriptor.
 
 mod bill;
 mod fair;

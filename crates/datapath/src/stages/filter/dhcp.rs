@@ -4,6 +4,12 @@
 //! Both are bounded: in the messages that pass (whole ones, a few requests per second, a few
 //! answers to each) and in the memory for them. That memory is a vnic's own, so no other vnic fills
 //! it.
+//!
+//! A message is judged from a private copy of its whole frame (`Frames::keep`), from which it is
+//! delivered, too. The worker that owns a vnic's transmit ring opens exchanges and takes tokens;
+//! the worker that delivers to it counts answers and notes servers and requests. Each is a word or
+//! two that are read without a lock: a race costs an answer more or less. A broadcast answer is
+//! decided once, by the MAC address in it, when its sender is judged.
 
 use std::{
     net::Ipv4Addr,

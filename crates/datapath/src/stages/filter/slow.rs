@@ -1,5 +1,11 @@
 //! Decides everything but plain traffic of known sessions: new sessions, sessions that are decided
 //! again, fragments, ICMP errors, discovery, DHCP, floods.
+//!
+//! A connection goes along with a vnic that moves to another host: its next segment comes from the
+//! other place, which is a miss. The new session takes over the TCP marks of the old one, if the
+//! segment fits its window; whether it may go on is decided as if its opener began it today. So the
+//! TCP sessions of a departed vnic are kept for `--tcp-pickup` seconds, or until the new session is
+//! there.
 
 use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
 

@@ -1,5 +1,13 @@
 //! A cell per rule: the version in which its admissions were last taken back, and the number of
 //! sessions it admitted.
+//!
+//! Rules only allow, so an addition touches no session. A change that takes something back raises
+//! the *version* of the snapshot. It notes the version in the cell of the rule that went (or whose
+//! group lost a member), or in the vnic (`since`: an address, a group or the default egress that
+//! went). A session carries the version that admitted it (`stamp`) and the cells of both rules that
+//! did. If a cell or `since` is newer than the stamp, the session's next frame is decided again, in
+//! the direction of the opener. All others go on. Cells are written before the snapshot is
+//! published: a worker that still decides by the old rules does so under an old stamp.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
