@@ -63,7 +63,7 @@ impl Stage for Claims {
 /// Drops ARP and neighbour discovery that claim an address of another vnic; all other frames stay
 /// as they are.
 ///
-/// Called for batches in which [`crate::stages::headers::headers`] saw a possible one.
+/// Called for batches in which [`crate::stages::headers`] saw a possible one.
 #[cold]
 fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
     for index in 0..batch.frames.len() {
