@@ -1,36 +1,33 @@
 //! `butterflyd`: the daemon of one host.
+//!
+//! Folders and files are floors, and imports go down only (`tests/lib/imports.py`):
+//!
+//! | floor | holds |
+//! |---|---|
+//! | [`run`] | the wiring: everything made, the API served, everything stopped |
+//! | [`handlers`] | what each request of the API does |
+//! | [`dataplane`] | what the daemon needs from a data path |
+//! | [`metrics`] | the page for Prometheus, and its server |
+//! | [`recorder`] | traces and captures |
+//! | [`events`] | what happened, and the lines on standard output |
+//! | [`host`] | the host below: open files, interfaces, signals, systemd |
+//! | [`config`] | options and the configuration file, checked |
+//! | [`log`] | where log lines go |
 
 #![forbid(unsafe_code)]
 
-mod announce;
 mod config;
-mod convert;
 mod dataplane;
-mod dpdk;
-mod encryption;
 mod events;
-mod graph;
 mod handlers;
-mod ini;
-mod keys;
-mod limits;
-mod listen;
+mod host;
 mod log;
-mod manual;
 mod metrics;
-mod mtu;
-mod notify;
-mod options;
 mod recorder;
 mod run;
-mod signals;
-mod timeouts;
-mod tunnel;
-mod watchdog;
 
 use clap::Parser;
-use config::Config;
-use options::Options;
+use config::{Config, dpdk, encryption, manual, options::Options};
 use std::{fmt::Display, io::Write, process::ExitCode};
 
 /// Cannot start, or cannot go on.

@@ -1,16 +1,20 @@
 //! The life of the daemon, from start to stop.
 
 use crate::{
-    announce::Announcer,
-    config::Config,
-    dpdk::{Device, Dpdk},
-    events::{Events, Kind, Note, Origin},
+    config::{
+        Config,
+        dpdk::{Device, Dpdk},
+    },
+    events::{Events, Kind, Note, Origin, announce::Announcer},
     handlers::{Daemon, seconds_since_epoch},
-    limits, listen, log, metrics, mtu,
-    notify::{self, Notify},
+    host::{
+        limits, listen, mtu,
+        notify::{self, Notify},
+        signals::Stop,
+        watchdog::{Turns, Watchdog, turn},
+    },
+    log, metrics,
     recorder::Recorder,
-    signals::Stop,
-    watchdog::{Turns, Watchdog, turn},
 };
 use butterfly_api::{
     Envelope,

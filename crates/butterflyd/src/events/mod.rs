@@ -4,6 +4,7 @@
 //! Whoever tells of something makes a [`Note`] and never waits. The record gives it a number and a
 //! time, sums up what comes too fast, and forgets the oldest.
 
+pub mod announce;
 mod kind;
 mod note;
 mod pace;

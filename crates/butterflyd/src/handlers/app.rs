@@ -1,7 +1,7 @@
 //! Requests about the daemon itself.
 
 use super::Daemon;
-use crate::{dataplane::Dataplane, events::Kind, graph, log::Level};
+use crate::{dataplane::Dataplane, events::Kind, handlers::graph, log::Level};
 use butterfly_api::{
     Answer, Context, Failure,
     proto::{AppConfigReq, AppHealthRes, AppStatusRes, Response},

@@ -1,7 +1,7 @@
 //! A whole state in one request: planned, then carried out as a whole or not at all.
 
 use super::Daemon;
-use crate::{convert, dataplane::Dataplane, limits};
+use crate::{dataplane::Dataplane, handlers::convert, host::limits};
 use butterfly_api::{
     Answer, Failure,
     proto::{self, ApplyReq, ApplyRes, Response, apply_res},

@@ -6,9 +6,9 @@
 
 use super::{Daemon, nic::refusal, security_group::limits_egress};
 use crate::{
-    convert,
     dataplane::Dataplane,
     events::{Kind, counted},
+    handlers::convert,
     recorder::Recorder,
 };
 use butterfly_api::Failure;

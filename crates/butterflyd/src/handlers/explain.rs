@@ -4,7 +4,7 @@ use super::{
     Daemon,
     session::{admission, in_range},
 };
-use crate::{convert, dataplane::Dataplane};
+use crate::{dataplane::Dataplane, handlers::convert};
 use butterfly_api::{
     Answer, Failure,
     proto::{ExplainReq, ExplainRes, ExplainWalk, Response, explain_walk},

@@ -4,9 +4,11 @@ mod advice;
 mod app;
 mod apply;
 mod change;
+mod convert;
 mod drops;
 mod event;
 mod explain;
+mod graph;
 mod meant;
 mod nic;
 mod record;
@@ -21,12 +23,11 @@ mod tunnel;
 pub use app::seconds_since_epoch;
 
 use crate::{
-    announce::Announcer,
     dataplane::Dataplane,
-    events::{Events, Kind, Note, Origin},
+    events::{Events, Kind, Note, Origin, announce::Announcer},
+    host::watchdog::Turns,
     log::LogLevel,
     recorder::Recorder,
-    watchdog::Turns,
 };
 use butterfly_api::{Action, Answer, Context, Handler};
 use butterfly_control::Desired;

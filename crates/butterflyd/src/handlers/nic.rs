@@ -2,10 +2,10 @@
 
 use super::Daemon;
 use crate::{
-    convert,
     dataplane::Dataplane,
     events::Kind as EventKind,
-    limits,
+    handlers::convert,
+    host::limits,
     recorder::{Prepared, Recorder},
 };
 use butterfly_api::{

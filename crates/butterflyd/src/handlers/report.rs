@@ -1,7 +1,7 @@
 //! Requests that tell what the data path does.
 
 use super::{Daemon, app::seconds_since_epoch, nic::unknown};
-use crate::{convert, dataplane::Dataplane};
+use crate::{dataplane::Dataplane, handlers::convert};
 use butterfly_api::{
     Answer, Failure,
     proto::{

@@ -1,7 +1,7 @@
 //! Requests about security groups.
 
 use super::{Daemon, meant::suggest};
-use crate::{convert, dataplane::Dataplane, events::Kind};
+use crate::{dataplane::Dataplane, events::Kind, handlers::convert};
 use butterfly_api::{
     Answer, Failure,
     proto::{

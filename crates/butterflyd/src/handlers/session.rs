@@ -2,10 +2,10 @@
 
 use super::Daemon;
 use crate::{
-    convert,
+    config::timeouts,
     dataplane::Dataplane,
     events::{Kind, counted},
-    timeouts,
+    handlers::convert,
 };
 use butterfly_api::{
     Answer, Failure,

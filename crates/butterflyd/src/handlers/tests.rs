@@ -501,7 +501,7 @@ fn the_status_has_dates_counter_and_graph() {
     let daemon = host.envelope.handler();
     assert_eq!(
         status.graph_dot(),
-        crate::graph::dot(daemon.ip, None, None, daemon.desired.vnics().iter())
+        crate::handlers::graph::dot(daemon.ip, None, None, daemon.desired.vnics().iter())
     );
     assert!(status.graph_dot().contains("vhost-bypass"));
 }

@@ -1,7 +1,7 @@
 //! Requests about other hosts: the tunnel endpoint, the uplink, peers.
 
 use super::{Daemon, report::drops};
-use crate::{convert, dataplane::Dataplane};
+use crate::{dataplane::Dataplane, handlers::convert};
 use butterfly_api::{
     Answer, Failure,
     proto::{Counter, Response, TunnelPeer, TunnelShow, TunnelShowReq, UplinkShow, tunnel_show},

@@ -2,9 +2,8 @@
 
 use super::{BYPASS, NIC};
 use crate::{
-    announce::Announcer,
     dataplane::Dataplane,
-    events::Events,
+    events::{Events, announce::Announcer},
     handlers::Daemon,
     log::{Level, LogLevel},
     recorder::Recorder,

@@ -84,7 +84,7 @@ fn the_table_is_told_with_the_time_outs_in_force() {
     assert_eq!((table.tcp_pickup(), table.share()), (75, 76));
     let timeouts: Vec<_> =
         table.timeout.iter().map(|timeout| (timeout.name(), timeout.seconds())).collect();
-    assert_eq!(timeouts.len(), crate::timeouts::ALL.len());
+    assert_eq!(timeouts.len(), crate::config::timeouts::ALL.len());
     assert_eq!(timeouts[0], ("tcp-new", 30));
     assert!(timeouts.contains(&("other", 77)) && timeouts.contains(&("tcp-established", 86400)));
     assert!(table.timeout.iter().all(|timeout| !timeout.description().is_empty()));

@@ -1,6 +1,6 @@
 //! The MTU of the uplink, as `--nic-mtu` wants it.
 
-use crate::tunnel::{MAX_MTU, NicMtu};
+use crate::config::tunnel::{MAX_MTU, NicMtu};
 use butterfly_datapath::{TunnelSpec, UplinkSpec};
 use butterfly_uplink::{kernel::Kernel, xdp};
 use tracing::{info, warn};

@@ -1,6 +1,6 @@
 //! What the operator says of tunnels and the uplink, checked.
 
-use crate::options::Options;
+use crate::config::options::Options;
 use butterfly_datapath::{Role, TunnelSpec, UplinkSpec};
 use butterfly_model::SocketPath;
 use std::{

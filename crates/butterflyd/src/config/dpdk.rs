@@ -1,6 +1,6 @@
 //! What the original passed on to DPDK, and what becomes of it where there are no ports of DPDK.
 
-use crate::tunnel::interface;
+use crate::config::tunnel::interface;
 
 /// What the original takes without `--dpdk-args`.
 pub const DEFAULT_ARGS: &str = "-c1 -n1 --socket-mem 64 --no-shconf --huge-unlink";

@@ -5,7 +5,7 @@
 //! the remedy for an API that waits for something while packets flow: that is told at once, and
 //! ends the signs only when it goes on for long.
 
-use crate::notify::Notify;
+use crate::host::notify::Notify;
 use std::{
     io,
     sync::{

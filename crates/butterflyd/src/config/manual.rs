@@ -1,6 +1,6 @@
 //! butterflyd(8), and completions for shells, made of what `--help` is made of.
 
-use crate::{keys::keys, options::Options};
+use crate::config::{keys::keys, options::Options};
 use butterfly_manual::{KINDS, Page, completions};
 use clap::CommandFactory;
 

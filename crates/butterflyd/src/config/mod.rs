@@ -1,22 +1,29 @@
 //! What the daemon was told to do: the command line, overridden by the configuration file, checked.
 
-use crate::{
-    dpdk::{self, Dpdk},
-    encryption::{self, Encryption},
-    ini::Ini,
-    log::Level,
-    options::Options,
-    timeouts::{self, Timeout},
-    tunnel::{self, NicMtu},
-};
+pub mod dpdk;
+pub mod encryption;
+pub mod ini;
+pub mod keys;
+pub mod manual;
+pub mod options;
+pub mod timeouts;
+pub mod tunnel;
+
+use crate::log::Level;
 use butterfly_api::server;
 use butterfly_datapath::{Timeouts, TunnelSpec};
+use dpdk::Dpdk;
+use encryption::Encryption;
+use ini::Ini;
+use options::Options;
 use std::{
     collections::BTreeSet,
     fmt,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
 };
+use timeouts::Timeout;
+use tunnel::NicMtu;
 
 const DEFAULT_ENDPOINT: &str = "tcp://0.0.0.0:9999";
 /// What IEEE 802.1Q recommends for learnt addresses.

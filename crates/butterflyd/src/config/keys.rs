@@ -1,6 +1,6 @@
 //! The keys of the configuration file, and the options they stand for.
 
-use crate::timeouts;
+use crate::config::timeouts;
 
 const GENERAL: &str = "general";
 
@@ -48,15 +48,11 @@ pub fn keys() -> impl Iterator<Item = (&'static str, &'static str, &'static str)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        config::{Config, known_keys},
-        ini::Ini,
-        options::Options,
-    };
+    use crate::config::{Config, ini::Ini, known_keys, options::Options};
     use clap::{CommandFactory, Parser};
     use std::collections::{BTreeMap, BTreeSet};
 
-    const SAMPLE: &str = include_str!("../../../packaging/butterflyd.ini");
+    const SAMPLE: &str = include_str!("../../../../packaging/butterflyd.ini");
 
     /// A line of the sample: in force, what holds without it, or an example.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]

@@ -1,0 +1,8 @@
+//! The host that the daemon runs on: open files, interfaces, signals, systemd.
+
+pub mod limits;
+pub mod listen;
+pub mod mtu;
+pub mod notify;
+pub mod signals;
+pub mod watchdog;
