@@ -1,6 +1,6 @@
 //! Help pages, generated from the model of the commands.
 
-use crate::options::{global_options, is_list};
+use crate::line::options::{global_options, is_list};
 use crate::tree::{Action, Node};
 use clap::{Arg, ArgAction, Command};
 use std::fmt::Write;
@@ -119,7 +119,7 @@ fn value_name(argument: &Arg) -> String {
 mod tests {
     use super::*;
     use crate::commands::root;
-    use crate::options::{list, option, word};
+    use crate::line::options::{list, option, word};
 
     #[test]
     fn a_page_has_the_usual_shape() {

@@ -1,57 +1,34 @@
 //! `butterfly`: drives the Butterfly virtual switch of a host, from a shell.
 //!
-//! [`tree`] holds the commands, [`reader`] reads words by it, [`run`] goes
-//! through a chain of commands, [`session`] talks to the daemon. Each command
-//! has its model and what it does side by side in a file of its own subject.
+//! Folders and files are floors, and imports go down only (`tests/lib/imports.py`):
+//!
+//! | floor | holds |
+//! |---|---|
+//! | [`run`] | the way from the words of a command line to a chain of commands that ran |
+//! | [`commands`] | each command: its model beside what it does, in a file of its own |
+//! | [`help`] | help pages, made of the model |
+//! | [`tree`] | what the model of the commands is made of |
+//! | [`daemon`] | settings, the connection, questions and replies |
+//! | [`line`] | the words of a command, and slips in them |
+//! | [`text`] | what is printed: pages, tables, JSON |
+//! | [`failure`] | how a command ends that does not succeed |
 
 #![forbid(unsafe_code)]
 #![recursion_limit = "256"] // of json!
 
-mod apply;
 mod commands;
-mod connection;
-mod diagnosis;
-mod drops;
-mod encryption;
-mod events;
-mod explain;
+mod daemon;
 mod failure;
-mod fdb;
 mod help;
-mod json;
-mod manual;
-mod nic;
-mod notes;
-mod options;
-mod output;
-mod page;
-mod peer;
-mod process;
-mod protocol;
-mod reader;
-mod replay;
-mod reply;
+mod line;
 mod run;
-mod session;
-mod sessions;
-mod settings;
-mod sg;
-mod show;
-mod shown;
-mod slips;
-mod table;
-mod top;
+mod text;
 mod tree;
-mod tunnels;
-mod uplink;
-mod watch;
-mod words;
-mod workers;
 
-use output::Output;
 use run::End;
 use std::io::ErrorKind;
 use std::process::ExitCode;
+use text::output::Output;
 
 /// Exit code of a question whose answer is no.
 const NEGATIVE: u8 = 2;

@@ -1,14 +1,14 @@
 //! From the words of the command line to commands that ran.
 
 use crate::commands::root;
+use crate::daemon::session::Session;
+use crate::daemon::settings::{Given, Settings};
 use crate::failure::Failure;
 use crate::help;
-use crate::options::global_options;
-use crate::output::Output;
-use crate::reader::{Arguments, count_leading, is_option};
-use crate::session::Session;
-use crate::settings::{Given, Settings};
-use crate::slips::{meant, meant_word};
+use crate::line::options::global_options;
+use crate::line::reader::{Arguments, count_leading, is_option};
+use crate::line::slips::{meant, meant_word};
+use crate::text::output::Output;
 use crate::tree::{Action, Node};
 use butterfly_api::REVISION;
 use clap::Command;

@@ -1,9 +1,9 @@
 //! What the tree of commands is made of: what each is called and takes, and what runs it.
 //!
 //! clap's model describes every command; help texts, and whatever else is generated from the
-//! commands, read it. Words are not parsed by clap: see [`crate::reader`].
+//! commands, read it. Words are not parsed by clap: see [`crate::line::reader`].
 
-use crate::{failure::Failure, reader::Arguments, session::Session};
+use crate::{daemon::session::Session, failure::Failure, line::reader::Arguments};
 use clap::Command;
 
 /// Runs one command.

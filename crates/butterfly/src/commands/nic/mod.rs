@@ -1,0 +1,49 @@
+//! `butterfly nic`: virtual NICs.
+
+mod add;
+mod groups;
+mod list;
+mod lookup;
+mod show;
+mod show_json;
+mod update;
+
+use crate::failure::Failure;
+use crate::line::reader::Arguments;
+use crate::tree::Node;
+use butterfly_api::proto::TraceOptions;
+use clap::Command;
+
+pub use list::{State, all, trouble};
+
+/// How packets are to be written, if anything is said about it.
+fn trace_options(arguments: &Arguments) -> Result<Option<TraceOptions>, Failure> {
+    let given = ["trace-filter", "trace-snap", "trace-file-size", "trace-files"]
+        .iter()
+        .any(|name| arguments.has(name));
+    let options = TraceOptions {
+        filter: arguments.value("trace-filter").map(str::to_owned),
+        snap_length: arguments.parsed("trace-snap", "a number of bytes")?,
+        file_size: arguments.parsed("trace-file-size", "a number of bytes")?,
+        file_count: arguments.parsed("trace-files", "a number")?,
+        ..TraceOptions::default()
+    };
+    Ok(given.then_some(options))
+}
+
+/// The `nic` commands.
+pub fn node() -> Node {
+    Node::choose(
+        Command::new("nic").about("Virtual NICs: create, change, delete, look into."),
+        vec![
+            add::node(),
+            update::node(),
+            lookup::del(),
+            list::node(),
+            lookup::details(),
+            lookup::stats(),
+            show::node(),
+            groups::node(),
+        ],
+    )
+}

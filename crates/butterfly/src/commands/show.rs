@@ -1,0 +1,207 @@
+//! `butterfly show`: the host on one screen, and what is wrong with it now.
+
+mod shared;
+mod troubles;
+
+use crate::commands::drops;
+use crate::commands::nic::{self, State};
+use crate::commands::process::ask_health;
+use crate::commands::tunnels::is_silent;
+use crate::daemon::session::Session;
+use crate::failure::Failure;
+use crate::line::options::json;
+use crate::line::reader::Arguments;
+use crate::text::json::seconds;
+use crate::text::page::{field, title};
+use crate::text::table::{date, duration, safe};
+use crate::tree::Node;
+use butterfly_api::proto::{
+    AppHealthRes, DropListRes, NicShow, Request, SessionTable, TunnelShow, TunnelShowReq,
+    UplinkShow,
+};
+use clap::Command;
+use protobuf::MessageField;
+use serde_json::{Value, json};
+use shared::{Shared, shared};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use troubles::{dropped, troubles};
+
+/// `show`.
+pub fn node() -> Node {
+    Node::run(
+        Command::new("show")
+            .about("Prints the host on one screen: version, uptime, uplink, tunnels, NICs by state, and what is wrong now.")
+            .arg(json())
+            .after_help("butterfly show"),
+        show,
+    )
+}
+
+/// The answers that the page is made of.
+struct Overview {
+    health: AppHealthRes,
+    uplink: Option<UplinkShow>,
+    tunnels: Option<TunnelShow>,
+    sessions: SessionTable,
+    drops: DropListRes,
+    nics: Vec<NicShow>,
+}
+
+fn show(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let json = session.wants_json(arguments);
+    let found = ask(session)?;
+    match json {
+        true => session.json(&object(&found)),
+        false => session.print(page(&found)),
+    }
+}
+
+fn ask(session: &mut Session) -> Result<Overview, Failure> {
+    let health = ask_health(session)?;
+    let tunnels = TunnelShowReq::default();
+    let mut answers = session
+        .ask_all(vec![
+            Request { uplink_show: Some(true), ..Request::default() },
+            Request { tunnel_show: MessageField::some(tunnels), ..Request::default() },
+            Request { session_table: Some(true), ..Request::default() },
+        ])?
+        .into_iter();
+    let mut next = || answers.next().unwrap_or_default();
+    Ok(Overview {
+        health,
+        uplink: next().uplink_show.into_option(),
+        tunnels: next().tunnel_show.into_option(),
+        sessions: next().session_table.unwrap_or_default(),
+        drops: drops::ask(None, session)?,
+        nics: nic::all(session)?,
+    })
+}
+
+/// How many NICs are in each state.
+fn states(nics: &[NicShow]) -> BTreeMap<State, usize> {
+    let mut states = BTreeMap::new();
+    for nic in nics {
+        *states.entry(State::of(nic)).or_default() += 1;
+    }
+    states
+}
+
+fn page(found: &Overview) -> String {
+    let health = &found.health;
+    let uptime = health.current_date().saturating_sub(health.start_date());
+    let mut page = format!("butterflyd {}\n", safe(health.version()));
+    field(
+        &mut page,
+        "running",
+        &format!("{}, since {}", duration(uptime), date(health.start_date())),
+    );
+    if let Some(open) = &health.open_endpoint {
+        field(
+            &mut page,
+            "API",
+            &format!(
+                "{open} has no key: whoever reaches it commands the switch (butterflyd -k, or -e)"
+            ),
+        );
+    }
+    field(&mut page, "uplink", &uplink(found.uplink.as_ref()));
+    field(&mut page, "tunnels", &tunnels(found.tunnels.as_ref()));
+    let by_state: Vec<String> = states(&found.nics)
+        .iter()
+        .map(|(state, count)| format!("{count} {}", state.name()))
+        .collect();
+    let by_state =
+        if by_state.is_empty() { String::new() } else { format!(": {}", by_state.join(", ")) };
+    field(&mut page, "NICs", &format!("{}{by_state}", found.nics.len()));
+    field(&mut page, "security groups", &health.security_groups().to_string());
+    field(
+        &mut page,
+        "sessions",
+        &format!("{} of {}", found.sessions.used(), found.sessions.capacity()),
+    );
+    let shared = shared(&found.nics);
+    if !shared.is_empty() {
+        field(&mut page, "shared addresses", &in_words(&shared));
+    }
+    section(&mut page, "wrong now", &troubles(found));
+    section(&mut page, "dropped in the last minute", &dropped(&found.drops));
+    page
+}
+
+/// The first few shared addresses, with those who have them.
+fn in_words(shared: &[Shared]) -> String {
+    const NAMED: usize = 3;
+    let told =
+        |one: &Shared| format!("{} ({} of VNI {})", one.address, one.nics.join(", "), one.vni);
+    let mut words: Vec<String> = shared.iter().take(NAMED).map(told).collect();
+    if shared.len() > NAMED {
+        words.push(format!("{} more", shared.len() - NAMED));
+    }
+    words.join("; ")
+}
+
+fn section(page: &mut String, heading: &str, lines: &[String]) {
+    title(page, heading);
+    if lines.is_empty() {
+        page.push_str("  nothing\n");
+    }
+    for line in lines {
+        // Writing to a string cannot fail.
+        let _ = writeln!(page, "  {}", safe(line));
+    }
+}
+
+fn uplink(uplink: Option<&UplinkShow>) -> String {
+    let Some(uplink) = uplink else { return "none: networks end at this host".into() };
+    let state = match (uplink.state.as_deref(), uplink.attached) {
+        (Some(state), _) => state,
+        (None, Some(false)) => "not attached",
+        (None, _) => "attached",
+    };
+    format!("{} ({}), {state}, mtu {}", uplink.interface(), uplink.kind(), uplink.mtu())
+}
+
+fn tunnels(tunnels: Option<&TunnelShow>) -> String {
+    let Some(show) = tunnels else { return "none".into() };
+    let silent = show.peers.iter().filter(|peer| is_silent(peer)).count();
+    let silent = match silent {
+        0 => String::new(),
+        silent => format!(" ({silent} silent though spoken to: `butterfly tunnels`)"),
+    };
+    format!(
+        "{}, peers {}{silent}, networks {}",
+        show.endpoint(),
+        show.peers.len(),
+        show.networks.len()
+    )
+}
+
+fn object(found: &Overview) -> Value {
+    let health = &found.health;
+    let states: BTreeMap<&str, usize> =
+        states(&found.nics).into_iter().map(|(state, count)| (state.name(), count)).collect();
+    json!({
+        "version": health.version,
+        "start_date": seconds(health.start_date()),
+        "start_date_s": health.start_date(),
+        "uptime_s": health.current_date().saturating_sub(health.start_date()),
+        "open_endpoint": health.open_endpoint,
+        "uplink": found.uplink.as_ref().map(|uplink| json!({
+            "interface": uplink.interface(), "kind": uplink.kind(), "state": uplink.state, "attached": uplink.attached, "mtu": uplink.mtu(),
+        })),
+        "tunnels": found.tunnels.as_ref().map(|show| json!({
+            "endpoint": show.endpoint(), "peers": show.peers.len(),
+            "silent_peers": show.peers.iter().filter(|peer| is_silent(peer)).count(), "networks": show.networks.len(),
+        })),
+        "nics": found.nics.len(),
+        "nics_by_state": states,
+        "security_groups": health.security_groups(),
+        "sessions": { "used": found.sessions.used(), "capacity": found.sessions.capacity() },
+        "shared_addresses": shared(&found.nics).iter().map(|one| json!({
+            "vni": one.vni, "address": one.address, "nics": one.nics,
+        })).collect::<Value>(),
+        "troubles": troubles(found),
+        "dropped_lately": dropped(&found.drops),
+    })
+}

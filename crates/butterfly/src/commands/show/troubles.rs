@@ -1,0 +1,115 @@
+//! What is wrong with a host now, and where to look.
+
+use super::Overview;
+use crate::commands::drops::{last, lately};
+use crate::commands::nic::{State, trouble};
+use crate::commands::tunnels;
+use crate::text::table::counted;
+use butterfly_api::proto::drop_list_res::{Drop, Place};
+use butterfly_api::proto::{DropListRes, NicShow, SessionTable, TunnelShow, UplinkShow};
+
+/// Lines of a kind that are told; of more only the number is.
+const NAMED: usize = 5;
+/// The part of the table of sessions above which it is told, in percent.
+const NEARLY_FULL: u64 = 90;
+
+/// A line for each trouble, the gravest first: what concerns all vnics, then what keeps one from
+/// working, then what keeps it from something.
+pub fn troubles(found: &Overview) -> Vec<String> {
+    let (broken, hindered): (Vec<&NicShow>, Vec<&NicShow>) = found
+        .nics
+        .iter()
+        .filter(|nic| trouble(nic).is_some())
+        .partition(|nic| State::of(nic) == State::Trouble);
+    let (full, nearly_full) = of_sessions(&found.sessions);
+    let uplink = found.uplink.iter().filter_map(of_uplink);
+    uplink
+        .chain(full)
+        .chain(some(of_nics(&broken), "`butterfly nic list --wide`"))
+        .chain(some(of_peers(found.tunnels.as_ref()), "`butterfly tunnels`"))
+        .chain(some(of_nics(&hindered), "`butterfly nic list --wide`"))
+        .chain(nearly_full)
+        .collect()
+}
+
+/// A line for what each place dropped in the last minute and somebody misses. Much of it is no
+/// trouble: rules refuse what they are there to refuse.
+pub fn dropped(found: &DropListRes) -> Vec<String> {
+    let mut late = lately(found);
+    late.sort_by_key(|(_, drop)| is_expected(drop));
+    some(late.into_iter().map(of_drop).collect(), "`butterfly drops`")
+}
+
+/// Whether a drop is what a rule is there for, or comes of a machine that is off.
+fn is_expected(drop: &Drop) -> bool {
+    matches!(
+        drop.reason(),
+        "ingress-denied"
+            | "egress-denied"
+            | "not-attached"
+            | "no-receiver"
+            | "same-port"
+            | "tcp-no-session"
+            | "sctp-no-session"
+            | "not-ours"
+            | "unknown-vni"
+    )
+}
+
+/// The first of them, and how many others there are, with the command that shows them.
+fn some(mut lines: Vec<String>, command: &str) -> Vec<String> {
+    let left = lines.len().saturating_sub(NAMED);
+    lines.truncate(NAMED);
+    if left > 0 {
+        lines.push(format!("{left} more like these: {command}"));
+    }
+    lines
+}
+
+fn of_uplink(uplink: &UplinkShow) -> Option<String> {
+    let name = uplink.interface();
+    match (uplink.state.as_deref(), uplink.attached) {
+        (Some("up") | None, Some(true) | None) => None,
+        (Some(state), _) if state != "up" => {
+            Some(format!("uplink {name}: {state}, nothing leaves this host: `butterfly uplink`"))
+        }
+        _ => Some(format!("uplink {name}: the other end of the socket is not there")),
+    }
+}
+
+fn of_nics(nics: &[&NicShow]) -> Vec<String> {
+    nics.iter().filter_map(|nic| Some(format!("NIC {}: {}", nic.id(), trouble(nic)?))).collect()
+}
+
+fn of_peers(tunnels: Option<&TunnelShow>) -> Vec<String> {
+    let peers = tunnels.into_iter().flat_map(|show| &show.peers);
+    peers
+        .filter_map(|peer| Some(format!("peer {}: {}", peer.address(), tunnels::trouble(peer)?)))
+        .collect()
+}
+
+/// The table of sessions, if it is full, and if it nearly is.
+fn of_sessions(table: &SessionTable) -> (Option<String>, Option<String>) {
+    let (used, capacity) = (u64::from(table.used()), u64::from(table.capacity()));
+    let told = (capacity > 0 && used * 100 >= capacity * NEARLY_FULL).then(|| {
+        format!("sessions: {used} of {capacity} are in use: `butterfly sessions`, `butterflyd --sessions`")
+    });
+    if used >= capacity { (told, None) } else { (None, told) }
+}
+
+fn of_drop((place, drop): (&Place, &Drop)) -> String {
+    let (reason, frames) = (drop.reason(), counted(drop.count(), "frame"));
+    format!(
+        "{}: {reason}: {frames} so far, {}: `butterfly drops --explain {reason}`",
+        name(place),
+        last(drop)
+    )
+}
+
+fn name(place: &Place) -> String {
+    match (&place.nic_id, place.vni) {
+        (Some(id), _) => format!("NIC {id}"),
+        (None, Some(vni)) => format!("network {vni}"),
+        (None, None) => "uplink".into(),
+    }
+}
