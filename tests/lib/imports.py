@@ -1,17 +1,44 @@
 #!/usr/bin/env python3
-"""imports.py: files of a crate that import each other in a circle. Imports go down: of two files that need each other one is too large.
+"""imports.py: imports go down, between crates, between the folders of a crate and between its files.
 
-Reads the `use` lines and paths of crates/*/src, tests apart. Fails if a crate has a larger circle than CIRCLES says, or a smaller one:
-then the number there is to be lowered. A file and the one that it is a part of may import each other.
+Reads Cargo.toml, the `use` lines and the paths of crates/*/src, tests apart, and fails with
+- each arrow that goes up the list CRATES, or FLOORS of a crate, and each module that is not there;
+- a crate whose files have a larger circle than CIRCLES says, or a smaller one: then the number is
+  to be lowered. A file and the one that it is a part of may import each other.
 """
 import re
 import sys
+import tomllib
 from pathlib import Path
+
+# All crates, the lowest first.
+CRATES = [
+    "version", "mem", "packet", "model", "manual", "api", "control", "uplink", "vhost",
+    "guest-driver", "guest", "datapath", "butterflyd", "butterfly", "bench",
+]
+
+# Files and folders of a crate's src, the lowest first. lib.rs and main.rs are above all of them.
+FLOORS = {
+    "datapath": [
+        "engine", "ip", "session", "world", "overlay", "stages", "worker", "plane", "endpoint",
+        "report", "switch", "harness",
+    ],
+    "vhost": ["maps", "sigbus", "memory", "dirty", "net", "ring", "port", "control"],
+    "butterflyd": [
+        "log", "config", "host", "events", "recorder", "metrics", "dataplane", "handlers", "run",
+    ],
+    "butterfly": ["failure", "text", "line", "daemon", "tree", "help", "commands", "run"],
+}
 
 # The largest circle of a crate, where it has one of more than two files.
 CIRCLES = {}
 
 REPO = Path(__file__).resolve().parents[2]
+
+
+def named(module):
+    """A module as Rust writes it."""
+    return "::".join(module) or "(root)"
 
 
 def module(path, root):
@@ -107,16 +134,57 @@ class Crate:
         return found
 
 
+def crates_up():
+    """Crates that depend on one above them. What only their tests need is apart."""
+    for manifest in sorted((REPO / "crates").glob("*/Cargo.toml")):
+        here = manifest.parent.name
+        if here not in CRATES:
+            yield f"{here} is not in CRATES"
+            continue
+        content = tomllib.loads(manifest.read_text(encoding="utf-8"))
+        tables = [content, *content.get("target", {}).values()]
+        needs = {name for table in tables for kind in ("dependencies", "build-dependencies") for name in table.get(kind, {})}
+        ours = sorted(name.removeprefix("butterfly-") for name in needs if name.startswith("butterfly-"))
+        for other in ours:
+            if other not in CRATES:
+                yield f"{here} -> {other}, which is not in CRATES"
+            elif CRATES.index(other) >= CRATES.index(here):
+                yield f"{here} -> {other} goes up"
+
+
+def files_up(name, crate):
+    """Arrows between files of a crate that go up its floors, and modules that have none."""
+    floors = {top: floor for floor, top in enumerate(FLOORS[name])}
+    tops = {module[0] for module in crate.texts if module}
+    yield from (f"{name}: {top} is not in FLOORS" for top in sorted(tops - set(floors)))
+    yield from (f"{name}: FLOORS has {top}, and there is none" for top in sorted(set(floors) - tops))
+
+    def floor(module):
+        return floors.get(module[0]) if module else len(floors)
+
+    for here, others in sorted(crate.imports.items()):
+        for other in sorted(others):
+            low, high = floor(here), floor(other)
+            if low is not None and high is not None and low < high:
+                yield f"{name}: {named(here)} -> {named(other)} goes up"
+
+
+def circle(name, crate):
+    """What is wrong with a crate's largest circle."""
+    largest = max(crate.circles(), key=len)
+    size, known = len(largest) if len(largest) > 2 else 0, CIRCLES.get(name, 0)
+    if size != known:
+        yield f"{name}: {size} files import each other, and CIRCLES says {known}: {', '.join(map(named, largest))}"
+
+
 def main():
     sys.setrecursionlimit(10_000)
-    wrong = []
+    wrong = list(crates_up())
     for root in sorted((REPO / "crates").glob("*/src")):
-        name = root.parent.name
-        largest = max(Crate(root).circles(), key=len)
-        size = len(largest) if len(largest) > 2 else 0
-        if size != CIRCLES.get(name, 0):
-            files = ", ".join("::".join(file) or "(root)" for file in largest)
-            wrong.append(f"{name}: {size} files import each other, and CIRCLES says {CIRCLES.get(name, 0)}: {files}")
+        name, crate = root.parent.name, Crate(root)
+        if name in FLOORS:
+            wrong += files_up(name, crate)
+        wrong += circle(name, crate)
     if wrong:
         sys.exit("\n".join(wrong))
     print("imports go down")
