@@ -60,6 +60,7 @@ test-lint: setup ## formatting, clippy and rustdoc without warnings, licences an
 	tests/lib/shellcheck.sh
 	tests/lib/named_tests.sh
 	tests/lib/imports.py
+	tests/lib/words.py
 	tests/lib/deny.sh
 
 test-unit: setup ## unit and property tests, packet walks, the driver against testpmd, session table in every order (root)
