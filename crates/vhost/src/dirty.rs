@@ -21,7 +21,7 @@ const LOG_PAGE: u64 = 4096;
 /// Largest log: for 32 TiB of guest addresses.
 const MAX_LOG: u64 = 1 << 30;
 
-/// Why a log was refused.
+/// Reason for refusing a log.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum LogError {
@@ -90,7 +90,7 @@ impl DirtyLog {
         Ok(DirtyLog { base, len, bits, bytes: size, guard, _counted: counted })
     }
 
-    /// Whether the file became shorter than its mapping: pages marked since then are lost.
+    /// True if the file became shorter than its mapping: pages marked since then are lost.
     pub fn poisoned(&self) -> bool {
         self.guard.poisoned()
     }

@@ -1,7 +1,8 @@
-//! How many mappings this process has for front ends. The kernel allows a process
-//! `vm.max_map_count` of them, 65,530 unless somebody raised it, and past that the repair of a
-//! truncated memory ([`crate::sigbus`]) fails, too: the process would end. So what front ends
-//! can bring about is counted, and some are kept back.
+//! Mappings that this process has for front ends.
+//!
+//! The kernel allows a process `vm.max_map_count` of them: 65,530 unless the operator raised it.
+//! Beyond that the repair of a truncated memory ([`crate::sigbus`]) fails, too, and the process
+//! would end. So mappings that front ends can cause are counted, and some are kept back.
 
 use std::sync::{
     OnceLock,
@@ -11,25 +12,25 @@ use std::sync::{
 /// Kept back: for the repair, for libraries, allocators and workers. A daemon without vnics has
 /// about 150.
 const RESERVE: usize = 4096;
-/// What a kernel allows that does not say.
+/// Limit assumed of a kernel that does not state one.
 const USUAL_LIMIT: usize = 65_530;
 /// Mappings of a thread: its stack, the page that guards it, and what its allocator may take.
 pub(crate) const OF_A_THREAD: usize = 3;
 
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// So many mappings; given back when this is dropped.
+/// A number of mappings; given back on drop.
 #[derive(Debug)]
 pub(crate) struct Maps(usize);
 
-/// There is no room for another mapping.
+/// Error of asking for another mapping when all are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "all {limit} mappings that virtual machines may have are in use: raise the sysctl vm.max_map_count, \
      as /usr/lib/sysctl.d/50-butterfly.conf of the package does, and start the daemon anew; or give machines fewer memory devices"
 )]
 pub struct TooManyMaps {
-    /// How many front ends may have together.
+    /// Mappings that front ends may have together.
     pub limit: usize,
 }
 
@@ -50,7 +51,7 @@ impl Drop for Maps {
 
 static LIMIT: OnceLock<usize> = OnceLock::new();
 
-/// How many mappings front ends may have together.
+/// Returns how many mappings front ends may have together.
 pub(crate) fn limit() -> usize {
     *LIMIT.get_or_init(|| {
         let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();

@@ -1,12 +1,12 @@
-//! Guest memory: what a front end shared with us, mapped and checked.
+//! Guest memory: shared by a front end, mapped and checked.
 //!
-//! A [`GuestMemory`] is immutable. When the front end changes its memory, a new table is built
-//! (unchanged mappings are shared) and rings are moved to it while no worker is inside a batch (see
+//! A [`GuestMemory`] is immutable. When the front end changes its memory, a new table is built, and
+//! unchanged mappings are shared. Rings move to it while no worker is inside a batch (see
 //! [`crate::port`]).
 //!
-//! Guest memory is never a Rust reference: it is shared with a guest that writes whenever it likes.
-//! Outside this module it is seen as a [`Span`], a raw pointer with a length that was checked
-//! against one mapping.
+//! Guest memory is never a Rust reference, because the guest writes to it at any time. Outside this
+//! module it is seen as a [`Span`], a raw pointer with a length that was checked against one
+//! mapping.
 //!
 //! A region is mapped only if its file is large enough and lies on tmpfs (as a memfd does) or
 //! hugetlbfs. On other file systems a page may wait for a disk or a network, and the worker with
@@ -35,8 +35,10 @@ const PAGE: u64 = 4096;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// File systems that front ends were seen to use and that are refused, by the name an operator
-/// knows. Touching a page of theirs may wait for a disk, a network, or for as long as somebody
-/// wants (FUSE), and it is a worker that would wait.
+/// knows.
+///
+/// Touching a page of theirs may wait for a disk or a network, or as long as a FUSE server likes.
+/// The worker would wait.
 const REFUSED_FILE_SYSTEMS: [(i64, &str); 13] = [
     (0xef53, "ext4"),
     (0x5846_5342, "xfs"),
@@ -61,7 +63,7 @@ fn name_of(magic: &i64) -> String {
     }
 }
 
-/// What backs a shared mapping.
+/// Properties of a file that backs a shared mapping.
 pub(crate) struct Backing {
     /// Size of the file in bytes.
     pub size: u64,
@@ -72,7 +74,7 @@ pub(crate) struct Backing {
     pub fault: u64,
 }
 
-/// Why a file cannot back shared memory.
+/// Reason why a file cannot back shared memory.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum BackingError {
@@ -146,7 +148,7 @@ pub struct RegionSpec {
     pub file: OwnedFd,
 }
 
-/// Why a memory table was refused.
+/// Reason for refusing a memory table.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum MemoryError {
@@ -185,7 +187,7 @@ struct Mapping {
     _counted: Maps,
 }
 
-// SAFETY: a mapping is an address range that stays valid until drop; all access to what it holds
+// SAFETY: a mapping is an address range that stays valid until drop. All access to its contents
 // goes through raw pointers and atomics, which make no claim of exclusive access.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
@@ -194,9 +196,9 @@ unsafe impl Sync for Mapping {}
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.guard.release();
-        // SAFETY: base and len are those of a mapping made in Mapping::new and nobody else unmaps
-        // it. Spans into it are only used under the locks of rings whose setup holds the
-        // table that holds this mapping, so none is in use now.
+        // SAFETY: base and len are those of a mapping made in Mapping::new and nothing else unmaps
+        // it. Spans into it are only used under the locks of rings whose setup holds the table that
+        // holds this mapping, so none is in use now.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -291,7 +293,7 @@ impl Window {
     }
 }
 
-/// What an operator sees of a region.
+/// A region as the operator sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionInfo {
     /// Guest physical address.
@@ -394,15 +396,16 @@ impl GuestMemory {
         })
     }
 
-    /// Whether a file became shorter than its mapping: the guest's memory is gone, zero pages took
+    /// True if a file became shorter than its mapping: the guest's memory is gone, zero pages took
     /// its place.
     pub fn poisoned(&self) -> bool {
         sigbus::any_poisoned() && self.regions.iter().any(|r| r.mapping.guard.poisoned())
     }
 
-    /// Whether all bytes from a guest address on are zero: `len` of them, or as many as are
-    /// contiguous in one region. False if there are none. It takes a millisecond per megabyte:
-    /// for control threads.
+    /// True if all bytes from a guest address on are zero: `len` of them, or as many as are
+    /// contiguous in one region.
+    ///
+    /// False if there are none. Takes a millisecond per megabyte: for control threads.
     pub(crate) fn is_blank(&self, guest_addr: u64, len: u32) -> bool {
         self.span(guest_addr, len, &mut 0).is_some_and(|span| {
             // SAFETY: all of the span is mapped while the table lives; what is read is looked at as
@@ -551,7 +554,7 @@ mod tests {
 
     #[test]
     fn a_file_that_may_make_us_wait_is_refused() {
-        // Like FUSE, procfs answers from code of somebody's choice.
+        // Like FUSE, procfs answers from the code of another program.
         let file = std::fs::File::open("/proc/self/maps").unwrap();
         let bad = RegionSpec { file: file.into(), ..spec(0, 0x1000, 0x1000) };
         let refused = GuestMemory::map(vec![bad]);
@@ -565,7 +568,7 @@ mod tests {
     fn a_file_on_a_disk_is_refused_by_the_name_of_its_file_system() {
         assert_eq!(name_of(&0xef53), "ext4");
         assert_eq!(name_of(&0x77), "a file system of type 0x77");
-        // Whatever this lies on, it is no tmpfs on any machine that builds us: cargo's directory.
+        // Cargo's directory is no tmpfs on any machine that builds us.
         let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let magic = fstatfs(&file).unwrap().f_type;
         if magic == TMPFS_MAGIC {

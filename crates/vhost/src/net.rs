@@ -89,7 +89,7 @@ impl Features {
             | Self::IN_ORDER.0,
     );
 
-    /// What leaves work on checksums and segments to the other side.
+    /// Features that leave work on checksums and segments to the other side.
     pub const OFFLOADS: Features = Features(
         Self::CSUM.0
             | Self::GUEST_CSUM.0
@@ -101,7 +101,7 @@ impl Features {
             | Self::HOST_ECN.0,
     );
 
-    /// Whether all bits of `other` are set.
+    /// True if all bits of `other` are set.
     pub const fn has(self, other: Features) -> bool {
         self.0 & other.0 == other.0
     }
@@ -157,9 +157,9 @@ pub struct NetHeader {
     pub hdr_len: u16,
     /// Payload bytes per segment.
     pub gso_size: u16,
-    /// Where checksumming starts, from the first byte of the frame.
+    /// Offset at which checksumming starts, from the first byte of the frame.
     pub csum_start: u16,
-    /// Where the checksum goes, from `csum_start`.
+    /// Offset of the checksum field, from `csum_start`.
     pub csum_offset: u16,
     /// Number of merged receive buffers; 0 or absent on transmit.
     pub num_buffers: u16,
@@ -185,7 +185,7 @@ impl NetHeader {
     /// Or'ed in: the segment has ECN set.
     pub const GSO_ECN: u8 = 0x80;
 
-    /// As on the ring; a legacy guest takes the first [`Self::LEGACY_LEN`] bytes.
+    /// Returns the header's bytes on the ring; a legacy guest takes the first [`Self::LEGACY_LEN`].
     pub const fn to_bytes(self) -> [u8; Self::LEN] {
         let hdr = self.hdr_len.to_le_bytes();
         let gso = self.gso_size.to_le_bytes();
@@ -208,7 +208,7 @@ impl NetHeader {
         ]
     }
 
-    /// From the ring. `bytes` beyond [`Self::LEGACY_LEN`] are `num_buffers`.
+    /// Reads a header from the ring. `bytes` beyond [`Self::LEGACY_LEN`] are `num_buffers`.
     pub const fn from_bytes(bytes: [u8; Self::LEN]) -> NetHeader {
         NetHeader {
             flags: bytes[0],

@@ -1,13 +1,13 @@
 //! A port: the two rings of one guest, between the control channel that sets them up and the
 //! workers that use them.
 //!
-//! Whoever touches a guest's memory holds the lock of one of its rings: a worker for a batch, the
-//! control channel to change something. So a ring that was stopped, or moved to another memory
-//! table, is not in use any more when the call returns, and nothing else is needed to wait for
-//! workers. The control channel holds a lock only to exchange what was built before.
+//! A thread that touches a guest's memory holds the lock of one of its rings: a worker for a batch,
+//! the control channel to change something. So a ring that was stopped, or moved to another memory
+//! table, is out of use when the call returns. Nothing else is needed to wait for workers. The
+//! control channel holds a lock only to exchange what was built before.
 //!
-//! Lock order: the transmit ring of a port, then receive rings in the order of ports' slots; last
-//! those that nothing but copies goes to (mirrors), one at a time.
+//! Lock order: the transmit ring of a port, then receive rings in the order of ports' slots.
+//! Mirrors, the receive rings to which only copies go, come last, one at a time.
 //!
 //! An epoch that each worker confirms between batches would do, too. The lock needs no worker to be
 //! awake, is not contended within a batch, and shows a reader of the code what it protects.
@@ -35,7 +35,7 @@ pub enum Queue {
 }
 
 impl Queue {
-    /// By its vhost-user index.
+    /// Returns the queue with this vhost-user index.
     pub fn from_index(index: u32) -> Option<Queue> {
         match index {
             0 => Some(Queue::Rx),
@@ -53,12 +53,12 @@ impl Queue {
     }
 }
 
-/// Who polls the transmit ring wants to know when there is one. Called from the control channel,
+/// Tells the worker that polls a transmit ring when there is one. The control channel calls it
 /// without locks held.
 ///
 /// A kick descriptor is always an eventfd, but the guest shares its open file: it may set and clear
-/// `O_NONBLOCK` and the counter at any moment. So it must never be read, as a read may sleep:
-/// register it edge-triggered (`EPOLLET`), where every kick is an edge.
+/// `O_NONBLOCK` and the counter at any moment. So it must never be read, as a read may sleep.
+/// Register it edge-triggered (`EPOLLET`), where every kick is an edge.
 pub trait PortEvents: Send + Sync {
     /// The transmit ring runs and is enabled now, or is another one than before: look at it once,
     /// then wait for kicks. Without a kick descriptor it has to be polled now and then. A ring
@@ -98,17 +98,18 @@ fn lock<R>(ring: &Mutex<Option<R>>) -> MutexGuard<'_, Option<R>> {
 }
 
 impl Port {
-    /// What interrupting its guests costs.
+    /// Cost of interrupting the vnic's guests.
     pub fn interrupts(&self) -> &Arc<Interrupts> {
         &self.interrupts
     }
 
-    /// What touching its guests' memory costs.
+    /// Cost of touching the guests' memory.
     pub fn touches(&self) -> &Arc<Touches> {
         &self.touches
     }
 
-    /// The transmit ring, if nobody holds it at this moment; `None` inside if there is none.
+    /// Returns the transmit ring, if no thread holds it at this moment; `None` inside if there is
+    /// none.
     #[inline(always)]
     pub fn try_tx(&self) -> Option<MutexGuard<'_, Option<TxRing>>> {
         match self.tx.try_lock() {
@@ -129,7 +130,7 @@ impl Port {
         lock(&self.rx)
     }
 
-    /// The receive ring, if nobody holds it at this moment.
+    /// Returns the receive ring, if no thread holds it at this moment.
     #[inline(always)]
     pub fn try_rx(&self) -> Option<MutexGuard<'_, Option<RxRing>>> {
         match self.rx.try_lock() {
@@ -142,10 +143,10 @@ impl Port {
     /// Starts a ring at `base`, the position the front end gave (SET_VRING_BASE), replacing one
     /// that runs.
     ///
-    /// Every frame taken is completed at once and in order, so the used index in the guest's memory
-    /// is the exact point where the last device stopped. It wins over a different `base`: that
-    /// happens when a front end resumes a device that died and counts on the available index.
-    /// Returns where the ring starts: above 0, somebody drove it before.
+    /// Every frame taken is completed at once and in order. So the used index in the guest's memory
+    /// is the exact point where the last device stopped. It wins over a different `base`, which a
+    /// front end gives if it resumes a device that died and counts on the available index. Returns
+    /// the position at which the ring starts: above 0, another device drove it before.
     pub fn start(
         &self,
         queue: Queue,
@@ -224,7 +225,7 @@ impl Port {
         }
     }
 
-    /// Whether the transmit ring runs and is disabled.
+    /// True if the transmit ring runs and is disabled.
     pub fn is_tx_disabled(&self) -> bool {
         self.tx_disabled.load(Relaxed)
     }
@@ -259,9 +260,9 @@ impl Port {
         }
     }
 
-    /// Whether a running ring lies in memory that was taken away: its file became shorter.
+    /// True if a running ring lies in memory that was taken away: its file became shorter.
     pub fn poisoned(&self) -> bool {
-        // Asked ten times a second for every vnic: usually nobody has to be locked out of a ring
+        // Asked ten times a second for every vnic: usually no worker has to be locked out of a ring
         // for the answer.
         sigbus::any_poisoned() && self.holds_poisoned()
     }
@@ -271,8 +272,8 @@ impl Port {
             || lock(&self.rx).as_ref().is_some_and(RxRing::poisoned)
     }
 
-    /// Whether the guest broke a ring: it said something impossible, and the ring rests until it is
-    /// set up anew. Never waits: of one that is held at this moment nothing is known.
+    /// True if the guest broke a ring: it said something impossible, and the ring rests until it is
+    /// set up anew. Never waits; false for a ring that is held at this moment.
     pub fn broken(&self, queue: Queue) -> bool {
         match queue {
             Queue::Tx => self

@@ -1,9 +1,9 @@
 //! SIGBUS inside a guest mapping: a guest truncated the file behind its memory.
 //!
-//! The handler maps zero pages over the whole mapping and marks it poisoned; the access is repeated
-//! and reads zeroes. The port is detached at the end of the batch. A SIGBUS anywhere else is fatal,
-//! as without us. The same happens when the file's memory cannot be provided (no huge page left, a
-//! full tmpfs, a broken memory cell): what the guest sees there is lost either way.
+//! The handler maps zero pages over the complete mapping and marks it poisoned; the access is
+//! repeated and reads zeroes. The port is detached at the end of the batch. A SIGBUS anywhere else
+//! is fatal, as without the handler. The same happens when the file's memory cannot be provided (no
+//! huge page left, a full tmpfs, a broken memory cell): the guest's data is lost either way.
 
 use std::{
     ptr,
@@ -27,10 +27,10 @@ struct Slot {
 static HEAD: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
 static INSTALL: Once = Once::new();
-/// How many guards are poisoned now.
+/// Number of guards that are poisoned now.
 static POISONED: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether any mapping at all is poisoned: usually none is, and nobody has to look at each.
+/// True if any mapping at all is poisoned. Usually none is, and callers need not look at each.
 #[inline]
 pub(crate) fn any_poisoned() -> bool {
     POISONED.load(Ordering::Relaxed) != 0
@@ -66,7 +66,7 @@ impl Guard {
         Guard { slot, released: AtomicBool::new(false) }
     }
 
-    /// Whether the mapping was replaced by zero pages.
+    /// True if the mapping was replaced by zero pages.
     #[inline]
     pub fn poisoned(&self) -> bool {
         self.slot.poisoned.load(Ordering::Relaxed)
@@ -76,7 +76,7 @@ impl Guard {
     pub fn release(&self) {
         if !self.released.swap(true, Ordering::Relaxed) {
             self.slot.end.store(0, Ordering::Release);
-            // Nobody accesses the mapping any more, so no handler can poison it after this.
+            // Nothing accesses the mapping any more, so no handler can poison it after this.
             if self.slot.poisoned.swap(false, Ordering::Relaxed) {
                 POISONED.fetch_sub(1, Ordering::Relaxed);
             }
@@ -250,7 +250,7 @@ mod tests {
         });
         assert!(libc::WIFSIGNALED(sent) && libc::WTERMSIG(sent) == libc::SIGBUS, "{sent:#x}");
         let faulted = in_child(|| {
-            // A mapping behind the end of its file, which nobody guards.
+            // A mapping behind the end of its file, without a guard.
             let file = memfd_create("sigbus", MemfdFlags::CLOEXEC).unwrap();
             // SAFETY: a new mapping; the access raises SIGBUS.
             unsafe {

@@ -1,5 +1,5 @@
-//! Valid messages in orders nobody would choose, and more of them than anybody needs. One test at a
-//! time: open files are counted for the whole process.
+//! Valid messages in orders that no front end would choose, and in numbers that none needs. One
+//! test at a time: open files are counted for the whole process.
 
 mod control_support;
 
@@ -87,7 +87,7 @@ fn step(
     }
 }
 
-/// What a worker does, without believing anything.
+/// Works on the rings as a worker does, without trusting anything.
 fn work(bed: &Bed) {
     let mut store = FrameStore::default();
     let mut tx = bed.port.tx();

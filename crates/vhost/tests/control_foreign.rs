@@ -21,7 +21,7 @@ use butterfly_vhost::{
 };
 use control_support::{Bed, eventually};
 
-/// A program that ends with the test, whatever happens.
+/// A program that ends with the test, however the test ends.
 struct Foreign {
     child: Child,
     log: PathBuf,
@@ -40,13 +40,13 @@ impl Foreign {
         Foreign { child, log }
     }
 
-    /// As a crash of the host's power supply.
+    /// Ends it as a crash of the host's power supply would.
     fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// As an operator who ends it.
+    /// Ends it as an operator would.
     fn terminate(&mut self) {
         rustix::process::kill_process(
             rustix::process::Pid::from_child(&self.child),
@@ -154,7 +154,7 @@ fn receive(bed: &Bed, count: usize, what: &str, wanted: impl Fn(&[u8]) -> bool) 
     });
 }
 
-/// What iPXE sends first: a DHCP request from its own address to everybody.
+/// True for the first frame of iPXE: a DHCP request from its own address to all.
 fn is_dhcp(head: &[u8]) -> bool {
     head.starts_with(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x52, 0x54, 0, 0, 0, 1, 8, 0, 0x45])
         && head[36..38] == [0, 67]

@@ -1,6 +1,8 @@
-//! Front ends that break the rules: each is detached with a reason that names what it did, nothing
-//! of it is left, and the next front end is served. One program with one test, because open files
-//! and mappings are counted for the whole process.
+//! Front ends that break the rules.
+//!
+//! Each is detached with a reason that names its offence, nothing of it is left, and the next front
+//! end is served. One program with one test, because open files and mappings are counted for the
+//! whole process.
 
 mod control_support;
 
@@ -76,14 +78,15 @@ impl Hostile {
         let _ = raw::send_bytes(self.connection.stream(), &raw::message(request, flags, body), fds);
     }
 
-    /// As a well-behaved front end, up to here.
+    /// Negotiates as a well-behaved front end does, up to here.
     fn negotiate(&mut self) {
         self.connection.negotiate(small().features, Connection::usual_protocol()).unwrap();
         self.connection.set_features(small().features).unwrap();
     }
 }
 
-/// What a hostile front end does, and what of the reason shows that it was understood.
+/// A hostile front end: its name, its deed, and the part of the reason that shows that the deed was
+/// understood.
 type Abuse = (&'static str, fn(&mut Hostile), &'static str);
 
 const REGION: [u64; 4] = [0, 1 << 20, 0x7000_0000, 0];
@@ -213,7 +216,7 @@ fn many_fds(h: &Hostile, count: usize) {
     assert_eq!(sent.unwrap(), message.len());
 }
 
-/// The device is as if nobody had ever been there.
+/// Checks that the device is as if no front end had ever been there.
 fn nothing_left(bed: &Bed, files: &[String], mappings: usize, after: &str) {
     let status: DeviceStatus = bed.status();
     assert!(
@@ -231,7 +234,7 @@ fn nothing_left(bed: &Bed, files: &[String], mappings: usize, after: &str) {
 fn whoever_breaks_the_rules_is_detached_and_nothing_else_happens() {
     for role in [Role::Server, Role::Client] {
         let bed = Bed::new(role);
-        // Somebody else on the same switch, who must not notice anything.
+        // Another VM on the same switch, which must not notice anything.
         let neighbour = Bed::server();
         let mut neighbour_vm = neighbour.vm(&small());
         neighbour.ping(&mut neighbour_vm, 10);

@@ -1,4 +1,4 @@
-//! A front end in this process: attached without a socket that anybody else could find.
+//! A front end in this process: attached without a socket in the file system.
 
 mod control_support;
 

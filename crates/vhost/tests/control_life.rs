@@ -42,7 +42,7 @@ fn a_device_goes_on_with_what_another_one_left() {
     old.ping(&mut vm, 23);
     old.stop();
     assert!(!vm.connection.is_closed(), "a copy of the connection is still open");
-    vm.guest.send(&[9; 60], NetHeader::default()).unwrap(); // while nobody is there
+    vm.guest.send(&[9; 60], NetHeader::default()).unwrap(); // while no front end is there
 
     let mut new = old.successor();
     new.resume(exported.connection, exported.state).unwrap();
@@ -206,7 +206,7 @@ fn who_says_nothing_gives_way() {
         !bed.events.all().iter().any(|e| matches!(e, Event::Detached(_))),
         "nobody heard of the silent one"
     );
-    // Somebody who has spoken stays, even without rings.
+    // A front end that has spoken stays, even without rings.
     drop(vm);
     let mut speaker = bed.connect();
     speaker.sync().unwrap();
@@ -231,9 +231,10 @@ fn stopping_is_prompt_whatever_goes_on() {
     let bed = Bed::server();
     let connection = bed.connect();
     raw::send_bytes(connection.stream(), &raw::header(1, raw::VERSION, 0)[..5], &[]).unwrap();
-    std::thread::sleep(Duration::from_millis(50)); // it is in the middle of the message now, or will be
+    // the thread is in the middle of the message now, or will be
+    std::thread::sleep(Duration::from_millis(50));
     timed(bed, "half a message");
-    // Answers that nobody reads.
+    // Answers that the front end does not read.
     let bed = Bed::server();
     let connection = bed.connect();
     connection.stream().set_nonblocking(true).unwrap();
@@ -295,8 +296,8 @@ fn an_idle_device_uses_no_processor() {
     drop(vm);
 }
 
-/// As a live migration looks to the host that a machine comes to: its front end connects long
-/// before the machine does.
+/// Shows a live migration as the target host sees it: the front end connects long before the VM
+/// arrives.
 #[test]
 fn a_machine_that_comes_from_another_device_is_announced_and_no_other_is() {
     let (old, new) = (Bed::server(), Bed::server());
@@ -316,7 +317,7 @@ fn a_machine_that_comes_from_another_device_is_announced_and_no_other_is() {
     let mut vm = machine.reattach(connection).unwrap();
     new.ping(&mut vm, 10);
     assert_eq!(announced(&new), 1);
-    // Switching logging moves the rings, and is nothing that anybody has to hear of.
+    // Switching logging moves the rings, and causes no event.
     vm.connection.set_logging(&vm.guest, false).unwrap();
     new.ping(&mut vm, 10);
     assert_eq!(announced(&new), 1);

@@ -126,7 +126,7 @@ fn with_protocol_features_only_a_message_enables_a_ring() {
     frames.release();
 }
 
-/// What was looked at is what arrives, whatever the guest writes meanwhile.
+/// The inspected bytes are those that arrive, even if the guest writes meanwhile.
 #[test]
 fn a_kept_frame_is_delivered_from_private_memory() {
     let bed = Bed::server();
@@ -317,7 +317,7 @@ fn kick_and_call_descriptors_must_be_eventfds() {
     }
 }
 
-/// QEMU without share=on: the file that it gives is one that nobody else writes into.
+/// QEMU without share=on: the VM does not write into the file that QEMU gives.
 #[test]
 fn memory_that_is_not_shared_is_told_of() {
     let bed = Bed::server();
@@ -354,7 +354,7 @@ fn memory_that_is_not_shared_is_told_of() {
         );
         assert_eq!(shown.is_some_and(|why| why.contains("share=on")), !shared, "{shown:?}");
         if !shared {
-            // It was a guess: whatever does arrive proves it wrong.
+            // The warning was a guess: a frame that does arrive proves it wrong.
             let index = butterfly_guest_driver::Nic::link(&guest, TX).ring.user_addr().avail + 2;
             let region = table
                 .iter()

@@ -1,4 +1,4 @@
-//! What a well-behaved front end negotiates, and memory and logs that change under running rings.
+//! Negotiation by a well-behaved front end, and memory and logs that change under running rings.
 
 mod control_support;
 
@@ -62,7 +62,7 @@ fn frames_pass_in_both_roles_and_the_status_tells_it() {
     }
 }
 
-/// Of what a device does not offer it takes nothing either.
+/// A device accepts no offload that it does not offer.
 #[test]
 fn offloads_can_be_kept_back() {
     let mut bed = Bed::server();

@@ -1,6 +1,8 @@
-//! A machine whose memory nobody touched, or was taken back: each page that a worker touches first
-//! costs it a page fault. There is a budget for that, and who is beyond it rests. One program with
-//! one test, as counting is switched on for the whole process.
+//! A VM whose memory was never touched, or was taken back.
+//!
+//! Each page that a worker touches first costs it a page fault. There is a budget for that, and a
+//! vnic beyond it rests. One program with one test, as counting is switched on for the whole
+//! process.
 
 mod control_support;
 
@@ -48,16 +50,16 @@ fn punch(vm: &Vm, queue: usize) {
     }
 }
 
-/// What became of a batch of one frame.
+/// Fate of a batch of one frame.
 #[derive(Debug, PartialEq, Eq)]
 enum Sent {
     Delivered,
     Refused(NotDelivered),
-    /// It stays in the sender's ring.
+    /// The frame stays in the sender's ring.
     Waits,
 }
 
-/// As a worker does it.
+/// Sends as a worker does.
 fn send(from: (&Bed, &mut Vm), to: &Bed, store: &mut FrameStore) -> Sent {
     let (bed, vm) = from;
     let mut tx = bed.port.tx();
@@ -121,7 +123,7 @@ fn who_has_untouched_pages_touched_has_a_budget_of_its_own() {
             && touched.pages < u64::from(BURST) + earned() + 64 * 16,
         "{touched:?}"
     );
-    // It is the receiver's doing, and nobody else's: the sender sends on, and a neighbour receives.
+    // Only the receiver caused it: the sender sends on, and a neighbour receives.
     assert_eq!(report(&sender).rests, 0);
     while send((&sender, &mut sender_vm), &neighbour, &mut store) != Sent::Delivered {}
     assert_eq!(recv(&mut neighbour_vm), Some(LEN));

@@ -59,7 +59,7 @@ fn config() -> VmConfig {
     }
 }
 
-/// Sends frames back and forth. Returns the processor time of whoever plays the worker.
+/// Sends frames back and forth. Returns the processor time of the thread that plays the worker.
 fn echo(bed: &Bed, vm: &mut Vm, frames: u32) -> Duration {
     let mut took = Duration::ZERO;
     for n in 0..frames {
@@ -88,7 +88,7 @@ fn slow_interrupts_are_paid_for_once() {
     assert_eq!((report().confirmed, report().apart), (0, false), "{:?}", report());
 
     let guards = watches(vm.guest.rx().call_fd());
-    // What one signal costs, as seen by who sends it.
+    // Cost of one signal, as the sending thread sees it.
     let slow = (0..3)
         .map(|_| {
             let begun = spent();

@@ -44,7 +44,7 @@ fn the_limit_of_mappings_is_kept_and_a_truncated_memory_is_repaired_at_it() {
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum.map(|most| most.min(1 << 16));
     setrlimit(Resource::Nofile, files).unwrap();
-    // Of 1,600 there are 1,200 for front ends, and half of those for who has many regions.
+    // Of 1,600 there are 1,200 for front ends, and half of those for front ends with many regions.
     assert_eq!(maps::pretend(1600), 1200);
     let file = Arc::new(File::from(memfd_create("regions", MemfdFlags::CLOEXEC).unwrap()));
     ftruncate(&file, 4096).unwrap();
@@ -53,8 +53,8 @@ fn the_limit_of_mappings_is_kept_and_a_truncated_memory_is_repaired_at_it() {
     let mut neighbour_vm = neighbour.vm(&small());
     neighbour.ping(&mut neighbour_vm, 10);
 
-    // What is told is what is had: all that the protocol knows, then what is left of the share,
-    // then the usual number.
+    // The announced number is available: all that the protocol knows, then what is left of the
+    // share, then the usual number.
     let mut beds = Vec::new();
     for expected in [509, 8 + 600 - 501, 8, 8] {
         let bed = Bed::server();

@@ -1,6 +1,8 @@
-//! Memory regions beyond the usual number. Each takes an open file and a mapping, a front end may
-//! announce 509, and of both there is one number for all: whoever has more than most takes them
-//! from a share that is bounded.
+//! Share of open files and mappings for memory regions beyond the usual number.
+//!
+//! Each region takes an open file and a mapping, and a front end may announce 509 of them. The
+//! process has one limit of each for all front ends. A front end with more regions than most takes
+//! the surplus from a share that is bounded.
 
 use std::sync::{
     OnceLock,
@@ -27,7 +29,7 @@ fn share() -> usize {
 
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// What one front end has of the share; given back when it goes.
+/// Regions that one front end has of the share; given back on drop.
 #[derive(Debug, Default)]
 pub(super) struct Unusual(usize);
 
@@ -48,7 +50,7 @@ impl Unusual {
         self.resize_in(&TAKEN, share(), regions)
     }
 
-    /// How many regions the front end may have as things are, at most `most`.
+    /// Returns how many regions the front end may have at this moment, at most `most`.
     pub fn possible(&self, most: usize) -> usize {
         self.possible_in(&TAKEN, share(), most)
     }

@@ -1,22 +1,25 @@
-//! What a device tells.
+//! Events that a device reports to its owner.
 
 use crate::{net::Features, port::PortEvents};
 
-/// Who wants to know what becomes of a device. Called from its control thread (and from
-/// [`super::Device::resume`]), without locks held; must not call back into [`super::Device::stop`],
-/// [`super::Device::export`] or drop the device.
+/// Receiver of a device's events.
+///
+/// The control thread calls it without locks held, and so does [`super::Device::resume`]. An
+/// implementation must not call [`super::Device::stop`] or [`super::Device::export`], nor drop the
+/// device.
 pub trait DeviceEvents: PortEvents {
     /// A front end attached: it connected and began to speak.
     fn attached(&self);
-    /// It is gone, and so is everything it gave us. `reason` is a sentence without a full stop.
+    /// The front end is gone, and so is everything it gave us. `reason` is a sentence without a
+    /// full stop.
     fn detached(&self, reason: &str);
-    /// It said which of the offered features its guest takes: for the first time, or others than
-    /// before. Logging, which is the front end's own wish, does not count.
+    /// The front end accepted some of the offered features for its guest: for the first time, or
+    /// others than before. Logging, which is the front end's own wish, does not count.
     fn negotiated(&self, accepted: Features) {
         let _ = accepted;
     }
-    /// The guest's driver uses both rings from now on, or not any more. Of a front end that leaves
-    /// only that is told.
+    /// The guest's driver begins (`true`) or ceases (`false`) to use both rings. A front end that
+    /// leaves causes [`Self::detached`] only.
     fn driving(&self, both: bool) {
         let _ = both;
     }

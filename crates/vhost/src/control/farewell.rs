@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::shared::Shared;
 
-/// How a front end in this process says why it leaves, which one elsewhere cannot.
+/// Lets a front end in this process say why it leaves. Front ends elsewhere have no such means.
 pub struct Farewell(pub(super) Arc<Shared>);
 
 impl Farewell {

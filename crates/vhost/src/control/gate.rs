@@ -1,29 +1,30 @@
-//! From a whole message to the session and back: the `vhost` crate parses, checks and acknowledges.
+//! Passes whole messages to the session and its replies back. The `vhost` crate parses, checks and
+//! acknowledges.
 //!
 //! The crate's handler reads from a socket of its own, into which only whole messages of bounded
-//! size go ([`super::wire`] says why), and whose other end, with the reply, is read here. So
-//! nothing a guest does or does not do can hold it.
+//! size go ([`super::wire`] says why). The reply is read here, at the other end of that socket. So
+//! nothing a guest does or does not do can hold the handler.
 //!
-//! Where it refuses what real front ends do, it is prepared for it:
+//! The handler refuses some messages of real front ends. This file makes up for it:
 //! * QEMU sends SET_VRING_ENABLE before its first SET_FEATURES; the handler insists on features
 //!   first.
-//! * SET_LOG_FD, an obsolete request of the specification without use, is unknown to it.
-//! * SEND_RARP is, too. QEMU 7.2 sends it after a live migration if the guest did not take
+//! * The handler does not know SET_LOG_FD, an obsolete request of the specification without use.
+//! * Nor does it know SEND_RARP. QEMU 7.2 sends it after a live migration if the guest did not take
 //!   GUEST_ANNOUNCE.
-//! * A session that another process began has negotiated already, which the handler can only be
-//!   told by messages.
+//! * A session that another process began has negotiated already. The handler can only learn of
+//!   that from messages.
 //!
-//! What front ends were seen to send, which decided more than one thing here and in
-//! [`super::session`]:
-//! * QEMU 7.2 takes all protocol features; asks for GET_QUEUE_NUM and GET_MAX_MEM_SLOTS; gives call
-//!   and error descriptors at once, also for rings that no guest will use (`queues=2`); memory by
-//!   ADD_MEM_REG with acknowledgement. Whenever the guest's driver, its link or the whole guest
-//!   stops or starts: GET_VRING_BASE; SET_VRING_ENABLE, SET_FEATURES, SET_VRING_NUM, BASE, ADDR,
-//!   KICK, CALL. Migration: SET_LOG_BASE, then SET_FEATURES and SET_VRING_ADDR, acknowledged, under
-//!   running rings. Never SET_LOG_FD or a reset.
-//! * DPDK 22.11's virtio-user takes MQ and REPLY_ACK; gives call descriptors, then features, then
-//!   memory by SET_MEM_TABLE with acknowledgement, and enables rings last. Stopping the port says
-//!   nothing; closing it disables the rings and GET_VRING_BASE.
+//! Messages seen from real front ends, on which decisions here and in [`super::session`] rest:
+//! * QEMU 7.2 takes all protocol features. It asks for GET_QUEUE_NUM and GET_MAX_MEM_SLOTS. It
+//!   gives call and error descriptors at once, also for rings that no guest will use (`queues=2`).
+//!   It sends memory by ADD_MEM_REG with acknowledgement. Whenever the guest's driver, its link or
+//!   the whole guest stops or starts, QEMU sends GET_VRING_BASE; SET_VRING_ENABLE, SET_FEATURES,
+//!   SET_VRING_NUM, BASE, ADDR, KICK, CALL. For a migration it sends SET_LOG_BASE, then
+//!   SET_FEATURES and SET_VRING_ADDR, acknowledged, under running rings. It never sends SET_LOG_FD
+//!   or a reset.
+//! * DPDK 22.11's virtio-user takes MQ and REPLY_ACK. It gives call descriptors, then features,
+//!   then memory by SET_MEM_TABLE with acknowledgement, and enables rings last. Stopping the port
+//!   sends nothing. Closing it disables the rings and sends GET_VRING_BASE.
 
 use std::{
     fs::File,
@@ -51,11 +52,11 @@ use super::{
 };
 use crate::{memory::RegionSpec, net::Features};
 
-/// What became of a message.
+/// Result of passing one message to the session.
 pub(super) struct Passed {
-    /// To be sent back, if not empty.
+    /// Reply for the front end, if not empty.
     pub reply: Vec<u8>,
-    /// Whether the connection goes on; else a sentence for the operator.
+    /// Success if the connection goes on; else a sentence for the operator.
     pub outcome: std::result::Result<(), String>,
 }
 
@@ -182,7 +183,7 @@ impl Gate {
         }
     }
 
-    /// What the handler wrote: replies fit into the socket.
+    /// Reads the handler's reply. Replies fit into the socket.
     fn take_reply(&mut self) -> io::Result<Vec<u8>> {
         let mut reply = Vec::new();
         match self.outside.read_to_end(&mut reply) {
@@ -310,9 +311,9 @@ impl VhostUserBackendReqHandlerMut for Backend {
         Ok(self.session.set_protocol_features(features)?)
     }
 
-    /// One pair of rings. QEMU and DPDK take the number for pairs, Cloud Hypervisor and the `vhost`
-    /// crate for rings; 1 would leave the latter without a transmit ring. Without
-    /// VIRTIO_NET_F_MQ nobody uses a second pair.
+    /// Announces one pair of rings. QEMU and DPDK take the number for pairs, Cloud Hypervisor and
+    /// the `vhost` crate for rings; 1 would leave the latter without a transmit ring. Without
+    /// VIRTIO_NET_F_MQ no guest uses a second pair.
     fn get_queue_num(&mut self) -> Result<u64> {
         Ok(2)
     }

@@ -1,8 +1,8 @@
 //! The device side of the vhost-user control channel: one [`Device`] per vnic.
 //!
-//! A device owns a socket (or connects to one that QEMU owns), a thread that serves one front end
-//! at a time, and, as long as one is attached, the rings of a [`Port`]. Whatever a front end does,
-//! the worst that happens is that it is detached, with a reason; the device then waits for the next
+//! A device owns a socket, or connects to one that QEMU owns. Its thread serves one front end at a
+//! time. While a front end is attached, the device owns the rings of a [`Port`]. The worst that a
+//! front end can cause is its own detachment, with a reason; the device then waits for the next
 //! one.
 
 mod descriptors;
@@ -50,20 +50,20 @@ pub use status::{Detach, DeviceStatus, Negotiated};
 /// Stack of a control thread: a few frames of ours and of a logger. Only what is used takes memory.
 const STACK: usize = 256 * 1024;
 
-/// What a device is made of.
+/// Parameters of a device.
 #[derive(Clone)]
 pub struct DeviceConfig {
     /// The vnic, in messages to the operator.
     pub name: String,
-    /// Who owns the socket.
+    /// Owner of the socket.
     pub role: Role,
     /// The socket; at most [`MAX_PATH`] bytes.
     pub path: PathBuf,
-    /// Where the rings appear.
+    /// Port that gets the rings.
     pub port: Arc<Port>,
-    /// Of [`Features::OFFERED`], what front ends are offered.
+    /// The part of [`Features::OFFERED`] that front ends are offered.
     pub offered: Features,
-    /// Who is told.
+    /// Receiver of the device's events.
     pub events: Arc<dyn DeviceEvents>,
 }
 
@@ -75,7 +75,7 @@ pub struct Device {
     offered: Features,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// Of the thread.
+    /// Mappings counted for the thread.
     _counted: Maps,
 }
 
@@ -86,8 +86,8 @@ impl fmt::Debug for Device {
 }
 
 impl Device {
-    /// Starts a control channel. A server listens when this returns. A stale socket file that
-    /// nobody answers on is replaced.
+    /// Starts a control channel. A server listens when this returns. A stale socket file, on which
+    /// no process answers, is replaced.
     pub fn start(config: DeviceConfig) -> Result<Device, StartError> {
         Self::launch(config, None)
     }
@@ -109,9 +109,9 @@ impl Device {
         )
     }
 
-    /// Starts a control channel whose front end is in this process and has no socket that anybody
-    /// else could find. Returns its end of the connection, and how it says why it leaves. After
-    /// it left nobody can attach.
+    /// Starts a control channel whose front end is in this process, without a socket in the file
+    /// system. Returns the front end's end of the connection, and its means to say why it leaves.
+    /// After it left no front end can attach.
     pub fn start_inside(
         name: &str,
         port: Arc<Port>,
@@ -180,7 +180,7 @@ impl Device {
         }
     }
 
-    /// What an operator sees.
+    /// Returns the state of the device for the operator.
     pub fn status(&self) -> DeviceStatus {
         // Rings first: one that the session below does not know yet is better than the reverse.
         let (rx, tx) = (self.port.status(Queue::Rx), self.port.status(Queue::Tx));
@@ -207,12 +207,12 @@ impl Device {
         }
     }
 
-    /// How to reach this device from a worker.
+    /// Returns a handle through which a worker reaches this device.
     pub fn poker(&self) -> Poker {
         Poker(self.shared.clone())
     }
 
-    /// As [`Poker::poke`].
+    /// Does the same as [`Poker::poke`].
     pub fn poke(&self) {
         self.shared.poke();
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Pace {
     burst: u32,
     interval: Duration,
-    /// When the bucket would be full again.
+    /// Time at which the bucket would be full again.
     full_at: Instant,
 }
 

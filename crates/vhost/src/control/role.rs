@@ -1,6 +1,6 @@
 //! Which side owns the socket.
 
-/// Who owns the socket.
+/// Owner of the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// We listen, the front end connects.

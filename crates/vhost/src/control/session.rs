@@ -1,10 +1,10 @@
-//! What one front end negotiated and set up, and the rings that follow from it.
+//! State that one front end negotiated and set up, and the rings that follow from it.
 //!
 //! Every message changes a value here; then [`Session::settle`] makes the port agree. A ring runs
-//! as soon as it has a size, addresses inside the guest's memory and a kick message, until
-//! GET_VRING_BASE. Not from the first kick on: a guest whose buffers are available already will
-//! never give one. No message resets the position of a ring that runs: QEMU sends SET_FEATURES and
-//! SET_VRING_ADDR again to switch dirty logging.
+//! from the moment it has a size, addresses inside the guest's memory and a kick message, until
+//! GET_VRING_BASE. It does not wait for the first kick: a guest whose buffers are available already
+//! will never give one. No message resets the position of a ring that runs: QEMU sends SET_FEATURES
+//! and SET_VRING_ADDR again to switch dirty logging.
 
 macro_rules! refuse {
     ($($text:tt)*) => { Refused(format!($($text)*)) };
@@ -41,14 +41,14 @@ pub(super) const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtoco
     .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
     .union(VhostUserProtocolFeatures::RESET_DEVICE);
 
-/// What an operator is told of a machine that looks as if its memory were not shared.
+/// Warning for the operator if the VM's memory looks as if it were not shared.
 const PRIVATE: &str = "its memory seems not to be shared: nothing that the machine writes is to be seen here, so no packet passes; its memory \
                        back end needs share=on (libvirt: <access mode='shared'/>)";
-/// What an operator is told of a machine that has none to share.
+/// Warning for the operator if the VM has no memory to share.
 const ABSENT: &str = "its memory cannot be shared: its driver is up and no memory was announced, so no packet passes; it needs a memory back end \
                       with share=on (libvirt: <access mode='shared'/>)";
 
-/// Why a message was refused: a clause for the operator.
+/// Reason for refusing a message: a clause for the operator.
 #[derive(Debug)]
 pub(super) struct Refused(pub String);
 
@@ -73,9 +73,9 @@ pub(super) struct Session {
     announced: bool,
     /// Both rings ran when that was last told.
     driving: bool,
-    /// A ring started where another device had left it, and nobody was told yet.
+    /// A ring started where another device had left it, and the owner has not heard of it yet.
     resumed: bool,
-    /// What was told about memory, while nothing speaks against it.
+    /// Warning about memory that was reported, while nothing speaks against it.
     memory_trouble: Option<&'static str>,
 }
 
@@ -190,7 +190,7 @@ impl Session {
         }
     }
 
-    /// Why the guest's memory cannot be used any more, if so.
+    /// Returns why the guest's memory cannot be used any more, if so.
     pub fn poisoned(&self) -> Option<&'static str> {
         if self.memory.poisoned() {
             Some("guest memory was truncated")
@@ -247,7 +247,7 @@ impl Session {
 
     // ---- Memory ----
 
-    /// A whole table. Regions that stay as they are keep their mapping.
+    /// Takes a complete table. Regions that stay as they are keep their mapping.
     pub fn set_memory(&mut self, regions: Vec<RegionSpec>) -> Result<(), Refused> {
         let refused = |error: crate::memory::MemoryError| Refused(error.to_string());
         let stays = |old: &RegionSpec| {
@@ -304,18 +304,18 @@ impl Session {
         Ok(())
     }
 
-    /// How many regions it may have as things are.
+    /// Returns how many regions the front end may have at this moment.
     pub fn max_regions(&self) -> usize {
         self.unusual.possible(MAX_REGIONS)
     }
 
-    /// Whether the driver is up, which QEMU says just before it announces memory, and none was
-    /// announced.
+    /// True if the driver is up and the front end announced no memory. QEMU starts the driver just
+    /// before it announces memory.
     pub fn awaits_memory(&self) -> bool {
         self.features.is_some() && self.regions.is_empty() && self.memory_trouble.is_none()
     }
 
-    /// It was waited for long enough.
+    /// Records that the wait for memory was long enough.
     pub fn miss_memory(&mut self) -> &'static str {
         self.memory_trouble = Some(ABSENT);
         self.events.trouble(ABSENT);
@@ -341,14 +341,14 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // That it leaves is told.
+        // Leaving is reported by itself.
         self.driving = false;
         // Rings first: what they use is unmapped and closed after this.
         self.stop_rings();
     }
 }
 
-/// Whether two descriptions are of one place in one file.
+/// True if both descriptions name one place in one file.
 fn same_region(old: &RegionSpec, new: &RegionSpec) -> bool {
     let place = |r: &RegionSpec| (r.guest_addr, r.user_addr, r.size, r.mmap_offset);
     place(old) == place(new)

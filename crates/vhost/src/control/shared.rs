@@ -1,5 +1,5 @@
-//! What a device's handle and its control thread share: wishes in one direction, the status in the
-//! other.
+//! State shared by a device's handle and its control thread: wishes in one direction, the status in
+//! the other.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -24,16 +24,16 @@ use super::{
 /// A wish for a copy of the device's state: `None` is sent if no front end is attached.
 type ExportWish = SyncSender<Option<Exported>>;
 
-/// What changes while a device lives, for its status.
+/// Values that change while a device lives, for its status.
 #[derive(Debug, Default)]
 pub(super) struct Live {
     /// The front end that is attached.
     pub attached: Option<Negotiated>,
     pub attach_count: u64,
     pub last_detach: Option<Detach>,
-    /// Why no front end can come, if we know.
+    /// Reason why no front end can attach, if known.
     pub trouble: Option<String>,
-    /// What the front end in this process said before it left.
+    /// Last words of the front end in this process before it left.
     pub farewell: Option<String>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Shared {
     poked: AtomicBool,
     exports: Mutex<Vec<ExportWish>>,
     live: Mutex<Live>,
-    /// In the server role, until the thread ends.
+    /// The listening socket of the server role, until the thread ends.
     pub listener: Option<Listener>,
 }
 
@@ -105,7 +105,7 @@ impl Shared {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a front end waits to be accepted.
+    /// True if a front end waits to be accepted.
     pub fn others_waiting(&self) -> bool {
         let Some(listener) = &self.listener else { return false };
         let mut fds = [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)];

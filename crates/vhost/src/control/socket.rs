@@ -28,14 +28,14 @@ pub const MAX_PATH: usize = 107;
 /// Front ends that may wait behind the one that is attached.
 const BACKLOG: i32 = 16;
 
-/// Owner and group may connect: whoever may connect is the VM. A group that is not ours comes from
-/// a set-group-ID directory.
+/// Owner and group may connect: a process that may connect is the VM. A group that is not ours
+/// comes from a set-group-ID directory.
 const MODE: u32 = 0o660;
 
-/// How long another process may have the folder locked: it makes one socket meanwhile.
+/// Time for which another process may lock the folder. It makes one socket meanwhile.
 const LOCK_PATIENCE: Duration = Duration::from_millis(100);
 
-/// Who kept a folder locked for longer than that is not waited for again in this time.
+/// Time for which the daemon no longer waits for a folder lock that was once held longer than that.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
 /// Checks a path once; the same for both roles.
@@ -72,12 +72,12 @@ fn stream_socket() -> rustix::io::Result<OwnedFd> {
 pub(super) struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and inode of our file: somebody else's file at the same path is not removed.
+    /// Device and inode of our file. Another process's file at the same path is not removed.
     file: (u64, u64),
 }
 
 impl Listener {
-    /// Listens at `path`. A socket file that nobody answers on is replaced; anything else that is
+    /// Listens at `path`. A socket file on which no process answers is replaced. Any other file
     /// there is left alone.
     pub fn new(path: &Path) -> Result<Listener, StartError> {
         let address = check_path(path)?;
@@ -91,7 +91,7 @@ impl Listener {
         bind(&socket, &address).map_err(|e| failed("bind")(e.into()))?;
         let file = std::fs::symlink_metadata(path).map_err(failed("look at"))?;
         let listener = Listener { socket, path: path.to_owned(), file: (file.dev(), file.ino()) };
-        // Nobody can connect before listen().
+        // No process can connect before listen().
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(MODE))
             .map_err(failed("set the permissions of"))?;
         listen(&listener.socket, BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
@@ -124,20 +124,22 @@ impl Drop for Listener {
     }
 }
 
-/// Whether a device could listen at `path` now: listens there for a moment.
+/// Checks that a device could listen at `path` now: listens there for a moment.
 pub fn may_listen(path: &Path) -> Result<(), StartError> {
     Listener::new(path).map(drop)
 }
 
-/// Locks the folder of a path until the result is dropped; `None` is one that cannot be locked now.
-/// Who may read a folder may lock it, front ends among them, so nobody waits for long, and not
-/// again soon: without the lock two daemons may only get in each other's way if both want one path
-/// in the same moment.
+/// Locks the folder of a path until the result is dropped. Returns `None` if the folder cannot be
+/// locked now.
+///
+/// Every process that may read a folder may lock it, front ends among them. So the daemon waits
+/// only briefly, and not again soon. Without the lock two daemons can only disturb each other if
+/// both want one path at the same moment.
 fn lock_folder(path: &Path) -> Option<OwnedFd> {
     static KEPT: Mutex<Option<Instant>> = Mutex::new(None);
     let folder =
         path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Whoever binds there tells what is wrong with it, if anything.
+    // The bind that follows reports what is wrong with the folder, if anything.
     let folder =
         openat(CWD, folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .ok()?;
@@ -177,7 +179,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), StartError>
     }
     let probe = stream_socket().map_err(|e| failed("make a socket for", e.into()))?;
     match connect_to(&probe, address) {
-        // A full backlog (AGAIN) belongs to somebody too.
+        // A full backlog (AGAIN) belongs to a living process too.
         Ok(()) | Err(Errno::AGAIN) => Err(StartError::InUse(path.to_owned())),
         Err(Errno::CONNREFUSED) => match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -190,8 +192,8 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), StartError>
     }
 }
 
-/// Connects, without waiting, as often as it takes: with one socket, since a host may have many
-/// vnics whose server is not there yet.
+/// Connects without waiting, as often as necessary, with one socket: a host may have many vnics
+/// whose server is not there yet.
 #[derive(Default)]
 pub(super) struct Dialer(Option<OwnedFd>);
 
@@ -204,7 +206,7 @@ impl Dialer {
         match connect_to(&socket, address) {
             Ok(()) => Ok(socket),
             Err(error) => {
-                // Nobody was there: the socket is as before.
+                // No server was there: the socket is as before.
                 if matches!(error, Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN) {
                     self.0 = Some(socket);
                 }
@@ -216,8 +218,8 @@ impl Dialer {
 
 #[cfg(test)]
 mod tests {
-    /// Many that want a path at once, with a socket that nobody serves in it: one gets it, and it
-    /// is that one's until it is gone.
+    /// Many listeners want a path at once, and a socket without a server lies there. One of them
+    /// gets the path and keeps it until it is gone.
     #[test]
     fn one_of_many_has_a_path() {
         let directory = tempfile::tempdir().unwrap();
@@ -239,8 +241,8 @@ mod tests {
             let file = std::fs::symlink_metadata(&path).unwrap();
             assert_eq!(one.file, (file.dev(), file.ino()));
         }
-        // Who keeps the folder locked keeps nobody waiting. Here, as it is remembered by the
-        // process.
+        // A process that keeps the folder locked does not keep others waiting. Tested here and not
+        // in a test of its own, because the process remembers it.
         let folder = std::fs::File::open(directory.path()).unwrap();
         flock(&folder, FlockOperation::LockExclusive).unwrap();
         let begun = Instant::now();
@@ -277,7 +279,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(dialer.connect(&address).unwrap_err(), Errno::NOENT);
         }
-        // A file that nobody listens on, then somebody.
+        // A file without a listener, then one with a listener.
         drop(UnixListener::bind(&path).unwrap());
         assert_eq!(dialer.connect(&address).unwrap_err(), Errno::CONNREFUSED);
         std::fs::remove_file(&path).unwrap();

@@ -1,11 +1,11 @@
-//! Why a device cannot start.
+//! Errors of starting a device.
 
 use std::{io, path::PathBuf};
 
 use super::socket::MAX_PATH;
 use crate::maps::TooManyMaps;
 
-/// Why a device could not be started.
+/// Reason why a device could not be started.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum StartError {

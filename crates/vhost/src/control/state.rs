@@ -1,8 +1,8 @@
-//! A device's whole state as plain values and descriptors, to be kept while the process that drives
-//! it changes.
+//! A device's complete state as plain values and descriptors. It outlives a change of the process
+//! that drives the device.
 //!
-//! Nothing in it is believed when a device is built from it: every value passes the checks of the
-//! message that once brought it.
+//! A device that is built from it trusts none of it: every value passes the checks of the message
+//! that once brought it.
 
 use std::os::fd::OwnedFd;
 
@@ -13,16 +13,16 @@ use crate::{memory::RegionSpec, net::Features};
 pub struct Exported {
     /// The connection to the front end. The front end sees it end when the last copy is closed.
     pub connection: OwnedFd,
-    /// What was negotiated and set up.
+    /// Values that were negotiated and set up.
     pub state: DeviceState,
 }
 
-/// What a front end negotiated and set up.
+/// Values that a front end negotiated and set up.
 #[derive(Debug, Default)]
 pub struct DeviceState {
-    /// What SET_FEATURES said, if it was sent.
+    /// Features of SET_FEATURES, if it was sent.
     pub features: Option<Features>,
-    /// What SET_PROTOCOL_FEATURES said, if it was sent (`VHOST_USER_PROTOCOL_F_*` bits).
+    /// Features of SET_PROTOCOL_FEATURES, if it was sent (`VHOST_USER_PROTOCOL_F_*` bits).
     pub protocol_features: Option<u64>,
     /// Guest memory.
     pub regions: Vec<RegionSpec>,
@@ -48,20 +48,20 @@ pub struct LogState {
 pub struct RingState {
     /// Number of descriptors (SET_VRING_NUM).
     pub size: Option<u16>,
-    /// Where it lies (SET_VRING_ADDR).
+    /// Addresses of the ring (SET_VRING_ADDR).
     pub addresses: Option<RingAddresses>,
-    /// Where the device stood. The used index in guest memory is exact and wins: positions move on
-    /// after an export.
+    /// Position of the device in the ring. The used index in guest memory is exact and wins:
+    /// positions move on after an export.
     pub position: u16,
-    /// How the guest says that it added buffers. A ring with `None` is stopped.
+    /// Means by which the guest says that it added buffers. A ring with `None` is stopped.
     pub kick: Option<Kick>,
-    /// How to interrupt the guest (SET_VRING_CALL).
+    /// Eventfd that interrupts the guest (SET_VRING_CALL).
     pub call: Option<OwnedFd>,
-    /// What SET_VRING_ENABLE said, if it was sent.
+    /// Value of SET_VRING_ENABLE, if it was sent.
     pub enabled: Option<bool>,
 }
 
-/// Where a ring lies, in addresses of the front end.
+/// Location of a ring, in addresses of the front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingAddresses {
     /// Descriptor table.
@@ -74,11 +74,11 @@ pub struct RingAddresses {
     pub used_log: Option<u64>,
 }
 
-/// How a guest says that it added buffers (SET_VRING_KICK).
+/// Means by which a guest says that it added buffers (SET_VRING_KICK).
 #[derive(Debug)]
 pub enum Kick {
-    /// It does not: the ring has to be looked at.
+    /// None: the worker has to look at the ring.
     Polled,
-    /// By this eventfd.
+    /// This eventfd.
     Eventfd(OwnedFd),
 }

@@ -1,4 +1,4 @@
-//! What an operator sees of a device.
+//! Status of a device for the operator.
 
 use std::{path::PathBuf, time::SystemTime};
 
@@ -14,7 +14,7 @@ use crate::{
 /// A device at one moment.
 #[derive(Clone, Debug)]
 pub struct DeviceStatus {
-    /// Who owns the socket, and where it is; `None` if the front end is in this process.
+    /// Owner of the socket, and its path; `None` if the front end is in this process.
     pub socket: Option<(Role, PathBuf)>,
     /// The features that guests are offered.
     pub offered: Features,
@@ -26,22 +26,22 @@ pub struct DeviceStatus {
     pub tx: Option<RingStatus>,
     /// Another front end waits until the one that is attached leaves.
     pub others_waiting: bool,
-    /// How often a front end was attached.
+    /// Number of front ends attached so far.
     pub attach_count: u64,
-    /// How the last one left.
+    /// Circumstances under which the last front end left.
     pub last_detach: Option<Detach>,
-    /// Why no front end can attach, if it is not just that none came.
+    /// Reason why no front end can attach, unless simply none came.
     pub trouble: Option<String>,
-    /// What interrupting its guests costs.
+    /// Cost of interrupting the vnic's guests.
     pub interrupts: InterruptReport,
-    /// What touching their memory first costs.
+    /// Cost of touching the guests' memory for the first time.
     pub touches: TouchReport,
 }
 
-/// What the front end that is attached has said so far.
+/// Values that the attached front end has set so far.
 #[derive(Clone, Debug)]
 pub struct Negotiated {
-    /// When it attached.
+    /// Time at which it attached.
     pub since: SystemTime,
     /// Its process, if it is in our process namespace.
     pub peer_pid: Option<u32>,
@@ -53,13 +53,13 @@ pub struct Negotiated {
     pub protocol_features: Option<u64>,
     /// Guest memory in order of guest addresses.
     pub memory: Vec<RegionInfo>,
-    /// Why nothing of that memory is of use, if it looks so.
+    /// Reason why nothing of that memory seems to be of use, if so.
     pub memory_trouble: Option<&'static str>,
     /// Stores are logged: the guest migrates.
     pub logging: bool,
-    /// Why the receive ring does not run although the front end started it.
+    /// Reason why the receive ring does not run although the front end started it.
     pub rx_trouble: Option<String>,
-    /// Why the transmit ring does not run although the front end started it.
+    /// Reason why the transmit ring does not run although the front end started it.
     pub tx_trouble: Option<String>,
 }
 
@@ -83,6 +83,6 @@ impl Negotiated {
 pub struct Detach {
     /// A sentence without a full stop.
     pub reason: String,
-    /// When.
+    /// Time of the end.
     pub at: SystemTime,
 }

@@ -1,10 +1,10 @@
 //! The control thread of one socket: waits for a front end, serves it until it leaves, and so on.
 //!
-//! One front end at a time, in the order in which they connect. A second one waits in the socket's
-//! backlog until the first leaves, as a restarted VM does whose old process is still ending; who
-//! waits is visible in the status. A front end whose process is gone has left: the kernel closes
-//! its end. One that connects and says nothing (a probe, a forgotten `nc`) gives way to the next
-//! after a second; one that has spoken stays, even if its guest's driver is not up yet.
+//! It serves one front end at a time, in the order in which they connect. A second one waits in the
+//! socket's backlog until the first leaves. A restarted VM does that while its old process is still
+//! ending. The status shows that a front end waits. A front end whose process is gone has left: the
+//! kernel closes its end. One that connects and says nothing (a probe, a forgotten `nc`) gives way
+//! to the next after a second. One that has spoken stays, even if its guest's driver is not up yet.
 
 use std::{
     num::NonZeroU64,
@@ -34,26 +34,26 @@ use crate::{net::Features, port::Port};
 
 /// A client tries to connect so often: QEMU as a server blocks at its start until we come.
 const RETRY: Duration = Duration::from_millis(80);
-/// How much later it may be, so that threads wake together: at most 100 ms in all.
+/// Allowed delay, so that threads wake together: at most 100 ms in all.
 const SLACK: Duration = Duration::from_millis(15);
 /// Before the next attempt after accepting failed, which is when descriptors are used up.
 const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 
-/// Requests at once and per second. QEMU needs some 40 to set up a device, and a guest that masks
-/// its interrupts all the time a few hundred a second; what goes beyond this is made to wait.
+/// Requests at once and per second; the front end has to wait beyond that. QEMU needs some 40 to
+/// set up a device. A guest that masks its interrupts all the time causes a few hundred a second.
 const REQUESTS: (u32, u32) = (4096, 2000);
 /// Connections at once and per second.
 const CONNECTIONS: (u32, u32) = (20, 20);
 
-/// A front end whose driver is up has memory to announce at once.
+/// Time in which a front end whose driver is up has to announce memory.
 const MEMORY_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Why a front end is detached when the device stops.
+/// Reason for detaching a front end when the device stops.
 const REMOVED: &str = "the vnic was removed";
 
 /// Everything the thread needs.
 pub(super) struct Thread {
-    /// Where to connect in the client role; as a server, [`Shared::listener`] is there.
+    /// Address to connect to in the client role; as a server, [`Shared::listener`] is there.
     pub server: Option<SocketAddrUnix>,
     pub port: Arc<Port>,
     pub offered: Features,
@@ -65,13 +65,15 @@ pub(super) struct Thread {
 pub(super) struct Connection {
     pub socket: OwnedFd,
     pub session: Session,
-    /// It has spoken.
+    /// True once the front end has spoken.
     pub attached: bool,
 }
 
 impl Thread {
-    /// Runs until it is asked to stop, or nobody can come any more. `next` is a front end that is
-    /// there already: somebody else served it before, or it is in this process.
+    /// Runs until it is asked to stop, or no further front end can come.
+    ///
+    /// `next` is a front end that is there already: another process served it before, or it is in
+    /// this process.
     pub fn run(&self, mut next: Option<Connection>) {
         // A host may have many of these threads: those that wait for their next look wake together.
         // If it is refused, each wakes alone.
@@ -115,7 +117,7 @@ impl Thread {
         }
     }
 
-    /// Answers wishes while nobody is attached.
+    /// Answers wishes while no front end is attached.
     fn idle_wishes(&self) {
         self.shared.take_wake();
         self.shared.take_poke();
@@ -141,7 +143,7 @@ impl Thread {
                     self.idle_wishes();
                     (listener.accept(), ACCEPT_RETRY)
                 }
-                // No server yet, or one whose backlog is full, is what a client waits for.
+                // A client waits for a server that is not there yet, or one whose backlog is full.
                 (None, Some(address)) => (dialer.connect(address).map(Some), RETRY),
                 (None, None) => return None,
             };
@@ -223,7 +225,7 @@ impl Thread {
         }
     }
 
-    /// As [`Self::sleep`]; wishes wait until it is over.
+    /// Sleeps as [`Self::sleep`] does; wishes wait until it is over.
     fn sleep_between(&self, time: Duration) {
         let until = Instant::now() + time;
         while !self.shared.stopping() {
@@ -264,7 +266,7 @@ impl Thread {
                 let exported = gate
                     .session(Session::export)
                     .and_then(|state| Ok(Exported { connection: socket.try_clone()?, state }));
-                // Who wished may have given up.
+                // The asking thread may have given up.
                 let _ = wish.send(exported.ok());
             }
             let patience = match silent_since {
@@ -323,7 +325,7 @@ impl Thread {
         self.events.attached();
     }
 
-    /// Nothing of the front end is left. If it never spoke, nobody heard of it.
+    /// Removes all that is left of the front end. One that never spoke causes no event.
     fn detach(&self, lost: &Lost) {
         let mut live = self.shared.live();
         let farewell = live.farewell.take();

@@ -1,10 +1,13 @@
-//! One vhost-user message at a time, whole: bounded in size, in descriptors and in time.
+//! Receives and sends one vhost-user message at a time, complete: bounded in size, in descriptors
+//! and in time.
 //!
 //! The receive functions of the `vhost` crate are not used on a guest's connection, because a guest
-//! can hold them: they wait for the rest of a half-sent message for ever (a receive time-out is
-//! taken for an interruption and repeated), after more than 32 descriptors they start over in the
-//! middle of the message, their replies wait for a guest that does not read, and what they
-//! receive would be inherited by child processes.
+//! can hold them:
+//! - They wait for the rest of a half-sent message for ever: they take a receive time-out for an
+//!   interruption and repeat.
+//! - After more than 32 descriptors they start over in the middle of the message.
+//! - Their replies wait for a guest that does not read.
+//! - Child processes would inherit the descriptors that they receive.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -26,13 +29,14 @@ use vhost::vhost_user::message::{FrontendReq, MAX_ATTACHED_FD_ENTRIES, MAX_MSG_S
 
 use super::shared::Shared;
 
-/// How long a message may take from its first to its last byte, and a reply until it is taken.
-/// Front ends send with one system call.
+/// Time limit of a message from its first to its last byte, and of a reply until it is taken. Front
+/// ends send with one system call.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A front end left between two messages.
 pub(super) const CLOSED: &str = "the front end closed the connection";
-/// It left without reading what we sent, or its listening socket went away before it accepted us.
+/// The front end left without reading what we sent, or its listening socket went away before it
+/// accepted us.
 pub(super) const RESET: &str = "the front end closed the connection without reading our answers";
 
 const HEADER_LEN: usize = 12;
@@ -41,7 +45,7 @@ const VERSION_MASK: u32 = 3;
 const REPLY: u32 = 4;
 const NEED_REPLY: u32 = 8;
 
-/// Why a connection cannot go on.
+/// Reason why a connection cannot go on.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Lost {
     /// We are asked to stop.
@@ -97,7 +101,7 @@ impl Header {
         bytes
     }
 
-    /// Whether a request may look like this at all.
+    /// Checks the header of a request: its version, flags and size.
     fn check(self) -> Result<(), Lost> {
         let known = VERSION_MASK | REPLY | NEED_REPLY;
         if self.flags & VERSION_MASK != VERSION
@@ -137,7 +141,7 @@ impl Message {
     }
 }
 
-/// What ended the wait for a message's first byte, or for anything else.
+/// Waits for a message's first byte, or for anything else in `fds`.
 pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) {
     let timeout = timeout.map(|t| Timespec {
         tv_sec: t.as_secs().try_into().unwrap_or(i64::MAX),
@@ -174,7 +178,7 @@ fn wait_for(
         ];
         wait(&mut fds, Some(left));
         if fds.iter().skip(1).any(|wake| !wake.revents().is_empty()) {
-            // Whatever else was asked for waits for the end of the message.
+            // Other wishes wait for the end of the message.
             shared.take_wake();
         }
         if fds.first().is_some_and(|connection| !connection.revents().is_empty()) {

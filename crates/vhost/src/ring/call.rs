@@ -1,16 +1,17 @@
-//! Interrupting a guest, without ever waiting for it.
+//! Interrupts a guest, without ever waiting for it.
 //!
-//! A guest is interrupted by adding 1 to an eventfd it gave us. `write` on that eventfd is not safe
-//! to do: the guest shares the open file, so it can clear `O_NONBLOCK` and fill the counter
-//! whenever it likes, also between any check of ours and the write, which then sleeps for as long
-//! as the guest wants. `pwritev2` with `RWF_NOWAIT` does not exist for eventfds (EOPNOTSUPP).
+//! A guest is interrupted by adding 1 to an eventfd it gave us. `write` on that eventfd is not
+//! safe: the guest shares the open file. It can clear `O_NONBLOCK` and fill the counter at any
+//! time, also between any check of ours and the write. The write then sleeps as long as the guest
+//! wants. `pwritev2` with `RWF_NOWAIT` does not exist for eventfds (EOPNOTSUPP).
 //!
 //! The kernel's own way to signal an eventfd never sleeps and saturates instead. A program reaches
 //! it through asynchronous I/O: an operation that names an eventfd to signal on completion
 //! (`IOCB_FLAG_RESFD`). Ours writes no bytes to `/dev/null`, which completes inside `io_submit`.
-//! The kernel refuses whatever is not an eventfd. The price is about 0.2 us more than a `write`.
+//! The kernel refuses any descriptor that is not an eventfd. The price is about 0.2 us more than a
+//! `write`.
 //!
-//! What it wakes up, it wakes up inside of the call, and there may be much of it:
+//! The call itself wakes all that waits for the eventfd, which may be much: see
 //! [`super::interrupts`].
 
 use std::{
@@ -33,14 +34,14 @@ use super::{interrupts::Interrupts, messenger, signaller::Signaller, touches};
 #[derive(Debug)]
 pub struct CallFd {
     fd: OwnedFd,
-    /// What the vnic's interrupts cost.
+    /// Cost of the vnic's interrupts.
     pub(super) of: Arc<Interrupts>,
     /// The messenger has it, and what it has behind it.
     pub(super) handed: AtomicBool,
     pub(super) next: AtomicPtr<CallFd>,
 }
 
-/// Why a descriptor cannot interrupt a guest.
+/// Reason why a descriptor cannot interrupt a guest.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum CallError {
@@ -50,7 +51,7 @@ pub enum CallError {
     Unknown(Errno),
 }
 
-/// Whether a descriptor is an eventfd; else what it is instead.
+/// Checks that a descriptor is an eventfd. The error says what it is instead.
 ///
 /// The kernel chooses the text behind the link, and only files with a name have a `/` in front of
 /// theirs.
@@ -71,15 +72,17 @@ impl CallFd {
         Ok(CallFd { fd, of, handed: AtomicBool::new(false), next: AtomicPtr::new(ptr::null_mut()) })
     }
 
-    /// Interrupts the guest, from a worker. Never waits, whatever the guest does to the eventfd; if
-    /// signals of this vnic were slow, it only has one sent. A full counter means that the
-    /// guest was interrupted already; errors are the guest's problem. Returns what it took, in
-    /// ticks of the time stamp counter.
+    /// Interrupts the guest, from a worker.
+    ///
+    /// Never waits, even if the guest tampers with the eventfd. If signals of this vnic were slow,
+    /// it only asks the messenger to send one. A full counter means that the guest was interrupted
+    /// already; errors are the guest's problem. Returns the time taken, in ticks of the time stamp
+    /// counter.
     pub fn signal(self: &Arc<Self>) -> u64 {
         self.measured(CallFd::send)
     }
 
-    /// Has the guest interrupted by the thread that does it for those whose interrupts take long.
+    /// Leaves the interrupt to the thread that sends those of vnics with slow signals.
     pub fn hand_over(self: &Arc<Self>) {
         if messenger::runs() {
             messenger::hand_over(self);
@@ -88,7 +91,7 @@ impl CallFd {
         }
     }
 
-    /// As [`Self::signal`], for threads that do it now and then: it does not give the thread
+    /// Does the same as [`Self::signal`], for threads that signal now and then: gives the thread no
     /// resources of its own.
     pub(crate) fn signal_shared(self: &Arc<Self>) {
         self.measured(CallFd::send_shared);
@@ -127,7 +130,7 @@ impl CallFd {
         }
     }
 
-    /// The descriptor, to be handed to somebody else.
+    /// Returns the descriptor, to be handed to another device.
     pub(crate) fn fd(&self) -> &OwnedFd {
         &self.fd
     }

@@ -17,12 +17,12 @@ pub(super) const LINE: usize = 64;
 /// Asks for the line at `at` for reading. Any address is allowed; nothing is accessed.
 #[inline(always)]
 pub(super) fn prefetch_read(at: *const u8) {
-    // SAFETY: a prefetch is a hint: it neither faults nor changes memory, whatever the address.
+    // SAFETY: a prefetch is a hint: it neither faults nor changes memory, for any address.
     unsafe { asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
 }
 
-/// Asks for the line at `at` for reading once, in a way that does not make the processor fetch the
-/// lines behind it too: those the guest is about to write, and it would have to fetch them back.
+/// Asks for the line at `at` for reading once, without the lines behind it. The guest is about to
+/// write those, and would have to fetch them back.
 #[inline(always)]
 pub(super) fn prefetch_once(at: *const u8) {
     // SAFETY: as above.
@@ -166,7 +166,7 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// As [`copy`], where 32 to 64 bytes are the usual length.
+/// Does the same as [`copy`], where 32 to 64 bytes are the usual length.
 ///
 /// # Safety
 /// As [`copy`].
@@ -252,8 +252,8 @@ pub(super) unsafe fn small(from: *const u8, to: *mut u8, len: usize) {
 /// Bytes that are summed at a time while they are copied: stays in the first-level cache.
 const BOUNCE: usize = 512;
 
-/// Copies `len` bytes and adds them to `sum`: what is summed is what is stored, whatever the guest
-/// does meanwhile.
+/// Copies `len` bytes and adds them to `sum`. The sum is that of the stored bytes, even if the
+/// guest writes meanwhile.
 ///
 /// # Safety
 /// As [`copy`].
@@ -275,8 +275,8 @@ pub(super) unsafe fn copy_and_sum(from: NonNull<u8>, to: NonNull<u8>, len: usize
 mod tests {
     use super::*;
 
-    /// What is read twice has to agree, and guest memory need not: every plain read is one the
-    /// compiler may repeat.
+    /// Checks the sources: nothing else reads guest memory. Two reads have to agree, and in guest
+    /// memory they need not: the compiler may repeat every plain read.
     #[test]
     fn guest_memory_is_read_by_nothing_else() {
         let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/src/ring");

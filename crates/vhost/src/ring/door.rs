@@ -26,14 +26,14 @@ use crate::{dirty::DirtyLog, net::NetHeader};
 pub(super) struct Room {
     ptr: NonNull<u8>,
     len: u32,
-    /// What the dirty log knows it by.
+    /// Guest address for the dirty log.
     addr: u64,
 }
 
 impl Room {
     pub const NONE: Room = Room { ptr: NonNull::dangling(), len: 0, addr: 0 };
 
-    /// Of memory at a guest address.
+    /// Describes memory at a guest address.
     ///
     /// # Safety
     /// `len` bytes must be mapped for writing at `ptr`, for as long as the ring has that memory,
@@ -73,14 +73,14 @@ pub(super) struct Door {
     used: NonNull<u8>,
     /// Entries of the used ring.
     size: u16,
-    /// What the dirty log knows the used ring by (VHOST_VRING_F_LOG).
+    /// Guest address of the used ring for the dirty log (VHOST_VRING_F_LOG).
     used_log: Option<u64>,
 }
 
 impl Door {
     /// # Safety
-    /// A used ring of `size` entries and its event field, 6 + 8 * `size` bytes, must be mapped for
-    /// writing at `used`, aligned to 4, for as long as this door exists.
+    /// A used ring of `size` entries with its event field must be mapped for writing at `used`: 6 +
+    /// 8 * `size` bytes, aligned to 4. It must stay so for as long as this door exists.
     pub unsafe fn new(
         log: Option<Arc<DirtyLog>>,
         used: NonNull<u8>,
@@ -102,13 +102,13 @@ impl Door {
         })
     }
 
-    /// The door, if nothing is logged: who stores much need not ask each time.
+    /// Returns the door, if nothing is logged: a caller with many stores need not ask each time.
     #[inline(always)]
     pub fn unlogged(&self) -> Option<Unlogged<'_>> {
         self.log.is_none().then_some(Unlogged(self))
     }
 
-    /// Whether the dirty log's file became shorter than its mapping.
+    /// True if the dirty log's file became shorter than its mapping.
     pub fn poisoned(&self) -> bool {
         self.log.as_ref().is_some_and(|log| log.poisoned())
     }
@@ -190,10 +190,10 @@ fn mark_used(log: &DirtyLog, base: Option<u64>, byte: u64, len: u64) {
     }
 }
 
-/// A door whose stores nobody wants to know, as long as it is borrowed.
+/// A door whose stores are not logged, as long as it is borrowed.
 pub(super) struct Unlogged<'a>(&'a Door);
 
-/// What frames are stored through: a door that logs, or one that need not ask.
+/// Way through which frames are stored: a door that logs, or one that need not ask.
 pub(super) trait Through {
     fn store(&self, room: &Room, need: u32) -> Option<Store<'_>>;
     fn used_entry(&self, slot: u16, id: u16, len: u32);
@@ -229,11 +229,11 @@ impl Through for &Door {
     }
 }
 
-/// A store under way, from the beginning of its room on. When it is dropped, its pages are marked.
+/// A store under way, from the beginning of its room on. Its pages are marked on drop.
 ///
-/// That what was asked for has room is checked once, by [`Door::store`]; that its parts are no more
-/// than that is promised by those who store them, and checked again where debug assertions are. A
-/// check for each part costs 4 % of a small frame's instructions.
+/// [`Door::store`] checks once that the requested length has room. The callers that store the parts
+/// promise that these are no longer, and debug assertions check it again. A check for each part
+/// costs 4 % of a small frame's instructions.
 pub(super) struct Store<'a> {
     at: NonNull<u8>,
     left: u32,
@@ -273,7 +273,7 @@ impl Store<'_> {
         }
     }
 
-    /// As [`Self::mapped`], and adds them to a sum: what is summed is what is stored.
+    /// Stores as [`Self::mapped`] does, and adds the stored bytes to a sum.
     ///
     /// # Safety
     /// As [`Self::mapped`].
@@ -304,7 +304,7 @@ impl Store<'_> {
         }
     }
 
-    /// Where the next `len` bytes go.
+    /// Returns the place of the next `len` bytes.
     ///
     /// # Safety
     /// At most `left`.

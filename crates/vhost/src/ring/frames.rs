@@ -24,8 +24,8 @@ pub const HEAD_MAX: usize = 256;
 /// Bytes of a frame that [`Frames::keep`] has room for: an IP packet of 1,500 bytes behind Ethernet
 /// and two VLAN tags.
 pub const KEPT_MAX: usize = 1500 + 14 + 8;
-/// Largest frame that is taken from a guest: the largest IP packet, one of IPv6 (RFC 8200, 3: its
-/// length does not count the header), behind Ethernet and two VLAN tags.
+/// Largest frame that is taken from a guest: the largest IP packet behind Ethernet and two VLAN
+/// tags. The largest is one of IPv6, whose length does not count the header (RFC 8200, 3).
 pub const MAX_FRAME: u32 = 65535 + 40 + 14 + 8;
 /// Smallest frame: an Ethernet header.
 pub(super) const MIN_FRAME: u32 = 14;
@@ -33,7 +33,8 @@ pub(super) const MIN_FRAME: u32 = 14;
 pub(super) const MAX_BYTES: u32 = 256 * 1024;
 pub(super) const MAX_SEGS: usize = 1024;
 
-/// Why a frame could not be taken. Its descriptors go back to the guest like those of any other.
+/// Reason why a frame could not be taken. Its descriptors go back to the guest like those of any
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameFault {
     /// A loop, an index or address out of range, or wrong flags (virtio 1.2, 2.7.5).
@@ -44,7 +45,7 @@ pub enum FrameFault {
     Oversized,
 }
 
-/// What is known of a frame of a batch.
+/// Description of one frame of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame {
     /// The guest asks for a checksum or segmentation: see `net`, which is stale otherwise.
@@ -107,8 +108,8 @@ pub(super) struct Seg {
 pub struct Slot(pub(super) [u8; HEAD_MAX]);
 
 impl Slot {
-    /// The frame's first bytes: an Ethernet header at least, unless the frame has a [`FrameFault`].
-    /// What lies beyond its length, or beyond [`HEAD`], is of other frames.
+    /// Returns the frame's first bytes: an Ethernet header at least, unless the frame has a
+    /// [`FrameFault`]. Bytes beyond its length, or beyond [`HEAD`], belong to other frames.
     #[inline(always)]
     pub fn bytes(&self) -> &[u8; HEAD_MAX] {
         &self.0
@@ -121,8 +122,8 @@ pub struct FrameStore {
     pub(super) slots: Box<[Slot; BATCH]>,
     pub(super) frames: Box<[Frame; BATCH]>,
     pub(super) segs: Box<[Seg; MAX_SEGS]>,
-    /// Whole frames, for each that [`Frames::keep`] was asked for. Pages that nobody asks for are
-    /// never touched.
+    /// Complete frames, for each call of [`Frames::keep`]. Pages that no caller asks for are never
+    /// touched.
     pub(super) kept: Box<[[u8; KEPT_MAX]]>,
 }
 
@@ -144,14 +145,14 @@ impl Default for FrameStore {
 /// A batch: frames gathered from a ring, whose descriptors stay open until [`Self::release`],
 /// frames in private memory, or a part of either.
 pub struct Frames<'a> {
-    /// Where the descriptors go back to.
+    /// Ring that gets the descriptors back.
     pub(super) ring: Option<&'a mut TxRing>,
     pub(super) frames: &'a mut [Frame],
-    /// As many as frames.
+    /// One slot per frame.
     pub(super) slots: &'a mut [Slot],
-    /// Of all frames. What they point to is borrowed for `'a`.
+    /// Segments of all frames. The memory they point to is borrowed for `'a`.
     pub(super) segs: &'a mut [Seg],
-    /// As many as frames.
+    /// One buffer per frame.
     pub(super) kept: &'a mut [[u8; KEPT_MAX]],
 }
 
@@ -211,7 +212,7 @@ impl<'a> Frames<'a> {
         self.frames.len().min(BATCH)
     }
 
-    /// Whether nothing was gathered.
+    /// True if nothing was gathered.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -263,7 +264,7 @@ impl<'a> Frames<'a> {
         }
     }
 
-    /// As [`Self::head`], to be rewritten: what is delivered is what stands here.
+    /// Returns the same as [`Self::head`], to be rewritten: these bytes are delivered.
     #[inline(always)]
     pub fn head_mut(&mut self, index: usize) -> &mut [u8] {
         match (self.slots.get_mut(index), self.frames.get(index)) {
@@ -303,10 +304,11 @@ impl<'a> Frames<'a> {
         }
     }
 
-    /// Copies a whole frame into private memory, and has it delivered from there from now on: what
-    /// the caller judges is what arrives, whatever the guest writes meanwhile. Bytes that are
-    /// in the slot already are not read again. `None` if the frame is longer than [`KEPT_MAX`]
-    /// or has a fault; it stays as it was then.
+    /// Copies a complete frame into private memory, and has it delivered from there from now on.
+    ///
+    /// So the bytes that the caller judges are those that arrive, even if the guest writes
+    /// meanwhile. Bytes that are in the slot already are not read again. Returns `None`, and leaves
+    /// the frame as it was, if it is longer than [`KEPT_MAX`] or has a fault.
     pub fn keep(&mut self, index: usize) -> Option<&[u8]> {
         let frame = self.frames.get(index).copied().filter(|frame| frame.fault.is_none())?;
         let len = frame.len as usize;
@@ -490,7 +492,7 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// What remains to be computed when a frame is delivered.
+/// Work that remains when a frame is delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
     /// Nothing.
@@ -514,13 +516,13 @@ pub struct Delivery<'a> {
     pub net: NetHeader,
     /// The first bytes, already rewritten.
     pub head: &'a [u8],
-    /// The frame whose memory the rest comes from.
+    /// Index of the frame whose memory holds the rest.
     pub frame: usize,
-    /// Where the rest starts in that frame.
+    /// Offset of the rest in that frame.
     pub from: u32,
-    /// How many bytes of it follow the head.
+    /// Bytes of the rest behind the head.
     pub len: u32,
-    /// What remains to be computed.
+    /// Work that remains.
     pub finish: Finish,
 }
 

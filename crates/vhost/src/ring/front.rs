@@ -6,15 +6,16 @@ pub const OUTER_MAX: usize = 80;
 /// Fields that differ from frame to frame.
 pub const FIELDS: usize = 5;
 
-/// Such a header. It goes into a ring in one piece, and its fields behind it: put together in
-/// private memory, the piece could only be read when the stores of its fields are through, behind
-/// those of the frame before.
+/// Header that goes into a ring in one piece, with its fields stored behind it.
+///
+/// If it were put together in private memory, the piece could only be read once the stores of its
+/// fields are through. Those wait behind the stores of the frame before.
 #[derive(Clone, Copy, Debug)]
 pub struct Front {
     bytes: [u8; OUTER_MAX],
     /// At most `OUTER_MAX`.
     len: u8,
-    /// Where the fields are: each ends at `len` at the latest.
+    /// Offsets of the fields: each ends at `len` at the latest.
     fields: [u8; FIELDS],
 }
 

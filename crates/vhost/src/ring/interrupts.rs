@@ -1,15 +1,15 @@
-//! What a vnic's interrupts cost: measured, and taken away from the worker when they cost too much.
+//! Cost of a vnic's interrupts. Costly interrupts are measured and taken away from the worker.
 //!
-//! A signal wakes everything that waits for the eventfd, inside the call that sends it. How much
-//! that is, the front end decides: with a million epoll watches on the eventfd each signal takes 94
-//! ms. So each signal is measured. A vnic whose signals cost more than [`NORMAL`] by [`EXCESS`] in
-//! sum is *apart*: its signals are sent by the messenger ([`super::messenger`]).
+//! A signal wakes everything that waits for the eventfd, inside the call that sends it. The front
+//! end decides how much waits: with a million epoll watches on the eventfd each signal takes 94 ms.
+//! So each signal is measured. A vnic whose signals cost more than [`NORMAL`] by [`EXCESS`] in sum
+//! is *apart*: its signals are sent by the messenger ([`super::messenger`]).
 //!
 //! A worker that loses its processor within a signal measures the same. Therefore being apart is a
-//! suspicion at first. The messenger measures each signal by its own processor time: [`STRIKES`]
+//! suspicion at first. The messenger measures each signal by its own processor time. [`STRIKES`]
 //! costly ones confirm it, and the vnic stays apart until its front end attaches anew. Without them
-//! it returns when its probation is over. Each probation is twice as long as the one before, and is
-//! the vnic's, not the front end's: attaching anew buys no costly signal.
+//! it returns when its probation is over. Each probation is twice as long as the one before. It
+//! belongs to the vnic, not to the front end: attaching anew buys no costly signal.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -53,7 +53,7 @@ pub struct Interrupts {
 pub struct InterruptReport {
     /// Signals for which the vnic was set apart, since it was added.
     pub costly: u64,
-    /// How often it was confirmed that its signals are slow.
+    /// Number of times that slow signals were confirmed.
     pub confirmed: u64,
     /// A thread of their own sends them now, as they are slow.
     pub apart: bool,
@@ -79,13 +79,13 @@ impl Default for Interrupts {
 }
 
 impl Interrupts {
-    /// Whether the messenger has to send them.
+    /// True if the messenger has to send the signals.
     #[inline(always)]
     pub(super) fn apart(&self) -> bool {
         self.mode.load(Relaxed) != PROMPT
     }
 
-    /// Whether it is certain that they are slow.
+    /// True if the signals are certainly slow.
     pub(super) fn slow(&self) -> bool {
         self.mode.load(Relaxed) == SLOW
     }
@@ -186,7 +186,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// With a counter of nanoseconds.
+    /// Makes interrupts with a counter of nanoseconds.
     fn interrupts() -> Interrupts {
         Interrupts { hz: SECOND, ..Interrupts::default() }
     }

@@ -1,12 +1,12 @@
 //! The messenger: a thread that sends the interrupts of vnics whose signals are slow.
 //!
-//! Workers hand a vnic's descriptor over without waiting and without allocating: it is linked into
-//! a list, at most once, so the list is as long as there are descriptors at most. However often a
-//! guest was to be interrupted meanwhile, it is one signal.
+//! Workers hand a vnic's descriptor over without waiting and without allocating. It is linked into
+//! a list, at most once, so the list is at most as long as there are descriptors. Several
+//! interrupts that fall due meanwhile become one signal.
 //!
 //! Vnics that are only suspected go first. Those that are slow share a quarter of the thread's
-//! time: after one of their signals all of them wait three times as long as it took. So nobody who
-//! is innocent waits for more than one of those, and no processor is used up.
+//! time: after one of their signals all of them wait three times as long as it took. So an innocent
+//! vnic waits for at most one of those signals, and no processor is used up.
 
 use std::{
     collections::VecDeque,
@@ -30,7 +30,7 @@ use super::{
     signaller::Signaller,
 };
 
-/// What slow signals leave of the time.
+/// Rest after a slow signal, in multiples of its time.
 const REST: u32 = 3;
 
 static HANDED: AtomicPtr<CallFd> = AtomicPtr::new(ptr::null_mut());
@@ -56,7 +56,7 @@ pub(super) fn start() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether there is one.
+/// True if there is a messenger.
 pub(super) fn runs() -> bool {
     THREAD.get().is_some()
 }

@@ -23,7 +23,7 @@ const MAX_PIECES: usize = 2048;
 /// Most empty descriptors of one chain. Drivers make none; each costs a look and brings no room.
 const MAX_EMPTY: u32 = 4;
 
-/// Why a frame did not get into a receive ring.
+/// Reason why a frame did not get into a receive ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotDelivered {
     /// The guest has not enough buffers available now.
@@ -66,7 +66,7 @@ pub struct RxRing {
     /// Room for frames that need more than one piece.
     pieces: Vec<Room>,
     chains: Vec<Chain>,
-    /// What finding room has cost.
+    /// Cost of finding room so far.
     walks: Walks,
 }
 
@@ -91,7 +91,7 @@ impl RxRing {
         self.split.status()
     }
 
-    /// What the guest negotiated: which offloads it can take.
+    /// Returns the features that the guest negotiated: they say which offloads it can take.
     #[inline(always)]
     pub fn features(&self) -> Features {
         self.split.features
@@ -104,7 +104,7 @@ impl RxRing {
         self.forget_prepared();
     }
 
-    /// Whether the guest's memory or its dirty log was taken away.
+    /// True if the guest's memory or its dirty log was taken away.
     pub fn poisoned(&self) -> bool {
         self.split.poisoned()
     }
@@ -284,9 +284,9 @@ impl RxRing {
         ready.room.prefetch(HEAD, AHEAD.min(frame.len as usize));
     }
 
-    /// As [`Self::deliver_run`], for one frame, whatever buffers it needs.
+    /// Does the same as [`Self::deliver_run`], for one frame, with any number of buffers.
     ///
-    /// Room for the whole frame is found before its first byte is written. Never waits: the guest's
+    /// Finds room for the complete frame before it writes the first byte. Never waits: the guest's
     /// index is looked at once more before a frame is refused as [`NotDelivered::Full`].
     #[inline(never)]
     pub fn deliver_one(&mut self, frames: &Frames<'_>, index: usize) -> Result<(), NotDelivered> {
@@ -406,7 +406,7 @@ impl RxRing {
         self.consume(self.chains.len() as u16);
     }
 
-    /// As [`Self::deliver_one`], for a frame that is changed on its way.
+    /// Does the same as [`Self::deliver_one`], for a frame that is changed on its way.
     pub fn deliver(
         &mut self,
         frames: &Frames<'_>,
@@ -420,7 +420,7 @@ impl RxRing {
         self.deliver_spread(frames, delivery, need)
     }
 
-    /// Whether the guest's memory may be touched now.
+    /// Checks that the guest's memory may be touched now.
     #[inline(always)]
     fn may_be_touched(&self) -> Result<(), NotDelivered> {
         if touches::metering() {
@@ -479,8 +479,7 @@ impl RxRing {
 
     /// Collects chains until `need` bytes fit, into `chains` and `pieces`.
     ///
-    /// What it costs is bounded per ring and batch, whatever the guest's buffers look like: see
-    /// [`Walks`].
+    /// The cost is bounded per ring and batch, for any buffers of the guest: see [`Walks`].
     fn find_room(&mut self, need: u32) -> Result<(), NotDelivered> {
         if let Some(why) = self.known_to_fail(need) {
             return Err(why);
@@ -503,8 +502,8 @@ impl RxRing {
         found
     }
 
-    /// Why a frame of this size cannot fit: one that is no larger was refused already, and nothing
-    /// has changed.
+    /// Returns why a frame of this size cannot fit: one that is no larger was refused already, and
+    /// nothing has changed.
     #[inline(always)]
     fn known_to_fail(&mut self, need: u32) -> Option<NotDelivered> {
         let why = self.walks.has_failed(self.split.next_avail, need)?;

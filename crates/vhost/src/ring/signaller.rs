@@ -1,4 +1,4 @@
-//! Signals an eventfd through asynchronous I/O, which never waits for whoever shares it.
+//! Signals an eventfd through asynchronous I/O, which never waits for the eventfd's other users.
 //! [`super::call`] says why.
 
 use std::{

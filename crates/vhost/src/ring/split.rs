@@ -1,4 +1,4 @@
-//! What both directions of a split virtqueue share: where it lies, descriptors, indices,
+//! The part that both directions of a split virtqueue share: location, descriptors, indices,
 //! notifications (virtio 1.2, 2.7).
 
 use std::{
@@ -34,9 +34,9 @@ pub(super) const CHAIN_BUDGET: u32 = 1024;
 pub struct RingSetup {
     /// The guest's memory.
     pub memory: Arc<GuestMemory>,
-    /// Where to mark stores, while the guest migrates.
+    /// Dirty log for stores, while the guest migrates.
     pub log: Option<Arc<DirtyLog>>,
-    /// What was negotiated.
+    /// Negotiated features.
     pub features: Features,
     /// Number of descriptors, a power of two up to 32768.
     pub size: u16,
@@ -48,11 +48,11 @@ pub struct RingSetup {
     pub used: u64,
     /// Guest physical address to log stores into the used ring at (VHOST_VRING_F_LOG).
     pub used_log: Option<u64>,
-    /// How to interrupt the guest; without one it polls.
+    /// Eventfd that interrupts the guest; without one it polls.
     pub call: Option<Arc<CallFd>>,
 }
 
-/// Why a ring could not be started.
+/// Reason why a ring could not be started.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[allow(missing_docs)] // the texts say it
 pub enum RingError {
@@ -62,16 +62,16 @@ pub enum RingError {
     Place(&'static str),
 }
 
-/// What an operator sees of a ring.
+/// A ring as the operator sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingStatus {
     /// Number of descriptors.
     pub size: u16,
-    /// Whether the guest enabled it.
+    /// True if the guest enabled it.
     pub enabled: bool,
     /// The device's position: the next available entry it takes.
     pub next_avail: u16,
-    /// How far the guest is.
+    /// Position of the guest (available index).
     pub avail_idx: u16,
     /// The device's next used entry, as published.
     pub used_idx: u16,
@@ -135,15 +135,15 @@ pub(crate) struct Split {
     desc: NonNull<u8>,
     avail: NonNull<u8>,
     pub hint: usize,
-    /// Where the last buffer was.
+    /// Region of the last buffer.
     pub window: Window,
-    /// What touching the guest's memory costs.
+    /// Cost of touching the guest's memory.
     pub touches: Arc<Touches>,
 }
 
-// SAFETY: the pointers point into `memory`, which is Send and kept alive here; the ring is used by
-// one thread at a time (behind a lock), and what the guest shares is only accessed through atomics
-// and the copy functions.
+// SAFETY: the pointers point into `memory`, which is Send and kept alive here. One thread at a time
+// uses the ring (behind a lock). Memory shared with the guest is only accessed through atomics and
+// the copy functions.
 unsafe impl Send for Split {}
 
 impl Split {
@@ -204,14 +204,14 @@ impl Split {
     #[inline(always)]
     fn avail_u16(&self, n: u32) -> &AtomicU16 {
         debug_assert!(n < 3 + u32::from(self.size()));
-        // SAFETY: n <= size + 2 at every caller (a masked index plus 2, or a constant field):
-        // inside the 6 + 2 * size bytes that new() checked, which are aligned to 2. Atomics
-        // may be shared with the guest.
+        // SAFETY: n <= size + 2 at every caller (a masked index plus 2, or a constant field). That
+        // is inside the 6 + 2 * size bytes that new() checked, which are aligned to 2. Atomics may
+        // be shared with the guest.
         unsafe { self.avail.cast::<AtomicU16>().add(n as usize).as_ref() }
     }
 
-    /// How many entries the guest made available that were not taken, looking at its index again.
-    /// `None`: the index is impossible.
+    /// Looks at the guest's index again. Returns how many entries the guest made available that
+    /// were not taken, `None` if the index is impossible.
     #[inline(always)]
     pub fn available(&mut self) -> Option<u16> {
         self.avail_idx = self.avail_u16(1).load(Ordering::Acquire);
@@ -402,7 +402,7 @@ impl Split {
         self.available().is_none_or(|n| n == 0)
     }
 
-    /// Whether a file behind the ring's memory or log became shorter than its mapping.
+    /// True if a file behind the ring's memory or log became shorter than its mapping.
     pub fn poisoned(&self) -> bool {
         self.memory.poisoned() || self.door.poisoned()
     }

@@ -1,23 +1,24 @@
-//! First touches: pages of a guest's memory that the switch touches before anybody else did, or
-//! since a hole was punched there.
+//! First touches: pages of a guest's memory that the switch touches before any other program did,
+//! or since a hole was punched there.
 //!
-//! Each is a page fault inside the worker: 1 to 5 us, and usually a new page that is charged to the
-//! daemon. An ordinary guest has such pages, as its driver posts buffers that nobody wrote to yet;
-//! so nothing is refused. But there is a budget per vnic, [`RATE`] and [`BURST`]. Who is beyond it
-//! rests: frames for it are [`super::NotDelivered::Resting`], and what it sends waits in its ring.
+//! Each first touch is a page fault inside the worker. It takes 1 to 5 us and usually a new page,
+//! which is charged to the daemon. An ordinary guest has such pages, as its driver posts buffers
+//! that were never written; so nothing is refused. But there is a budget per vnic, [`RATE`] and
+//! [`BURST`]. A vnic beyond its budget rests: frames for it are [`super::NotDelivered::Resting`],
+//! and the frames it sends wait in its ring.
 //!
 //! On the usual path a batch pays for that with one store per ring, which says whose memory is
-//! touched now. Everything else happens only while workers fault at all: housekeeping reads their
-//! fault counts from /proc ten times a second ([`look`]), and as long as they grow by more than
+//! touched now. Everything else happens only while workers fault at all. Housekeeping reads their
+//! fault counts from /proc ten times a second ([`look`]). While these grow by more than
 //! [`NOTICED`], workers read their own count (getrusage) whenever they go from one vnic's ring to
-//! another's. So what happens in the first tenth of a second is not counted, and pages that the
-//! guest did touch, but that are not mapped here yet, count too.
+//! another's. So the faults of the first tenth of a second are not counted. Pages that the guest
+//! did touch, but that are not mapped here yet, count too.
 //!
 //! A fault in a page of 2 MiB or 1 GiB counts as all of its 4 KiB pages ([`Touches::costs`]).
 //!
-//! A fault may sleep: a page of a range in which the front end is punching a hole is not to be had
-//! until the whole range is done (0.3 s per GiB), and a page in swap has to be read. Nothing can be
-//! done about it from within; who stares at a sleeping worker sees whose memory it is, and that
+//! A fault may sleep. A page of a range in which the front end is punching a hole cannot be had
+//! until the whole range is done (0.3 s per GiB). A page in swap has to be read. The worker itself
+//! cannot do anything about it. Housekeeping sees whose memory a sleeping worker touches, and that
 //! vnic rests for [`STALL_RESTS`] times as long afterwards.
 
 use std::{
@@ -41,16 +42,17 @@ const BURST: i64 = 65_536;
 const NOTICED: u64 = 1000;
 /// Looks without as many after which they are not counted any more.
 const QUIET_LOOKS: u32 = 10;
-/// How much longer than a stall its vnic rests: it has a twentieth of the worker's time at most.
+/// Rest of a vnic after a stall, in multiples of the stall: it has a twentieth of the worker's time
+/// at most.
 const STALL_RESTS: u32 = 20;
 
 /// [`BURST`] and [`RATE`].
 static BUDGET: OnceLock<(i64, i64)> = OnceLock::new();
 /// Workers count their faults.
 static METERING: AtomicBool = AtomicBool::new(false);
-/// How often they began to.
+/// Number of times that counting began.
 static SPAN: AtomicU64 = AtomicU64::new(0);
-/// Until then somebody rests (ticks).
+/// Time until which some vnic rests (ticks).
 static RESTING_UNTIL: AtomicU64 = AtomicU64::new(0);
 static IDS: AtomicU64 = AtomicU64::new(1);
 
@@ -74,11 +76,11 @@ pub struct Touches {
 pub struct TouchReport {
     /// Pages of its memory that the switch touched first, as far as they were counted.
     pub pages: u64,
-    /// How often it had to rest for having touched too many.
+    /// Number of rests for having touched too many pages.
     pub rests: u64,
-    /// How often a worker slept for one of its pages, as far as that was seen.
+    /// Number of times that a worker was seen to sleep for one of its pages.
     pub stalls: u64,
-    /// How long.
+    /// Total length of these stalls.
     pub stalled: Duration,
 }
 
@@ -110,7 +112,7 @@ impl Touches {
         }
     }
 
-    /// Of rings that are nobody's yet.
+    /// Makes the touches of rings that belong to no vnic yet.
     pub(super) fn nobody() -> Arc<Touches> {
         static NOBODY: OnceLock<Arc<Touches>> = OnceLock::new();
         NOBODY.get_or_init(Touches::new).clone()
@@ -191,9 +193,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 // ---- What a worker does ----
 
 thread_local! {
-    /// Where this worker says whose memory it touches.
+    /// Cell in which this worker says whose memory it touches.
     static SAYS: Cell<Option<&'static AtomicU64>> = const { Cell::new(None) };
-    /// Whom to charge for faults from that count on, and in which span of counting that began.
+    /// Vnic to charge for faults from that count on, and the span of counting in which that began.
     static CHARGED: RefCell<Option<(Arc<Touches>, u64, u64)>> = const { RefCell::new(None) };
     static WATCHED: RefCell<Option<Watched>> = const { RefCell::new(None) };
 }
@@ -209,7 +211,7 @@ pub(super) fn enter(of: &Arc<Touches>) {
     }
 }
 
-/// It touches nobody's: a batch is in private memory.
+/// Records that the worker touches no guest's memory: a batch is in private memory.
 pub(super) fn outside() {
     if let Some(says) = SAYS.get() {
         says.store(0, Relaxed);
@@ -217,7 +219,7 @@ pub(super) fn outside() {
     leave();
 }
 
-/// It does not any more.
+/// Records that the worker touches that memory no more.
 #[inline(always)]
 pub(super) fn leave() {
     if metering() {
@@ -225,13 +227,13 @@ pub(super) fn leave() {
     }
 }
 
-/// Whether faults are counted, and vnics may have to rest.
+/// True if faults are counted, and vnics may have to rest.
 #[inline(always)]
 pub(super) fn metering() -> bool {
     METERING.load(Relaxed)
 }
 
-/// Whether a vnic has to rest.
+/// True if a vnic has to rest.
 #[inline(always)]
 pub(super) fn rests(of: &Touches) -> bool {
     metering() && rests_now(of)
@@ -248,7 +250,7 @@ fn charge_to(next: Option<&Arc<Touches>>) {
         let Ok(mut charged) = charged.try_borrow_mut() else { return };
         let faults = faults();
         let span = SPAN.load(Relaxed);
-        // What happened while nobody counted is nobody's.
+        // Faults from before counting began belong to no vnic.
         if let Some((of, from, _)) = charged.as_ref().filter(|(_, _, begun)| *begun == span) {
             of.charge(faults.saturating_sub(*from), cpu::tsc(), cpu::tsc_hz());
         }
@@ -272,25 +274,25 @@ fn faults() -> u64 {
 /// A thread that is looked at, until this is dropped.
 struct Watched(u32);
 
-/// What was seen of a worker when it was last looked at.
+/// Findings of the last look at a worker.
 struct Seen {
     thread: u32,
     says: &'static AtomicU64,
     last: Option<Sample>,
     when: Instant,
-    /// How long it has been asleep for one page.
+    /// Time for which it has been asleep for one page.
     stalled: Duration,
 }
 
 /// A worker at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sample {
-    /// It sleeps, and nothing but what it waits for wakes it.
+    /// True if it sleeps, and nothing but the event it waits for wakes it.
     asleep: bool,
     faults: u64,
     /// Times it went to sleep; only known of one that does.
     sleeps: u64,
-    /// Whose memory it touches.
+    /// Slot of the vnic whose memory it touches.
     whose: u64,
 }
 
@@ -361,8 +363,8 @@ fn dearest() -> u64 {
 }
 
 impl Seen {
-    /// How much longer the worker has been asleep for one page, if it is, and how many faults it
-    /// had since the last look.
+    /// Compares a sample with the last one. Returns how much longer the worker has been asleep for
+    /// one page, if it is, and its faults since the last look.
     fn compare(&mut self, sample: Sample, now: Instant) -> (Option<Duration>, u64) {
         let passed = now.saturating_duration_since(self.when);
         let faults = self.last.map_or(0, |last| sample.faults.saturating_sub(last.faults));
@@ -433,7 +435,7 @@ mod tests {
         of.charge(2 * RATE as u64, 1, HZ);
         assert!(of.rests_at(2 * HZ) && !of.rests_at(2 * HZ + HZ / 50));
         assert_eq!((of.report().pages, of.report().rests), (BURST as u64 + 2 * RATE as u64, 1));
-        // Nobody who keeps to the rate ever rests.
+        // A vnic that keeps to the rate never rests.
         let of = fresh();
         for second in 1..100u64 {
             of.charge(RATE as u64, second * HZ, HZ);
@@ -504,8 +506,8 @@ mod tests {
         assert!(own.faults >= before && own.faults <= faults() && !own.asleep);
     }
 
-    /// How long a worker sleeps while the front end punches a hole around the page that it touches,
-    /// and that it is seen.
+    /// Lets a front end punch a hole around the page that a worker touches. The sleep of the worker
+    /// is seen, and its length measured.
     #[test]
     #[ignore = "long: make test-long"]
     fn who_punches_a_hole_under_load_is_found_and_rests() {
@@ -516,7 +518,7 @@ mod tests {
         const SIZE: usize = 1 << 30;
         let file = memfd_create("holes", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, SIZE as u64).unwrap();
-        // SAFETY: a new mapping, populated, and unmapped when nobody uses it any more.
+        // SAFETY: a new mapping, populated, and unmapped after its last use.
         let base = unsafe {
             mmap(
                 std::ptr::null_mut(),

@@ -19,11 +19,11 @@ const LOOKS_BEFORE_DISCARD: u8 = 5;
 /// A guest's transmit queue, as the device sees it.
 pub struct TxRing {
     pub(crate) split: Split,
-    /// How often it was found disabled.
+    /// Number of looks that found it disabled.
     idle_looks: u8,
 }
 
-/// What [`TxRing::gather`] found.
+/// Result of [`TxRing::gather`].
 pub enum Gathered<'a> {
     /// Nothing to send, or the ring is disabled.
     Empty,
@@ -33,7 +33,7 @@ pub enum Gathered<'a> {
     Frames(Frames<'a>),
 }
 
-/// Why a chain was not opened.
+/// Reason why a chain was not opened.
 enum ChainFault {
     /// The batch has no room for so many descriptors; by itself it may have.
     NoRoom,
@@ -51,11 +51,12 @@ impl TxRing {
         self.idle_looks = 0;
     }
 
-    /// For somebody who comes by ten times a second: gives the frames of a ring that is disabled
-    /// back to the guest, unsent (vhost-user, "Ring states"). Not at once: a front end disables
-    /// rings when it starts and when it stops or moves its machine, and what waits in them then
-    /// is to be sent afterwards, perhaps by another host. Returns how many, and how to interrupt
-    /// the guest.
+    /// Gives the frames of a disabled ring back to the guest, unsent (vhost-user, "Ring states").
+    /// Housekeeping calls it ten times a second.
+    ///
+    /// The frames do not go back at once. A front end disables rings when it starts, and when it
+    /// stops or moves its VM. The frames that wait then are to be sent afterwards, perhaps by
+    /// another host. Returns how many went back, and the eventfd that interrupts the guest.
     pub fn discard(&mut self) -> (u64, Option<Arc<CallFd>>) {
         if self.split.broken || self.split.enabled {
             return (0, None);
@@ -85,7 +86,7 @@ impl TxRing {
         self.split.status()
     }
 
-    /// Whether the guest's memory or its dirty log was taken away.
+    /// True if the guest's memory or its dirty log was taken away.
     pub fn poisoned(&self) -> bool {
         self.split.poisoned()
     }
@@ -96,8 +97,8 @@ impl TxRing {
         self.split.broken = true;
     }
 
-    /// How many chains are waiting, looking at the guest's index once. 0 if the ring is disabled;
-    /// `None` if it is broken.
+    /// Looks at the guest's index once. Returns how many chains are waiting: 0 if the ring is
+    /// disabled, `None` if it is broken.
     #[inline(always)]
     pub fn available(&mut self) -> Option<u16> {
         if self.split.broken {
@@ -169,8 +170,8 @@ impl TxRing {
         Gathered::Frames(Frames::gathered(self, store, count))
     }
 
-    /// As [`Self::gather`], with as much of each frame as a slot holds: for frames with an outer
-    /// header in front.
+    /// Gathers as [`Self::gather`] does, with as much of each frame as a slot holds: for frames
+    /// with an outer header in front.
     pub fn gather_long<'a>(&'a mut self, store: &'a mut FrameStore, most: u16) -> Gathered<'a> {
         if self.split.broken {
             return Gathered::Broken;

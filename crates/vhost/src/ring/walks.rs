@@ -1,9 +1,9 @@
-//! What finding room in a receive ring may cost, and who pays.
+//! Bounds the cost of finding room in a receive ring, and charges it to the guest.
 //!
 //! The guest alone decides how many descriptors its buffers have, and the worker looks at each of
-//! them. A number that real drivers stay below is normal and free. What a ring costs above it is
-//! the guest's debt, which it pays back with time. In debt up to the limit, its frames are refused,
-//! and the senders of others lose nothing.
+//! them. A number that real drivers stay below is normal and free. The cost above it is the guest's
+//! debt, which it pays back with time. Frames for a guest in debt up to the limit are refused.
+//! Other senders lose nothing.
 
 use std::cell::Cell;
 
@@ -11,8 +11,8 @@ use butterfly_mem::cpu;
 
 use super::rx::NotDelivered;
 
-/// Descriptors that are normal for one frame: Linux without mergeable buffers makes chains of 19,
-/// whatever comes.
+/// Descriptors that are normal for one frame: Linux without mergeable buffers always makes chains
+/// of 19.
 const NORMAL: u32 = 20;
 /// Bytes of a frame that are a further one. The smallest buffers of a driver that is in use hold
 /// 512.
@@ -36,7 +36,7 @@ struct Failed {
     why: NotDelivered,
 }
 
-/// A buffer for which the allowance was too small: it is walked again when there is twice as much,
+/// A buffer for which the allowance was too small. It is walked again when there is twice as much,
 /// so that a steady stream of frames does not spend what time pays back.
 #[derive(Clone, Copy)]
 struct Slow {
@@ -78,14 +78,14 @@ impl Debt {
 }
 
 thread_local! {
-    /// Of this worker.
+    /// Debt of this worker.
     static POOL: Cell<Debt> = const { Cell::new(Debt::NONE) };
 }
 
-/// What finding room in one ring has cost.
+/// Cost of finding room in one ring.
 pub(super) struct Walks {
     debt: Debt,
-    /// Of this batch.
+    /// Failures of this batch.
     failed: Failed,
     slow: Slow,
 }
@@ -122,7 +122,7 @@ impl Walks {
         (!slow).then_some(normal(need) + above)
     }
 
-    /// So many descriptors were too few for the buffer at this position.
+    /// Records that `allowed` descriptors were too few for the buffer at this position.
     #[cold]
     pub fn too_few(&mut self, at: u16, need: u32, allowed: u32) {
         self.slow = Slow { at, allowed: allowed.saturating_sub(normal(need)).max(1) };
@@ -136,7 +136,7 @@ impl Walks {
         self.debt.pay(now, PAID_PER_MS);
     }
 
-    /// So many were looked at.
+    /// Records that so many descriptors were looked at.
     #[inline(always)]
     pub fn spent(&mut self, need: u32, descriptors: u32) {
         let above = descriptors.saturating_sub(normal(need));
@@ -159,7 +159,7 @@ impl Walks {
         self.failed = Failed { need, at, why };
     }
 
-    /// Why a frame that is no larger did not fit at this position.
+    /// Returns why a frame that is no larger did not fit at this position.
     #[inline(always)]
     pub fn has_failed(&self, at: u16, need: u32) -> Option<NotDelivered> {
         (need >= self.failed.need && self.failed.at == at).then_some(self.failed.why)

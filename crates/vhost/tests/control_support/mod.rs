@@ -19,15 +19,15 @@ use butterfly_vhost::{
 
 /// Longer than anything here takes on a busy machine.
 pub const WAIT: Duration = Duration::from_secs(20);
-/// What is called prompt: less than any time-out.
+/// Time limit for a prompt answer: less than any time-out.
 pub const PROMPT: Duration = Duration::from_millis(900);
 
-/// What a device told its owner.
+/// An event that a device reported to its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Attached,
     Detached(String),
-    /// With the number of the kick descriptor.
+    /// Start of the transmit ring, with the number of the kick descriptor.
     TxStarted(Option<i32>),
     TxStopped(Option<i32>),
     Trouble(String),
@@ -99,7 +99,7 @@ impl PortEvents for Events {
     }
 
     fn tx_stopped(&self, kick: Option<BorrowedFd<'_>>) {
-        // It must be open still: whoever polls takes it out of its set.
+        // It must be open still: the polling worker takes it out of its set.
         if let Some(fd) = &kick {
             rustix::io::fcntl_getfd(fd).unwrap();
         }

@@ -23,7 +23,7 @@ const QUEUES: [Queue; 2] = [Queue::Rx, Queue::Tx];
 pub(super) struct Ring {
     pub size: Option<u16>,
     pub addresses: Option<RingAddresses>,
-    /// Where it starts.
+    /// Position at which the ring starts.
     pub position: u16,
     pub kick: Option<Kick>,
     pub call: Option<Arc<CallFd>>,
@@ -78,7 +78,7 @@ impl Session {
         Ok(())
     }
 
-    /// Where the ring starts next time; one that runs goes on.
+    /// Sets the position at which the ring starts next time; one that runs goes on.
     pub fn set_position(&mut self, index: u32, position: u32) -> Result<(), Refused> {
         let queue = queue(index)?;
         self.ring_mut(queue).position = u16::try_from(position)
@@ -138,8 +138,8 @@ impl Session {
         self.ring_mut(queue).call = call.clone();
         if self.ring(queue).running {
             self.port.set_call(queue, call);
-            // An interrupt may just have gone to the old descriptor, which nobody looks at any
-            // more.
+            // An interrupt may just have gone to the old descriptor, which the guest no longer
+            // watches.
             self.interrupt(queue);
         }
         Ok(())
@@ -189,7 +189,8 @@ impl Session {
 
     // ---- What follows ----
 
-    /// What the port is told about a ring. `Ok(None)`: something is not there yet.
+    /// Builds the setup that the port gets for a ring. Returns `Ok(None)` if something is missing
+    /// yet.
     fn setup(&self, queue: Queue) -> Result<Option<RingSetup>, String> {
         let ring = self.ring(queue);
         let (Some(size), Some(at), Some(_)) = (ring.size, ring.addresses, &ring.kick) else {
@@ -252,7 +253,7 @@ impl Session {
                 Err(error) => return self.give_up(queue, error.to_string()),
             }
             self.ring_mut(queue).running = true;
-            // An interrupt that whoever drove the ring before owed to the guest, if it did.
+            // The device that drove the ring before may still owe the guest an interrupt.
             self.interrupt(queue);
         }
         self.ring_mut(queue).trouble = None;
@@ -301,8 +302,8 @@ impl Session {
         }
     }
 
-    /// Tells whoever polls the transmit ring whether there is one, and everybody whether the driver
-    /// is up.
+    /// Tells the worker that polls the transmit ring whether there is one, and all receivers of
+    /// events whether the driver is up.
     fn announce(&mut self) {
         self.tell_driving();
         if !self.ring(Queue::Tx).running || !self.enabled(Queue::Tx) {
@@ -327,10 +328,11 @@ impl Session {
         }
     }
 
-    /// Whether the driver is up and its machine never wrote anything that we can see. A front end
-    /// whose memory is private gives a file that is like any other and that only we look into.
-    /// Rings may be empty at first; the beginning of a machine's memory is not: firmware, loader
-    /// and kernel have been there.
+    /// True if the driver is up and its VM never wrote anything that we can see.
+    ///
+    /// A front end with private memory gives a file that looks like any other, but only we read it.
+    /// Rings may be empty at first. The beginning of a VM's memory is not: firmware, loader and
+    /// kernel have been there.
     fn looks_private(&self) -> bool {
         const BEGINNING: u32 = 1 << 20;
         let blank = |queue| {
