@@ -226,7 +226,7 @@ fn missing_mandatory_arguments_print_help_and_fail() {
     ] {
         let first = command.split_whitespace().next().unwrap();
         let err = format!("{missing} mandatory\nerror in command: {first}\n");
-        let ours = ["nic show", "peer add", "peer del"].contains(&command);
+        let ours = ["nic show", "peer add", "peer del", "apply"].contains(&command);
         let told = if ours { "short" } else { "help" };
         check(&[Row {
             line,
