@@ -608,7 +608,7 @@ mod tests {
         }
     }
 
-    /// What the kernel clears for one page fault depends on where the file is.
+    /// The place of the file decides how much the kernel clears for one page fault.
     #[test]
     fn a_fault_takes_a_page_of_its_file() {
         use rustix::fs::{MemfdFlags, ftruncate, memfd_create};

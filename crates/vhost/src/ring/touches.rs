@@ -127,13 +127,13 @@ impl Touches {
         RESTING_UNTIL.fetch_max(until, Relaxed);
     }
 
-    /// A page fault in its memory takes up to so many pages of 4 KiB from now on: the kernel clears
-    /// a page of 2 MiB or 1 GiB as a whole, and that takes as much longer.
+    /// Sets how many pages of 4 KiB a page fault in this memory takes at most from now on. The
+    /// kernel clears a page of 2 MiB or 1 GiB as a whole, which takes as much longer.
     pub(crate) fn costs(&self, pages: u64) {
         self.each.store(pages, Relaxed);
     }
 
-    /// There were so many faults, up to `now`; there are `hz` ticks in a second.
+    /// Charges `faults` page faults, up to `now`; there are `hz` ticks in a second.
     fn charge(&self, faults: u64, now: u64, hz: u64) {
         let pages = faults.saturating_mul(self.each.load(Relaxed));
         self.pages.fetch_add(pages, Relaxed);
@@ -349,13 +349,13 @@ pub fn look() {
     }
 }
 
-/// Whether so many faults since the last look are to be counted. Whose they were is not known, so
-/// each is taken for one of the `dearest`.
+/// Returns whether so many faults since the last look are to be counted. Their vnics are not known,
+/// so each is taken for one of the `dearest`.
 fn is_noticed(faults: u64, dearest: impl FnOnce() -> u64) -> bool {
     faults >= NOTICED || faults > 0 && faults.saturating_mul(dearest()) >= NOTICED
 }
 
-/// The most pages that a fault of anybody takes.
+/// Returns the most pages that one fault of any vnic takes.
 fn dearest() -> u64 {
     let all = locked(&ALL);
     let each = all.iter().flat_map(|all| all.values()).filter_map(Weak::upgrade);
