@@ -32,7 +32,7 @@ use crate::{
 
 pub use vhost::vhost_user::VhostUserProtocolFeatures as ProtocolFeatures;
 
-/// How long a reply may take unless [`Connection::set_timeout`] says otherwise.
+/// Time limit for a reply, unless [`Connection::set_timeout`] says otherwise.
 pub const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A control exchange failed.
@@ -41,9 +41,9 @@ pub enum ControlError {
     /// The socket.
     #[error("vhost-user socket{}: {source}", path.as_ref().map(|path| format!(" {}", path.display())).unwrap_or_default())]
     Socket {
-        /// Whose, if it has a path.
+        /// Path of the socket, if it has one.
         path: Option<PathBuf>,
-        /// What happened.
+        /// Error of the system.
         source: io::Error,
     },
     /// The back end did not do what the message asked for, or broke the protocol.
@@ -51,7 +51,7 @@ pub enum ControlError {
     Request {
         /// Message.
         what: &'static str,
-        /// What the `vhost` crate says.
+        /// Error of the `vhost` crate.
         source: vhost::Error,
     },
     /// A message sent raw was refused.
@@ -108,7 +108,7 @@ impl Listener {
         Ok(Listener { listener, path })
     }
 
-    /// Where it listens.
+    /// Returns the path on which it listens.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -136,7 +136,7 @@ impl Drop for Listener {
     }
 }
 
-/// A NIC that a device can be connected to: [`Guest`], and the one for measuring.
+/// A driver that a device can be connected to: [`Guest`], and the one for measuring.
 pub trait Nic {
     /// Features its driver works with.
     fn features(&self) -> Features;
@@ -160,7 +160,7 @@ impl Nic for Guest {
     }
 }
 
-/// How guest memory is announced.
+/// Way of announcing guest memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum MemoryMessages {
     /// One SET_MEM_TABLE.
@@ -170,12 +170,12 @@ pub enum MemoryMessages {
     Slots,
 }
 
-/// How a guest's queues are started.
+/// Parameters of starting a guest's queues.
 #[derive(Clone, Copy, Debug)]
 pub struct Start {
     /// Announce memory so; None: it is known already.
     pub memory: Option<MemoryMessages>,
-    /// Where the device goes on in the receive and transmit ring.
+    /// Positions at which the device goes on in the receive and transmit ring.
     pub base: [u16; 2],
     /// Hand over kick descriptors; without, the device must poll.
     pub kick: bool,
@@ -210,7 +210,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects to a switch's socket, trying again until `timeout` while nobody listens there.
+    /// Connects to a switch's socket. Tries again until `timeout` while no switch listens there.
     pub fn connect(path: impl AsRef<Path>, timeout: Duration) -> Result<Connection, ControlError> {
         let path = path.as_ref();
         let deadline = Instant::now() + timeout;
@@ -225,13 +225,14 @@ impl Connection {
                     if !absent || Instant::now() >= deadline {
                         return Err(ControlError::Socket { path: Some(path.to_owned()), source });
                     }
-                    std::thread::sleep(Duration::from_millis(5)); // no event tells that someone listens now
+                    // no event tells of a new listener
+                    std::thread::sleep(Duration::from_millis(5));
                 }
             }
         }
     }
 
-    /// On a connected stream.
+    /// Makes a connection of a connected stream.
     pub fn new(stream: UnixStream) -> Result<Connection, ControlError> {
         let ours = stream.try_clone()?;
         let connection = Connection {
@@ -245,7 +246,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// How long to wait for a reply, and for room to send.
+    /// Sets how long to wait for a reply, and for room to send.
     pub fn set_timeout(&self, timeout: Duration) -> Result<(), ControlError> {
         self.stream.set_read_timeout(Some(timeout))?;
         Ok(self.stream.set_write_timeout(Some(timeout))?)
@@ -276,7 +277,7 @@ impl Connection {
         self.protocol
     }
 
-    /// Whether the other side has closed the connection.
+    /// True if the other side has closed the connection.
     pub fn is_closed(&self) -> bool {
         let mut fds = [rustix::event::PollFd::new(&self.stream, rustix::event::PollFlags::RDHUP)];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -455,8 +456,8 @@ impl Connection {
         asked("SET_VRING_NUM", self.frontend.set_vring_num(index, queue.ring.size()))?;
         asked("SET_VRING_BASE", self.frontend.set_vring_base(index, base))?;
         self.set_vring_addr(index, queue, start.log)?;
-        // A descriptor that is left out is said to be so; call first, so that nobody is used
-        // without.
+        // The device hears of a descriptor that is left out. Call this first, so that no queue is
+        // used without.
         self.set_vring_call(index, start.call.then(|| queue.call.as_fd()))?;
         self.set_vring_kick(index, start.kick.then(|| queue.kick.as_fd()))
     }
@@ -470,7 +471,7 @@ impl Connection {
         asked("SET_VRING_ENABLE", self.frontend.set_vring_enable(index, enable))
     }
 
-    /// Starts a NIC's queues: features, memory, rings.
+    /// Starts the queues of a driver: features, memory, rings.
     pub fn start(&mut self, nic: &impl Nic, start: &Start) -> Result<(), ControlError> {
         self.set_features(nic.features())?;
         if let Some(how) = start.memory {
@@ -590,7 +591,7 @@ impl DirtyLog {
         &self.region
     }
 
-    /// Whether the page that holds a guest address is marked.
+    /// True if the page that holds a guest address is marked.
     pub fn is_dirty(&self, addr: u64) -> bool {
         let page = addr / Self::PAGE;
         let mut byte = [0];

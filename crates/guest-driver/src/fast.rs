@@ -1,10 +1,10 @@
-//! A NIC for measuring: no allocation, no copies but the caller's, buffers bound to their
+//! A driver for measuring: no allocation, no copies but the caller's, buffers bound to their
 //! descriptors for good.
 //!
-//! Where [`crate::VirtQueue`] can do everything, this does one thing fast: descriptors are written
-//! once, entries of the available ring only when they change (a device that uses chains in order
-//! makes them stay), and each batch touches each index once. What the device returns is checked as
-//! thoroughly.
+//! [`crate::VirtQueue`] can do everything; this driver does one thing fast. Descriptors are written
+//! once. Entries of the available ring are written only when they change; a device that uses chains
+//! in order makes them stay. Each batch touches each index once. Buffers that the device returns
+//! are checked as thoroughly.
 
 use std::{
     sync::{
@@ -34,7 +34,7 @@ use crate::{
 pub const BATCH: usize = 64;
 const LINE: usize = 64;
 
-/// How a [`FastGuest`] is built.
+/// Parameters of a [`FastGuest`].
 #[derive(Clone, Copy, Debug)]
 pub struct FastConfig {
     /// Entries of both rings.
@@ -76,7 +76,7 @@ pub struct FastGuest {
 }
 
 impl FastGuest {
-    /// Builds a NIC in `memory` as if `features` had been negotiated, with all receive buffers
+    /// Builds a driver in `memory` as if `features` had been negotiated, with all receive buffers
     /// posted.
     pub fn new(
         memory: &Arc<Memory>,
@@ -103,7 +103,7 @@ impl Nic for FastGuest {
     }
 }
 
-/// What both directions share: a ring whose chains are known by their heads.
+/// The part shared by both directions: a ring whose chains are known by their heads.
 #[derive(Debug)]
 struct Core {
     link: QueueLink,
@@ -113,15 +113,15 @@ struct Core {
     /// Descriptors between two heads: chain `i` starts at descriptor `i << shift`.
     shift: u32,
     chains: u16,
-    /// What each entry of the available ring holds.
+    /// Contents of each entry of the available ring.
     entries: Vec<u16>,
     avail_idx: u16,
     notified: u16,
     last_used: u16,
     outstanding: u16,
-    /// Whether the device has the chain.
+    /// True for each chain that the device has.
     owned: Vec<bool>,
-    /// With IN_ORDER: the chain whose turn it is.
+    /// Next chain in turn, with IN_ORDER.
     next_in_order: u16,
     kicks: u64,
 }
@@ -236,7 +236,7 @@ impl Core {
         Ok(taken)
     }
 
-    /// As [`crate::VirtQueue::suppress_interrupts`].
+    /// Does the same as [`crate::VirtQueue::suppress_interrupts`].
     #[inline]
     fn suppress_interrupts(&self) {
         let ring = &self.link.ring;
@@ -339,7 +339,7 @@ impl FastTx {
         Ok(tx)
     }
 
-    /// Where a chain's frame starts in the pool.
+    /// Returns the offset of a chain's frame in the pool.
     #[inline]
     fn frame_at(&self, chain: u16) -> usize {
         usize::from(chain) * self.stride + LINE
@@ -501,7 +501,7 @@ impl RxFrame<'_> {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// True if it has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -577,7 +577,7 @@ impl FastRx {
         Ok(rx)
     }
 
-    /// Where a buffer starts in the pool: so that the frame, behind its header, starts a line.
+    /// Returns the offset of a buffer in the pool: the frame, behind its header, starts a line.
     #[inline]
     fn buffer_at(&self, chain: u16) -> usize {
         usize::from(chain) * self.stride + LINE - self.header_len
@@ -593,7 +593,7 @@ impl FastRx {
         self.core.kicks
     }
 
-    /// Whether used buffers wait.
+    /// True if used buffers wait.
     #[inline]
     pub fn has_used(&self) -> bool {
         self.core.link.ring.used_idx().load(Acquire) != self.core.last_used

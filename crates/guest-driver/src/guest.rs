@@ -1,4 +1,4 @@
-//! A virtual machine's NIC: frames in and out of a pair of virtqueues (virtio 1.2, 5.1).
+//! Driver of a VM's network interface: frames in and out of a pair of virtqueues (virtio 1.2, 5.1).
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,14 +14,14 @@ pub const RX: usize = 0;
 /// Index of the transmit queue in vhost-user messages.
 pub const TX: usize = 1;
 
-/// How header and frame are laid out in a chain.
+/// Layout of header and frame in a chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// The virtio-net header has a descriptor of its own.
     pub header_apart: bool,
     /// Into how many descriptors the rest is cut, about evenly; at least 1.
     pub pieces: usize,
-    /// Where the descriptors stand.
+    /// Place of the descriptors.
     pub placement: Placement,
 }
 
@@ -37,7 +37,7 @@ impl Shape {
     pub const HEADER_APART: Shape =
         Shape { header_apart: true, pieces: 1, placement: Placement::Direct };
 
-    /// In an indirect table.
+    /// Returns the shape with its descriptors in an indirect table.
     pub const fn indirect(self) -> Shape {
         Shape { placement: Placement::Indirect, ..self }
     }
@@ -75,17 +75,17 @@ impl Shape {
     }
 }
 
-/// When used receive buffers are given back to the device.
+/// Time at which used receive buffers are given back to the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Refill {
     /// Each as soon as its frame was taken.
     #[default]
     Immediately,
-    /// By [`Guest::refill`] only.
+    /// Only by [`Guest::refill`].
     Manually,
 }
 
-/// How a [`Guest`] is built.
+/// Parameters of a [`Guest`].
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
     /// Entries of the receive ring.
@@ -97,23 +97,24 @@ pub struct GuestConfig {
     pub rx_buffer: usize,
     /// Largest frame that can be sent, without header.
     pub max_frame: usize,
-    /// Layout of receive chains, as far as the features in force allow it: without INDIRECT_DESC
-    /// there are no indirect tables, and a legacy guest without ANY_LAYOUT has the header
-    /// apart (virtio 1.2, 5.1.6.6 and 2.7.4.1) unless buffers are merged.
+    /// Layout of receive chains, as far as the features in force allow it.
+    ///
+    /// Without INDIRECT_DESC there are no indirect tables. A legacy guest without ANY_LAYOUT has
+    /// the header apart unless buffers are merged (virtio 1.2, 5.1.6.6 and 2.7.4.1).
     pub rx_shape: Shape,
     /// Layout of transmit chains, as far as the features in force allow it.
     pub tx_shape: Shape,
     /// Receive buffers given to the device at the start; None: as many as fit.
     pub rx_fill: Option<usize>,
-    /// When receive buffers are given back.
+    /// Time at which receive buffers are given back.
     pub refill: Refill,
     /// Place a buffer across every boundary of regions, half of them for receiving.
     pub cross_regions: bool,
-    /// When the device is notified.
+    /// Policy of notifying the device.
     pub kicks: KickPolicy,
-    /// Whether waiting sleeps until the device interrupts; else it polls.
+    /// True if waiting sleeps until the device interrupts; else it polls.
     pub interrupts: bool,
-    /// Whether `num_buffers` must be 1 without MRG_RXBUF, as virtio 1.2, 5.1.6.4.1 wants it. DPDK
+    /// True if `num_buffers` must be 1 without MRG_RXBUF, as virtio 1.2, 5.1.6.4.1 wants it. DPDK
     /// leaves it as it was.
     pub strict: bool,
 }
@@ -197,7 +198,7 @@ pub struct GuestStats {
     pub rx_buffers: u64,
 }
 
-/// A guest's NIC with one pair of queues.
+/// A guest's driver with one pair of queues.
 #[derive(Debug)]
 pub struct Guest {
     memory: Arc<Memory>,
@@ -231,8 +232,8 @@ fn buffers(
 }
 
 impl Guest {
-    /// Builds a NIC in `memory` as if `features` had been negotiated, with receive buffers posted.
-    /// Nothing is told to any device: hand it [`Memory::regions`] and the queues, or use
+    /// Builds a driver in `memory` as if `features` had been negotiated, with receive buffers
+    /// posted. Notifies no device: hand it [`Memory::regions`] and the queues, or use
     /// [`crate::Connection`].
     pub fn new(
         memory: &Arc<Memory>,
@@ -282,7 +283,7 @@ impl Guest {
         self.tx.ring().clone().free();
     }
 
-    /// Resets the NIC, as a driver that is loaded again does: rings zeroed, `features` in force,
+    /// Resets the driver, as one that is loaded again does: rings zeroed, `features` in force,
     /// receive buffers posted. The device must have been stopped.
     pub fn reset(&mut self, features: Features) {
         self.features = features;
@@ -384,8 +385,8 @@ impl Guest {
         Ok(count)
     }
 
-    /// What the features in force make of a layout; `any`: the device must accept any layout all
-    /// the same.
+    /// Returns the layout that the features in force allow. `any`: the device must accept any
+    /// layout all the same.
     fn allowed(&self, shape: Shape, any: bool) -> Shape {
         let any = any || self.features.0 & (Features::VERSION_1.0 | Features::ANY_LAYOUT.0) != 0;
         let indirect = self.features.has(Features::INDIRECT_DESC);

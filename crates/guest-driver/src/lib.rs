@@ -2,10 +2,10 @@
 //!
 //! * [`Memory`]: guest memory as shared files, in one or more regions.
 //! * [`Ring`]: the raw fields of a split ring. [`VirtQueue`]: the driver's half of it, by the book.
-//! * [`Guest`]: a NIC with a pair of queues, that sends and receives frames.
+//! * [`Guest`]: a driver with a pair of queues, that sends and receives frames.
 //! * [`Connection`], [`Listener`]: the control channel, either side of the socket; [`raw`] for
 //!   anything else on it.
-//! * [`FastGuest`]: a NIC for measuring, that neither allocates nor copies more than it must.
+//! * [`FastGuest`]: a driver for measuring, that neither allocates nor copies more than it must.
 //! * [`Vm`]: a guest with its control channel, that comes and goes.
 //!
 //! ```no_run

@@ -1,7 +1,7 @@
 //! Guest memory as the guest has it: files, regions, buffers.
 //!
-//! Addresses are guest-physical unless said otherwise. Each region is mapped on its own, so that
-//! addresses that follow each other in the guest do not in this process: a buffer across two
+//! Addresses are guest-physical unless said otherwise. Each region has a mapping of its own. So
+//! addresses that follow each other in the guest do not in this process, and a buffer across two
 //! regions is a real one.
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ use rustix::{
     mm::{MapFlags, ProtFlags},
 };
 
-/// Where [`MemoryConfig::new`] puts its region.
+/// Guest address of the region that [`MemoryConfig::new`] makes.
 pub const DEFAULT_GUEST_ADDR: u64 = 0x4000_0000;
 
 /// The guest has no such memory, or none left.
@@ -55,16 +55,16 @@ pub enum MemoryError {
     /// The system refused.
     #[error("cannot {what}: {source}{hint}")]
     System {
-        /// What was tried.
+        /// Step that failed.
         what: &'static str,
-        /// Why not.
+        /// Error of the system.
         source: io::Error,
-        /// What may help.
+        /// Advice for the reader.
         hint: &'static str,
     },
 }
 
-/// What memory a guest is to have.
+/// Parameters of a guest's memory.
 #[derive(Clone, Debug)]
 pub struct MemoryConfig {
     /// Guest-physical address and size of each region. An address of None makes it equal to the
@@ -98,7 +98,7 @@ impl MemoryConfig {
         MemoryConfig { regions: vec![(None, size)], huge_pages: false, separate_files: false }
     }
 
-    /// With 2 MB huge pages.
+    /// Uses 2 MB huge pages.
     pub fn huge(mut self) -> MemoryConfig {
         self.huge_pages = true;
         self
@@ -118,14 +118,14 @@ pub struct Region {
     pub user_addr: u64,
     /// Bytes.
     pub size: u64,
-    /// Where it starts in the file.
+    /// Offset of the region in the file.
     pub file_offset: u64,
     /// The file. Truncating it makes everybody's accesses fail with SIGBUS, the driver's too.
     pub file: Arc<File>,
 }
 
 impl Region {
-    /// Whether `len` bytes at guest address `addr` are inside.
+    /// True if `len` bytes at guest address `addr` are inside.
     fn holds(&self, addr: u64, len: u64) -> bool {
         addr >= self.guest_addr && len <= self.size && addr - self.guest_addr <= self.size - len
     }
@@ -138,7 +138,7 @@ struct Mapping {
     base: NonNull<u8>,
 }
 
-// SAFETY: the mapping is shared memory without thread affinity; it is accessed through raw copies
+// SAFETY: the mapping is shared memory without thread affinity. It is accessed through raw copies
 // and atomics only, never as Rust references to plain data, and unmapped by the last owner.
 unsafe impl Send for Mapping {}
 // SAFETY: as above: no method hands out exclusive access.
@@ -146,8 +146,8 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: base and size are those of the mmap that made this mapping, and nobody holds a
-        // pointer into it: Spans keep the Mapping alive.
+        // SAFETY: base and size are those of the mmap that made this mapping. No pointer into it is
+        // left: Spans keep the Mapping alive.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.region.size as usize) };
     }
 }
@@ -488,7 +488,7 @@ impl Span {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// True if it has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -515,9 +515,9 @@ impl Span {
     pub fn write(&self, at: usize, bytes: &[u8]) {
         let to = self.at(at, bytes.len());
         // SAFETY: `to` is valid for that many bytes (see `at`), and guest memory is mapped by us
-        // alone, so it does not overlap a Rust slice. The device may access it at the same
-        // time: that is a race on bytes nobody holds a reference to, and what it reads is
-        // its own risk.
+        // alone, so it does not overlap a Rust slice. The device may access it at the same time.
+        // That is a race on bytes to which no reference exists; the device reads them at its own
+        // risk.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
     }
 
@@ -571,9 +571,8 @@ impl Span {
     /// The number at `at` as an atomic. Panics if it is not aligned or not inside.
     #[inline]
     pub fn atomic_u16(&self, at: usize) -> &AtomicU16 {
-        // SAFETY: aligned and inside the mapping, which outlives the span; other accesses to ring
-        // fields are atomic too, and those of a device that does otherwise only make the
-        // value arbitrary.
+        // SAFETY: aligned and inside the mapping, which outlives the span. Other accesses to ring
+        // fields are atomic too. A device that does otherwise only makes the value arbitrary.
         unsafe { AtomicU16::from_ptr(self.aligned(at)) }
     }
 

@@ -1,9 +1,9 @@
 //! The driver's half of a split virtqueue (virtio 1.2, 2.7).
 //!
-//! By the book: descriptors are written before the available index (Release), used entries are read
-//! after the used index (Acquire), and between publishing and looking at the other side's
-//! suppression there is a full fence. What the device returns is checked against what it was given;
-//! [`DeviceError`] says what it did wrong.
+//! It goes by the book. Descriptors are written before the available index (Release). Used entries
+//! are read after the used index (Acquire). A full fence stands between publishing and looking at
+//! the other side's suppression. Everything that the device returns is checked against what it was
+//! given; [`DeviceError`] names its mistake.
 
 use std::{
     collections::VecDeque,
@@ -53,9 +53,9 @@ pub enum DeviceError {
     /// A used length is more than the chain's writable bytes.
     #[error("used length {len}, but the chain has {writable} writable bytes")]
     UsedLen {
-        /// What the device claims to have written.
+        /// Length that the device claims to have written.
         len: u32,
-        /// What it could have written.
+        /// Length that it could have written.
         writable: u32,
     },
     /// A received frame is shorter than its header.
@@ -64,9 +64,9 @@ pub enum DeviceError {
     /// `num_buffers` is 0, or more than 1 without MRG_RXBUF, or not all of them are used yet.
     #[error("num_buffers is {claimed}, but {available} buffers are used")]
     NumBuffers {
-        /// What the header says.
+        /// Number of buffers in the header.
         claimed: u16,
-        /// What is there.
+        /// Number of buffers that are there.
         available: u16,
     },
     /// Entries are used, interrupts were asked for, and none came.
@@ -95,11 +95,11 @@ pub struct Buffer {
     pub addr: u64,
     /// Bytes; 0 is allowed.
     pub len: u32,
-    /// Whether the device writes it.
+    /// True if the device writes it.
     pub writable: bool,
 }
 
-/// Where a chain's descriptors stand.
+/// Place of a chain's descriptors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Placement {
     /// All in the ring's table.
@@ -107,18 +107,18 @@ pub enum Placement {
     Direct,
     /// All in an indirect table (needs INDIRECT_DESC).
     Indirect,
-    /// So many in the ring's table, the others in an indirect table behind them (virtio 1.2,
-    /// 2.7.5.3.2).
+    /// In the ring's table up to this number, the others in an indirect table behind them (virtio
+    /// 1.2, 2.7.5.3.2).
     IndirectAfter(u16),
 }
 
-/// When the device is notified of new chains.
+/// Time at which the device is notified of new chains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum KickPolicy {
     /// Unless it suppressed notifications (virtio 1.2, 2.7.7 and 2.7.10).
     #[default]
     Standard,
-    /// Whatever it asked for.
+    /// Always, even if the device asked for less.
     Always,
     /// Not at all.
     Never,
@@ -127,13 +127,13 @@ pub enum KickPolicy {
 /// A chain the device has used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Used {
-    /// What the chain was added with.
+    /// Token with which the chain was added.
     pub token: u64,
     /// Bytes the device says it wrote.
     pub len: u32,
 }
 
-/// What happened on a queue since it was made.
+/// Counts of a queue since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct QueueStats {
     /// Chains made available.
@@ -158,7 +158,7 @@ struct Chain {
     table: Option<(u64, usize)>,
 }
 
-/// What a device needs of a queue: its ring, and the descriptors of both directions' notifications.
+/// The device's view of a queue: its ring, and the descriptors of both directions' notifications.
 #[derive(Clone, Debug)]
 pub struct QueueLink {
     /// The ring.
@@ -170,7 +170,7 @@ pub struct QueueLink {
 }
 
 impl QueueLink {
-    /// With new descriptors.
+    /// Makes a link with new descriptors.
     pub fn new(ring: Ring) -> Result<QueueLink, MemoryError> {
         let failed = |e: rustix::io::Errno| MemoryError::System {
             what: "create an eventfd",
@@ -219,7 +219,7 @@ pub struct VirtQueue {
     /// Next descriptor to be used (with IN_ORDER, which takes them in table order).
     next_desc: u16,
     free_count: u16,
-    /// What follows each descriptor of an outstanding chain: our own copy, the ring's may be
+    /// Successor of each descriptor of an outstanding chain: our own copy, as the ring's may be
     /// overwritten.
     following: Vec<u16>,
     /// Outstanding chains by head.
@@ -231,7 +231,7 @@ pub struct VirtQueue {
     published: u16,
     notified: u16,
     last_used: u16,
-    /// With IN_ORDER: chains the last used entry read still covers, and the length of its last.
+    /// Chains that the last used entry still covers, and the length of its last one, with IN_ORDER.
     batch: (u16, u32),
     stats: QueueStats,
 }
@@ -343,8 +343,8 @@ impl VirtQueue {
         self.published
     }
 
-    /// Where a device that lost its state goes on: the used index, since every chain before it was
-    /// used in order.
+    /// Returns the position at which a device that lost its state goes on: the used index, since
+    /// every chain before it was used in order.
     pub fn restart_position(&self) -> u16 {
         self.link.ring.used_idx().load(Acquire)
     }
@@ -456,7 +456,8 @@ impl VirtQueue {
         if self.published == self.notified {
             return false;
         }
-        fence(SeqCst); // the device must see the index before we look at what it asks for, or it could sleep
+        // The device must see the index before we look at what it asks for, or it could sleep.
+        fence(SeqCst);
         let wanted = match self.kick_policy {
             KickPolicy::Always => true,
             KickPolicy::Never => false,
@@ -474,13 +475,13 @@ impl VirtQueue {
         wanted
     }
 
-    /// Notifies the device, whatever it asked for.
+    /// Notifies the device, even if it asked for no notification.
     pub fn kick(&mut self) {
         self.stats.kicks += 1;
         self.link.kick();
     }
 
-    /// Whether used entries wait to be taken.
+    /// True if used entries wait to be taken.
     #[inline]
     pub fn has_used(&self) -> bool {
         self.used_ready() != 0
@@ -537,8 +538,10 @@ impl VirtQueue {
         Ok((head.ok_or(DeviceError::UsedId(id))?, Some(len)))
     }
 
-    /// With IN_ORDER one used entry may stand for several chains, at the first one's place, naming
-    /// the last one (virtio 1.2, 2.7.9). Those before the last count as written completely.
+    /// Returns the next chain of a batch, with IN_ORDER.
+    ///
+    /// One used entry may stand for several chains, at the first one's place, naming the last one
+    /// (virtio 1.2, 2.7.9). Those before the last count as written completely.
     fn next_in_order(&mut self, ready: u16) -> Result<(u16, Option<u32>), DeviceError> {
         if self.batch.0 == 0 {
             let (id, len) = self.link.ring.used_entry(self.last_used);
@@ -620,7 +623,7 @@ impl VirtQueue {
         Ok(true)
     }
 
-    /// Whether the call descriptor is readable within `timeout`.
+    /// True if the call descriptor is readable within `timeout`.
     fn poll_call(&self, timeout: Duration) -> bool {
         let mut fds = [PollFd::new(&*self.link.call, PollFlags::IN)];
         let timeout =

@@ -27,7 +27,7 @@ pub const VERSION: u32 = 1;
 pub const REPLY: u32 = 4;
 /// Header flag: the sender waits for a reply (REPLY_ACK).
 pub const NEED_REPLY: u32 = 8;
-/// In the body of SET_VRING_KICK, CALL and ERR: no descriptor comes with it.
+/// Bit in the body of SET_VRING_KICK, CALL and ERR: no descriptor comes with it.
 pub const NO_FD: u64 = 1 << 8;
 /// Most descriptors one message carries here.
 pub const MAX_FDS: usize = 32;

@@ -52,7 +52,7 @@ impl Desc {
         Desc { addr, len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
     }
 
-    /// As in memory.
+    /// Returns the bytes as they lie in memory.
     pub fn to_bytes(self) -> [u8; DESC_LEN] {
         let mut bytes = [0; DESC_LEN];
         let [addr, rest] = self.words();
@@ -62,7 +62,7 @@ impl Desc {
     }
 }
 
-/// Where a ring's parts are, guest-physical.
+/// Addresses of a ring's parts, guest-physical.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingAddr {
     /// Descriptor table, a multiple of 16.
@@ -107,7 +107,7 @@ impl Ring {
         Ok(ring)
     }
 
-    /// A ring whose parts were allocated by the caller. What they hold is left as it is.
+    /// Makes a ring of parts that the caller allocated. Their contents stay as they are.
     ///
     /// # Panics
     /// If `size` is not a power of two up to [`MAX_SIZE`], or an address is not aligned.
@@ -254,7 +254,7 @@ impl Ring {
     }
 }
 
-/// Whether an index that went from `old` to `new` passed `event` (virtio 1.2, 2.7.7,
+/// True if an index that went from `old` to `new` passed `event` (virtio 1.2, 2.7.7,
 /// `vring_need_event`).
 #[inline]
 pub const fn passed(event: u16, new: u16, old: u16) -> bool {

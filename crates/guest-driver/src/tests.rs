@@ -147,7 +147,7 @@ struct Loopback {
     rx: DeviceQueue,
     tx: DeviceQueue,
     backlog: VecDeque<Vec<u8>>,
-    /// With IN_ORDER: one used entry for a whole batch of sent frames.
+    /// One used entry for a whole batch of sent frames, with IN_ORDER.
     batch_used: bool,
 }
 
@@ -256,7 +256,8 @@ fn features() -> impl Strategy<Value = Features> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Whatever the features, layouts and ring sizes: what is sent comes back, in order, and nothing leaks.
+    /// Frames that are sent come back, in order, and nothing leaks: with all features, layouts and
+    /// ring sizes.
     #[test]
     fn frames_come_back(
         features in features(),
@@ -269,7 +270,8 @@ proptest! {
         interrupts: bool,
         regions in 1usize..4,
     ) {
-        // All receive buffers together hold the longest frame, also with four descriptors each in small rings.
+        // All receive buffers together hold the longest frame, also with four descriptors each in
+        // small rings.
         let merged = if log_size <= 4 { 4600 } else { 1526 };
         let rx_buffer = if features.has(Features::MRG_RXBUF) { merged } else { 9100 };
         let config = GuestConfig { tx_shape, rx_shape, rx_buffer, interrupts, cross_regions: true, ..GuestConfig::default() };
@@ -449,7 +451,7 @@ fn a_forgotten_interrupt_is_noticed() {
     worker.join().unwrap();
 }
 
-/// What the device must not do is noticed, and named.
+/// Mistakes of the device are noticed, and named.
 #[test]
 fn a_lying_device_is_caught() {
     let cheat = |features: Features, with: &dyn Fn(&Ring, &mut DeviceQueue)| {
@@ -573,7 +575,7 @@ impl DeviceQueue {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// The fast NIC says the same on its rings as the general one.
+    /// The fast driver behaves on its rings as the general one does.
     #[test]
     fn fast_frames_come_back(
         features in features(),

@@ -10,18 +10,18 @@ use crate::{
     memory::{Memory, MemoryConfig},
 };
 
-/// What a VM is to be.
+/// Parameters of a VM.
 #[derive(Clone, Debug)]
 pub struct VmConfig {
     /// Features its driver asks for; in force are those that are offered too.
     pub features: Features,
     /// Protocol features its front end asks for. Empty: none, and rings need no enabling.
     pub protocol: ProtocolFeatures,
-    /// Its memory; None: one region as large as the NIC needs.
+    /// Its memory; None: one region as large as the driver needs.
     pub memory: Option<MemoryConfig>,
-    /// Its NIC.
+    /// Parameters of its driver.
     pub guest: GuestConfig,
-    /// How its queues are started.
+    /// Way of starting its queues.
     pub start: Start,
 }
 
@@ -44,7 +44,7 @@ impl Default for VmConfig {
 
 /// A running VM.
 pub struct Vm {
-    /// Its NIC.
+    /// Its driver.
     pub guest: Guest,
     /// Its control channel.
     pub connection: Connection,
@@ -115,15 +115,15 @@ impl Vm {
 
 /// A VM without a connection, its memory and rings as they were.
 pub struct DetachedVm {
-    /// Its NIC.
+    /// Its driver.
     pub guest: Guest,
     config: VmConfig,
     base: Option<[u16; 2]>,
 }
 
 impl DetachedVm {
-    /// Where the device was when it was stopped, receive ring first; None if it was not stopped in
-    /// order.
+    /// Returns the position of the device when it was stopped, receive ring first; None if it was
+    /// not stopped in order.
     pub fn base(&self) -> Option<[u16; 2]> {
         self.base
     }
@@ -135,7 +135,9 @@ impl DetachedVm {
     }
 
     /// Goes on over a new connection, with the same memory, rings and features, where the device
-    /// was: as it said when it was stopped, else at the used indices, as QEMU does.
+    /// was.
+    ///
+    /// The device's last word counts if it was stopped in order, else the used indices, as in QEMU.
     pub fn reattach(self, mut connection: Connection) -> Result<Vm, ControlError> {
         let offered = connection.negotiate(self.guest.features(), self.config.protocol)?;
         if offered != self.guest.features() {

@@ -1,8 +1,8 @@
 //! The simulated guest against a foreign switch: DPDK's testpmd, which forwards between two
 //! vhost-user ports of its own.
 //!
-//! What testpmd (as widely used a back end as there is) takes and gives back unchanged, our driver
-//! built by the book. Needs `dpdk-testpmd` (Debian: dpdk-dev); fails without.
+//! Testpmd is as widely used a back end as there is. Frames that it takes and gives back unchanged
+//! were built by our driver by the book. Needs `dpdk-testpmd` (Debian: dpdk-dev); fails without.
 
 use std::{
     fs::File,
@@ -102,7 +102,7 @@ impl Drop for Testpmd {
     }
 }
 
-/// A frame that says who sent it, which one it is, and whose every byte can be checked.
+/// Makes a frame that names its sender and its number, and whose every byte can be checked.
 fn frame(sender: u8, number: usize, len: usize) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 3 - sender, 2, 0, 0, 0, 0, sender, 0x88, 0xb5];
     frame.extend((number as u32).to_be_bytes());
@@ -432,7 +432,7 @@ fn placements_may_be_mixed_freely() {
     }
 }
 
-/// So that a failure to start is told apart from a failure of the driver.
+/// Tells a failure to start apart from a failure of the driver.
 #[test]
 fn testpmd_is_installed() {
     let found = std::env::var_os("PATH").is_some_and(|path| {
