@@ -1,5 +1,5 @@
-//! What the packet path asks of the processor: the time stamp counter, AES rounds. And the clock
-//! that outlives it.
+//! Services of the processor for the packet path: the time stamp counter, AES rounds. And a clock
+//! that outlives the process.
 
 mod aes;
 
@@ -26,8 +26,8 @@ pub fn tsc_hz() -> u64 {
     })
 }
 
-/// Since the host was started, the time that it slept included (CLOCK_BOOTTIME): every process
-/// tells the same, and it never goes back.
+/// Returns the time since the host was started, including the time that it slept (CLOCK_BOOTTIME).
+/// Every process reads the same, and it never goes back.
 pub fn since_boot() -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // Not rustix, which dies of it under valgrind.

@@ -1,6 +1,7 @@
 //! Large tables of atomics: mapped memory that starts as zeros, and that may outlive the process.
 //!
-//! Not guest memory, but like it: whoever reads the file after a crash must check what it finds.
+//! Not guest memory, but like it: a process that reads the file after a crash must check what it
+//! finds.
 
 mod left;
 #[cfg(test)]
@@ -34,7 +35,7 @@ pub struct Unit(pub [AtomicU64; 16]);
 const UNIT: usize = size_of::<Unit>();
 const HUGE: usize = 2 << 20;
 
-/// What memory a table is made of.
+/// Kind of memory that a table is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Memory {
     /// This process's own, gone with it.
@@ -56,7 +57,7 @@ impl Memory {
     }
 }
 
-/// Why there is no table.
+/// Reason why there is no table.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum UnitsError {
@@ -140,7 +141,7 @@ impl Units {
             path: path.to_owned(),
             error: error.into(),
         };
-        // Nobody else's, whatever name they guess.
+        // For this user alone, even if others guess the name.
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = match openat(rustix::fs::CWD, path, flags, Mode::RUSR | Mode::WUSR) {
@@ -154,7 +155,7 @@ impl Units {
             Err(why) => return Err(failed(why)),
         };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            // Until it was locked it looked like what somebody left, to another one that starts.
+            // Until it was locked it looked to another starting process like a file left behind.
             Ok(()) if left::is_at(&file, path) => {}
             Ok(()) | Err(rustix::io::Errno::WOULDBLOCK) => {
                 return Err(UnitsError::InUse(path.to_owned()));
@@ -201,7 +202,7 @@ impl Units {
         Ok(Units { base, len, mapped, memory, file })
     }
 
-    /// What it is made of.
+    /// Returns the kind of memory it is made of.
     pub fn memory(&self) -> Memory {
         self.memory
     }
@@ -217,16 +218,16 @@ impl Deref for Units {
 
     #[inline(always)]
     fn deref(&self) -> &[Unit] {
-        // SAFETY: `len` units were mapped, page aligned, for as long as self lives; all bytes are
-        // valid atomics; nobody but this process maps the file (made by it, 0600), and if
-        // someone did: atomics may be shared.
+        // SAFETY: `len` units were mapped, page aligned, for as long as self lives, and all bytes
+        // are valid atomics. No other process maps the file (made by this one, 0600). If one did:
+        // atomics may be shared.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 }
 
 impl Drop for Units {
     fn drop(&mut self) {
-        // Whoever removed it by hand may have let another one make its own there.
+        // An operator who removed it by hand may have let another process make its own there.
         if let Some((path, file)) = &self.file
             && left::is_at(file, path)
         {
@@ -245,7 +246,7 @@ fn size(len: usize) -> Result<usize, UnitsError> {
     })
 }
 
-/// Where file systems of 2 MiB pages are mounted.
+/// Returns the mount points of file systems with 2 MiB pages.
 fn huge_directories() -> Vec<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     mounts

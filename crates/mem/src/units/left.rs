@@ -1,4 +1,4 @@
-//! What processes left when they died: files that nobody holds.
+//! Files that processes left when they died: no process holds them.
 
 use std::{
     fs::File,
@@ -20,20 +20,20 @@ use super::{UNIT, UnitsError};
 /// Units that are read at once.
 const PIECE: usize = 512;
 
-/// A file that a process of this user left when it died. It is only read, so that one that is
-/// shorter than it says harms nobody; what is in it may be anything.
+/// A file that a process of this user left when it died. It is only read, so a file that is shorter
+/// than it says does no harm. Its contents may be anything.
 #[derive(Debug)]
 pub struct Left {
     file: File,
 }
 
 impl Left {
-    /// How many units it has.
+    /// Returns how many units it has.
     pub fn len(&self) -> u64 {
         self.file.metadata().map_or(0, |metadata| metadata.len() / UNIT as u64)
     }
 
-    /// Whether there is not even one.
+    /// True if there is not even one.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -62,8 +62,8 @@ impl Left {
     }
 }
 
-/// Removes what a process left at `path` when it died, after `look` has seen it. What somebody else
-/// put there is not looked at: it must neither be used nor stop a start.
+/// Removes the file that a process left at `path` when it died, after `look` has seen it. Does not
+/// look at files of other users: they must neither be used nor stop a start.
 pub(super) fn clear(
     path: &Path,
     look: &mut dyn FnMut(&Path, Option<&Left>),
@@ -105,12 +105,12 @@ fn is_own_stat(stat: &Stat) -> bool {
     stat.st_uid == geteuid().as_raw() && FileType::from_raw_mode(stat.st_mode).is_file()
 }
 
-/// Whether there is a file of this user at `path`.
+/// True if there is a file of this user at `path`.
 pub(super) fn is_own_file(path: &Path) -> bool {
     lstat(path).is_ok_and(|there| is_own_stat(&there))
 }
 
-/// Whether the file at `path` is this one.
+/// True if the file at `path` is this one.
 pub(super) fn is_at(file: impl AsFd, path: &Path) -> bool {
     let Ok(own) = fstat(file) else { return false };
     lstat(path).is_ok_and(|there| (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino))

@@ -3,7 +3,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::{fs::fstat, process::geteuid};
 
-/// A file of ten units, and what was there before: whether it was somebody's own.
+/// Makes a file of ten units. Returns it, and for each file found before: whether it was this
+/// user's own.
 fn file(name: &str) -> Result<(Units, Vec<bool>), UnitsError> {
     let mut before = Vec::new();
     let units = Units::file(10, name, |_, left| before.push(left.is_some()))?;
@@ -127,7 +128,7 @@ fn what_cannot_be_removed_is_told() {
     }
 }
 
-/// Somebody removed the file by hand, and another process made its own.
+/// An operator removed the file by hand, and another process made its own.
 #[test]
 fn another_one_s_file_is_not_removed() {
     let (name, path) = name("another");
@@ -143,7 +144,8 @@ fn another_one_s_file_is_not_removed() {
     assert!(!path.exists());
 }
 
-/// Of many that start at once over what a crash left, one has the file, and all others are told.
+/// Of many processes that start at once over a file left by a crash, one gets the file, and the
+/// others get an error.
 #[test]
 fn of_many_that_start_at_once_one_has_the_file() {
     let (name, path) = name("race");
@@ -157,7 +159,7 @@ fn of_many_that_start_at_once_one_has_the_file() {
                     scope.spawn(move || {
                         start.wait();
                         let made = file(name);
-                        // Nobody gives up before all have tried.
+                        // No thread gives up before all have tried.
                         start.wait();
                         made.map(|(units, _)| units)
                     })
