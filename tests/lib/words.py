@@ -23,13 +23,9 @@ LEFT = {
     "butterflyd": 166,
     "control": 11,
     "guest": 24,
-    "guest-driver": 47,
     "manual": 4,
-    "mem": 8,
     "model": 22,
     "packet": 44,
-    "uplink": 51,
-    "vhost": 2,
     "tests": 103,
     "fuzz": 2,
 }
@@ -43,9 +39,7 @@ LONG = {
     "control": 1,
     "datapath": 39,
     "guest": 1,
-    "guest-driver": 4,
     "packet": 3,
-    "uplink": 3,
     "vhost": 12,
     "tests": 36,
 }

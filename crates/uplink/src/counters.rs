@@ -1,4 +1,4 @@
-//! What an uplink counts, and how a control thread reads it while a worker counts on.
+//! Counters of an uplink. A control thread reads them while a worker counts on.
 
 use std::{
     os::fd::OwnedFd,
@@ -13,7 +13,7 @@ use rustix::net::sockopt;
 /// Declares the counters once: fields, names for operators, the worker's own copies.
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $field:ident = $name:literal,)+) => {
-        /// What an uplink counted since it was opened.
+        /// Counts of an uplink since it was opened.
         #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
         pub struct Counters {
             $($(#[doc = $doc])+ pub $field: u64,)+

@@ -2,12 +2,12 @@
 
 use std::io;
 
-/// What could not be done and why, as a sentence for an operator.
+/// Failed action and its reason, as a sentence for an operator.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct Error {
     text: String,
-    /// Of the system call. It is in the text; as a source it would be printed twice.
+    /// Error kind of the system call. It is in the text; as a source it would be printed twice.
     kind: Option<io::ErrorKind>,
 }
 
@@ -30,7 +30,7 @@ impl Error {
         self
     }
 
-    /// What kind of error of the system it was, if it was one.
+    /// Returns the kind of the system's error, if it was one.
     pub fn kind(&self) -> Option<io::ErrorKind> {
         self.kind
     }

@@ -1,8 +1,8 @@
 //! Keeps a network card listening to multicast groups that the host itself did not join.
 //!
-//! A card's filter lets only its own address and those groups in that somebody asked for. AF_XDP
-//! asks for none. A packet socket that receives nothing does (packet(7), `PACKET_ADD_MEMBERSHIP`);
-//! the kernel undoes it all when the socket is closed.
+//! A card's filter lets only its own address and requested groups in. AF_XDP requests none. A
+//! packet socket that receives nothing does (packet(7), `PACKET_ADD_MEMBERSHIP`); the kernel undoes
+//! it all when the socket is closed.
 
 use std::{
     collections::BTreeSet,

@@ -1,5 +1,5 @@
-//! What the host's kernel knows: interfaces, their addresses, the way to a destination, who answers
-//! at an address.
+//! Knowledge of the host's kernel: interfaces, their addresses, the way to a destination, the
+//! neighbour that answers at an address.
 //!
 //! Questions go to the network namespace in which the [`Kernel`] was opened. Each is a few system
 //! calls: for control threads.
@@ -37,20 +37,20 @@ pub struct Interface {
     pub mac: Mac,
     /// The largest IP packet it carries, in bytes.
     pub mtu: u32,
-    /// Whether it is up (`IFF_UP`); it may still have no carrier.
+    /// True if it is up (`IFF_UP`); it may still have no carrier.
     pub up: bool,
-    /// Whether frames pass (`IFF_RUNNING`): it is up, and has a carrier if it is of a kind that
-    /// may have none.
+    /// True if frames pass (`IFF_RUNNING`): it is up, and has a carrier if it is of a kind that may
+    /// have none.
     pub running: bool,
-    /// How often its carrier came or went.
+    /// Number of times that its carrier came or went.
     pub carrier_changes: u32,
-    /// What it was put into: a bridge, for one.
+    /// Index of the interface it was put into: a bridge, for one.
     pub master: Option<u32>,
-    /// That is a bridge.
+    /// True if that is a bridge.
     pub bridged: bool,
-    /// If it is a VLAN's, on which interface.
+    /// Index of the interface under a VLAN's interface.
     pub vlan_of: Option<u32>,
-    /// What it was made as, if it is a virtual one: `veth`, `bridge`, `vlan`.
+    /// Kind of a virtual interface: `veth`, `bridge`, `vlan`.
     pub kind: Option<String>,
     /// Receive queues its driver made. Fewer may be in use.
     pub receive_queues: u32,
@@ -59,13 +59,13 @@ pub struct Interface {
 }
 
 impl Interface {
-    /// Whether the host answers for `address` on this interface.
+    /// True if the host answers for `address` on this interface.
     pub fn holds(&self, address: IpAddr) -> bool {
         self.addresses.contains(&address)
     }
 }
 
-/// Where a packet leaves the host, and whom it goes to next.
+/// Interface by which a packet leaves the host, and the next station it goes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NextHop {
     /// Index of the interface.
@@ -100,7 +100,7 @@ impl Kernel {
         Ok(interface)
     }
 
-    /// The addresses that the interface of that name holds, whatever kind it is of.
+    /// Returns the addresses of the interface with that name, of any kind.
     pub fn addresses(&mut self, name: &str) -> Result<Vec<IpAddr>, Error> {
         let link = self.link(name)?;
         link.iter()
@@ -129,8 +129,8 @@ impl Kernel {
         Ok(answer.iter().filter_map(|message| read_address(message, index)).collect())
     }
 
-    /// The interface with that number, whatever its name is now; its addresses are not asked for.
-    /// `None`: there is none.
+    /// Returns the interface with that number, even if it was renamed. Its addresses are not asked
+    /// for. `None`: there is none.
     pub fn interface_at(&mut self, index: u32) -> Result<Option<Interface>, Error> {
         let mut fixed = [0; LINK];
         fixed[4..8].copy_from_slice(&index.to_ne_bytes());
@@ -144,7 +144,7 @@ impl Kernel {
         }
     }
 
-    /// Whether an interface is that of a VLAN on another one.
+    /// True if an interface is that of a VLAN on another one.
     pub fn is_vlan_on(&mut self, interface: u32, on: u32, vlan: u16) -> bool {
         let mut fixed = [0; LINK];
         fixed[4..8].copy_from_slice(&interface.to_ne_bytes());
@@ -156,7 +156,7 @@ impl Kernel {
         })
     }
 
-    /// Whether the host holds an address on the interface of a VLAN on this one.
+    /// True if the host holds an address on the interface of a VLAN on this one.
     pub fn vlan_holds(&mut self, on: &Interface, vlan: u16, address: IpAddr) -> bool {
         if vlan == 0 {
             return false;
@@ -177,8 +177,8 @@ impl Kernel {
         })
     }
 
-    /// How the kernel would send to `destination`. `None`: not at all (no route, a forbidden one),
-    /// or it is this host.
+    /// Returns how the kernel would send to `destination`. `None`: not at all (no route, a
+    /// forbidden one), or it is this host.
     pub fn next_hop(&mut self, destination: IpAddr) -> Result<Option<NextHop>, Error> {
         let bits = if destination.is_ipv4() { 32 } else { 128 };
         let mut fixed = [0; ROUTE];
@@ -219,8 +219,8 @@ impl Kernel {
         )
     }
 
-    /// As [`Self::neighbour`], if the kernel has been told so lately, or for good: not what it
-    /// would make sure of before it relied on it.
+    /// Returns the same as [`Self::neighbour`], but only if the kernel learnt it lately, or has it
+    /// for good. Excludes entries that the kernel would verify before it relied on them.
     pub fn confirmed(&mut self, interface: u32, address: IpAddr) -> Result<Option<Mac>, Error> {
         self.neighbour_in(interface, address, CONFIRMED)
     }
@@ -244,9 +244,9 @@ impl Kernel {
         }
     }
 
-    /// Makes the kernel find out who is at `address` on an interface, as if it had something to
-    /// send. Returns at once; [`Self::neighbour`] has the answer when there is one. Needs
-    /// `CAP_NET_ADMIN`.
+    /// Makes the kernel find out which neighbour is at `address` on an interface, as if it had
+    /// something to send. Returns at once; [`Self::neighbour`] has the answer when there is one.
+    /// Needs `CAP_NET_ADMIN`.
     pub fn ask(&mut self, interface: u32, address: IpAddr) -> Result<(), Error> {
         let fixed = neighbour_message(interface, address, libc::NTF_USE);
         let request = Request::new(libc::RTM_NEWNEIGH, libc::NLM_F_CREATE, &fixed)
@@ -293,8 +293,10 @@ impl Kernel {
         self.socket.ask(&request).map(|_| ())
     }
 
-    /// Moves an interface into a network namespace, where it gets a name (`%d` in it is a number of
-    /// the kernel's choice) and is taken up. If that fails it may be there all the same. Needs `CAP_NET_ADMIN`.
+    /// Moves an interface into a network namespace, gives it a name there, and takes it up.
+    ///
+    /// `%d` in the name is a number of the kernel's choice. After a failure the interface may be
+    /// there all the same. Needs `CAP_NET_ADMIN`.
     pub fn move_to(
         &mut self,
         interface: &Interface,
@@ -375,7 +377,7 @@ fn read_link(message: &Message) -> Option<Interface> {
     })
 }
 
-/// What a virtual interface was made as.
+/// Returns the kind of a virtual interface.
 fn kind_of(message: &Message) -> Option<&[u8]> {
     let kind = attribute(message.attribute(LINK, libc::IFLA_LINKINFO)?, libc::IFLA_INFO_KIND)?;
     Some(kind.strip_suffix(b"\0").unwrap_or(kind))

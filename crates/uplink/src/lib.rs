@@ -2,9 +2,12 @@
 //! ([`xdp`]), or a TAP device ([`tap`]).
 //!
 //! A packet worker owns an [`Uplink`] and moves bursts of frames through it. Everything else is for
-//! control threads: [`kernel`] asks the host what it knows of interfaces, routes and neighbours;
-//! [`packet`] sees copies of the frames that keep an address reachable; [`groups`] keeps a network
-//! card listening to multicast groups; a [`Meter`] reads counters while the worker runs.
+//! control threads:
+//!
+//! - [`kernel`] asks the host what it knows of interfaces, routes and neighbours.
+//! - [`packet`] sees copies of the frames that keep an address reachable.
+//! - [`groups`] keeps a network card listening to multicast groups.
+//! - A [`Meter`] reads counters while the worker runs.
 //!
 //! [`tun`] makes TAP devices, also those that are not ports but guests of ours.
 //!
@@ -42,7 +45,7 @@ pub use error::Error;
 /// The most frames an uplink holds for its worker at a time.
 pub const BURST: usize = 64;
 
-/// What an uplink is, as of when it was opened.
+/// Properties of an uplink when it was opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Info {
     /// `af_xdp` or `tap`.
@@ -51,11 +54,11 @@ pub struct Info {
     pub interface: String,
     /// Its index in the kernel.
     pub index: u32,
-    /// How frames move: `native, zero-copy`, `native, copy`, `generic` or `tap`.
+    /// Way in which frames move: `native, zero-copy`, `native, copy`, `generic` or `tap`.
     pub mode: &'static str,
-    /// Why it is not a better mode, if the kernel said so.
+    /// Reason why the mode is not a better one, if the kernel gave it.
     pub note: Option<String>,
-    /// Why frames may arrive without the VLAN tag that they had on the wire, if they may.
+    /// Reason why frames may arrive without the VLAN tag that they had on the wire, if they may.
     pub tags: Option<String>,
     /// Receive queues served.
     pub queues: u32,
@@ -67,18 +70,19 @@ pub struct Info {
 
 /// A port that leads out of the host: bursts in, bursts out.
 ///
-/// Frames are whole Ethernet frames without preamble and checksum sequence, at least 14 bytes.
-/// Between [`Self::receive`] and [`Self::release`] they are private memory: nobody changes them.
+/// Frames are complete Ethernet frames without preamble and checksum sequence, at least 14 bytes.
+/// Between [`Self::receive`] and [`Self::release`] they are private memory: nothing else changes
+/// them.
 ///
 /// All methods but [`Self::info`] and [`Self::counters`] are for the packet path: they never
 /// allocate, block, panic or log. The only system calls are those that move frames: a wake-up where
 /// the kernel wants one (AF_XDP), one per frame (TAP).
 pub trait Uplink: Send {
-    /// What it is.
+    /// Returns its properties.
     fn info(&self) -> &Info;
 
-    /// What was counted so far. Asks the kernel: for a control thread, which uses a [`Meter`] while
-    /// a worker owns the uplink.
+    /// Returns the counts so far. Asks the kernel: for a control thread, which uses a [`Meter`]
+    /// while a worker owns the uplink.
     fn counters(&self) -> Counters;
 
     /// Takes frames that arrived, until `max` (at most [`BURST`]) are held. Returns how many are
@@ -92,12 +96,13 @@ pub trait Uplink: Send {
     /// Gives all held frames back.
     fn release(&mut self);
 
-    /// A frame of exactly `len` bytes to be written in place, all of it: what it holds is not
-    /// defined. [`Self::send`] queues it; asked for again before that, it is the same frame
-    /// anew.
+    /// Returns a frame of exactly `len` bytes. The caller writes all of it in place: its contents
+    /// are not defined.
     ///
-    /// `None` if there is no room now, which counts as `tx_full`, or never for a frame of this
-    /// length (shorter than an Ethernet header, longer than the MTU allows), which counts as
+    /// [`Self::send`] queues it; asked for again before that, it is the same frame anew.
+    ///
+    /// `None` if there is no room now, which counts as `tx_full`. Also `None` for a length that
+    /// never fits: shorter than an Ethernet header, longer than the MTU allows. That counts as
     /// `tx_bad_length`. Both lose the frame.
     fn room(&mut self, len: usize) -> Option<&mut [u8]>;
 
@@ -108,11 +113,11 @@ pub trait Uplink: Send {
     /// was not sent.
     fn flush(&mut self);
 
-    /// Whether frames are queued that the kernel does not take by itself. After a flush that means
+    /// True if frames are queued that the kernel does not take by itself. After a flush that means
     /// it was busy: flush again soon.
     ///
-    /// An interface that is down, or stands still for long, is not waited for: this is `false`, the
-    /// frames stay queued, and go with the next flush that finds it working.
+    /// An interface that is down, or stands still for long, is not waited for. Then this is
+    /// `false`, the frames stay queued, and the next flush that finds it working sends them.
     fn pending(&self) -> bool {
         false
     }

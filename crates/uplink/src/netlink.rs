@@ -20,7 +20,7 @@ const HEADER: usize = 16;
 /// The longest wait for an answer. The kernel answers within the system call; only its
 /// configuration lock can hold it up.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often an interrupted dump is asked for again.
+/// Number of times that an interrupted dump is asked for again.
 const RETRIES: usize = 5;
 
 /// A request: its kind, the fixed part of that kind, attributes.
@@ -54,8 +54,8 @@ impl Request {
         }
     }
 
-    /// As it is sent, under a number that its answer repeats. It is to be acknowledged, so that the
-    /// answer has an end.
+    /// Returns the message as it is sent, under a number that its answer repeats. Asks for an
+    /// acknowledgement, so that the answer has an end.
     fn encode(&self, sequence: u32) -> Vec<u8> {
         let flags = (self.flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
         let mut bytes = Vec::with_capacity(HEADER + self.body.len());
@@ -72,13 +72,13 @@ impl Request {
 /// One message of an answer.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Message {
-    /// What kind it is (`RTM_..`).
+    /// Kind of the message (`RTM_..`).
     pub kind: u16,
     body: Vec<u8>,
 }
 
 impl Message {
-    /// What a kernel would answer with the fixed part and attributes of a request.
+    /// Makes the answer of a kernel with the fixed part and attributes of a request.
     #[cfg(test)]
     pub fn like(request: Request) -> Message {
         Message { kind: request.kind, body: request.body }
@@ -206,11 +206,11 @@ impl Socket {
     }
 }
 
-/// What changes, as the kernel tells whoever listens.
+/// Changes that the kernel reports to its listeners.
 pub struct Changes(std::os::fd::OwnedFd);
 
 impl Changes {
-    /// Of network interfaces.
+    /// Listens to changes of network interfaces.
     pub fn of_links() -> io::Result<Changes> {
         let fd = rustix::net::socket_with(
             AddressFamily::NETLINK,

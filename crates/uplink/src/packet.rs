@@ -1,11 +1,14 @@
 //! Copies of the frames that keep an address reachable, and a way to send such frames: for a
 //! control thread.
 //!
-//! A packet socket sees what the network interface received and the XDP filter left to the host.
-//! The kernel filters: ARP, IGMP, what says that a destination is unreachable (ICMP type 3, ICMPv6
-//! type 1), neighbour and router discovery (ICMPv6 types 133 to 137) and MLD (130 to 132, 143), also
-//! behind a hop-by-hop header (RFC 2710, 3: MLD has a router alert there).
-//! The host gets the same frames: these are copies.
+//! A packet socket sees the frames that the network interface received and the XDP filter left to
+//! the host. The host gets the same frames: these are copies. The kernel filters them. These pass:
+//!
+//! - ARP and IGMP.
+//! - Messages that a destination is unreachable (ICMP type 3, ICMPv6 type 1).
+//! - Neighbour and router discovery (ICMPv6 types 133 to 137).
+//! - MLD (ICMPv6 types 130 to 132, 143), also behind a hop-by-hop header (RFC 2710, 3: MLD has a
+//!   router alert there).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -88,10 +91,12 @@ const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const IF_ABOVE: u16 = (libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K) as u16;
 const IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-/// Where the kernel keeps a VLAN tag: it is taken off before a packet socket sees the frame.
+/// Offset at which the kernel keeps a VLAN tag: it is taken off before a packet socket sees the
+/// frame.
 const VLAN_TAG: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG) as u32;
 
-/// What passes (see the module). A jump skips that many instructions; a load beyond the frame's end refuses it.
+/// Returns the filter program (the module says what passes). A jump skips that many instructions; a
+/// load beyond the frame's end refuses it.
 #[rustfmt::skip]
 const fn filter(vlan: u16) -> [FilterCode; 30] { [
     // Frames of other VLANs are none of ours; a tag with nothing but a priority is no VLAN.

@@ -37,7 +37,7 @@ fn interface_name(name: &str) -> Option<[u8; libc::IFNAMSIZ]> {
     (!name.is_empty() && !name.contains('\0')).then_some(bytes)
 }
 
-/// A name that must be new, or one that may be taken over from a device that nobody uses.
+/// A name that must be new, or one that may be taken over from a device that no process uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum TapName {
     /// Must be new.
@@ -92,7 +92,7 @@ fn read_name(request: &InterfaceFlags) -> io::Result<String> {
     String::from_utf8(name.to_vec()).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// How many receive queues an interface has in use; `None` if its driver does not tell.
+/// Returns how many receive queues an interface has in use; `None` if its driver does not tell.
 pub fn receive_queues(name: &str) -> Option<u32> {
     // `struct ethtool_channels`: command, four maxima, then receive, transmit, other, combined.
     const ETHTOOL_GCHANNELS: u32 = 0x3c;

@@ -26,18 +26,18 @@ const VIRTIO_HEADER: usize = 10;
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 const NEEDS_CHECKSUM: u8 = 1;
 
-/// How to make a TAP device.
+/// Parameters of a TAP device.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct TapConfig {
-    /// Its name, with `%d` for a number of the kernel's choice; by default `bfly%d`. One that
-    /// exists and nobody uses is taken over.
+    /// Its name, with `%d` for a number of the kernel's choice; by default `bfly%d`. A device that
+    /// exists and that no process uses is taken over.
     pub name: Option<String>,
     /// Its MTU in bytes; by default what it has, 1,500 for a new one.
     pub mtu: Option<u32>,
 }
 
-/// A TAP device. It goes when this is dropped, or the process ends, unless somebody made it
-/// persistent before.
+/// A TAP device. It goes on drop, or when the process ends, unless the operator made it persistent
+/// before.
 pub struct Tap {
     info: Info,
     tun: Tun,
@@ -124,7 +124,7 @@ impl Tap {
 
         Ok(Tap {
             info: Info {
-                // The kernel puts them back for whoever reads the device.
+                // The kernel puts them back for the device's reader.
                 tags: None,
                 kind: "tap",
                 interface: name,

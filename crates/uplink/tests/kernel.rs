@@ -1,4 +1,5 @@
-//! What the kernel knows, copies of discovery, and multicast filters, over a veth pair. Needs root.
+//! Knowledge of the kernel, copies of discovery, and multicast filters, over a veth pair. Needs
+//! root.
 
 mod common;
 
@@ -91,7 +92,7 @@ fn an_interface_is_followed_by_its_number() {
     assert_eq!(at(index), None);
 }
 
-/// What has no carrier to lose counts as having one.
+/// A device that has no carrier to lose counts as having one.
 #[test]
 fn a_tap_device_runs_while_it_is_up() {
     let _space = common::Namespace::new();
@@ -155,7 +156,7 @@ fn neighbours_are_found_when_asked_for() {
         kernel.ask(interface, there).unwrap();
         assert_eq!(kernel.neighbour(interface, there).unwrap(), Some(far));
     }
-    // Nobody is there: asked for, but never found.
+    // No neighbour is there: asked for, but never found.
     let nobody = address("10.8.0.9");
     kernel.ask(interface, nobody).unwrap();
     until("the kernel to give up", || ip("neigh show 10.8.0.9 dev wire").contains("FAILED"));

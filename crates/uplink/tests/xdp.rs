@@ -414,7 +414,8 @@ fn a_slow_worker_loses_frames_by_name_and_recovers() {
     exchange(&mut near, &mut far, addresses, 100);
 }
 
-/// Nobody holds the endpoint's address: we answer for it, and a ping of the far host succeeds.
+/// No other interface holds the endpoint's address: we answer for it, and a ping of the far host
+/// succeeds.
 #[test]
 fn an_address_that_only_we_hold_is_answered_for() {
     const OURS: Ipv4Addr = Ipv4Addr::new(10, 8, 0, 9);
@@ -470,7 +471,7 @@ fn an_address_that_only_we_hold_is_answered_for() {
     run("ping", &format!("-c 1 -W 5 {NEAR}"));
 }
 
-/// A group of somebody else on this host, at VXLAN's port.
+/// A group of another program on this host, at VXLAN's port.
 #[test]
 fn a_group_that_no_network_has_is_heard_by_the_host() {
     let wire = Wire::new("");

@@ -35,7 +35,7 @@ pub const R7: Register = Register(7);
 pub const R8: Register = Register(8);
 pub const R9: Register = Register(9);
 
-/// How many bytes a load takes; the upper ones of the register become zero.
+/// Number of bytes that a load takes; the upper ones of the register become zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Size {
     /// 1 byte.
@@ -46,7 +46,7 @@ pub enum Size {
     Word,
 }
 
-/// When a jump is taken.
+/// Condition on which a jump is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Condition {
     /// Equal.
@@ -67,7 +67,7 @@ pub struct Label(usize);
 #[derive(Default, Debug)]
 pub struct Assembler {
     code: Vec<Instruction>,
-    /// Where each label is, once that is known.
+    /// Place of each label, once that is known.
     places: Vec<Option<usize>>,
     /// Jumps and their labels.
     jumps: Vec<(usize, Label)>,

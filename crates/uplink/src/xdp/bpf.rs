@@ -22,12 +22,12 @@ const BPF_PROG_TYPE_XDP: u32 = 6;
 /// The attach type of XDP programs.
 const BPF_XDP: u32 = 37;
 
-/// In which place of the receive path a program runs.
+/// Place in the receive path at which a program runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hook {
-    /// In the driver, before the kernel's own packet buffer is made (`XDP_FLAGS_DRV_MODE`).
+    /// The driver, before the kernel's own packet buffer is made (`XDP_FLAGS_DRV_MODE`).
     Native,
-    /// In the stack, for drivers that do not have it (`XDP_FLAGS_SKB_MODE`).
+    /// The stack, for drivers that do not have it (`XDP_FLAGS_SKB_MODE`).
     Generic,
 }
 
@@ -40,7 +40,7 @@ impl Hook {
     }
 }
 
-/// What a command takes: the beginning of `union bpf_attr`. The kernel takes what is missing as
+/// Argument of a command: the beginning of `union bpf_attr`. The kernel takes what is missing as
 /// zero.
 ///
 /// # Safety
@@ -231,7 +231,7 @@ pub mod test_run {
     // SAFETY: no padding; made in `run` only, with pointers to what it borrows.
     unsafe impl Attributes for TestRun {}
 
-    /// What the program returns for a frame of at least 14 bytes: an `XDP_..` verdict.
+    /// Runs the program on a frame of at least 14 bytes. Returns its verdict (`XDP_..`).
     pub fn run(program: BorrowedFd<'_>, frame: &[u8]) -> u32 {
         let mut out = vec![0; frame.len() + 256];
         let mut attributes = TestRun {

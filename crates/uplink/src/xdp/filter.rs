@@ -1,16 +1,16 @@
-//! Which frames are ours: the XDP program. Everything else goes on to the host's own stack.
+//! The XDP program, which picks our frames. Everything else goes on to the host's own stack.
 //!
 //! Ours is VXLAN (RFC 7348: UDP to port 4789) to the endpoint or to a group that networks have, in
-//! the endpoint's address family, behind at most one 802.1Q tag, with IP options but without IPv6
-//! extension headers. That of another VLAN than the underlay's is taken, too: it is dropped and
-//! counted. Everything else of other VLANs is the host's. Of a fragmented datagram only the first
-//! part tells its port: it is ours, so that it can be counted. Later parts may be the host's as
-//! well, and stay with it while it uses the address.
+//! the endpoint's address family. It is behind at most one 802.1Q tag, with IP options but without
+//! IPv6 extension headers. VXLAN of another VLAN than the underlay's is taken, too: it is dropped
+//! and counted. Everything else of other VLANs is the host's. Of a fragmented datagram only the
+//! first part tells its port: it is ours, so that it can be counted. Later parts may be the host's
+//! as well, and stay with it while it uses the address.
 //!
-//! If nobody else holds the endpoint's address, we answer for it: then ICMP and ICMPv6 to it are
-//! ours, later parts of what is ours, and solicitations for it (RFC 4861, 4.3). Solicitations for
-//! other addresses of the same group are the host's. ARP always goes to the host, which answers
-//! only for its own; [`crate::packet`] sees copies.
+//! If no other interface of the host holds the endpoint's address, we answer for it. Then ICMP and
+//! ICMPv6 to it are ours, later parts of our datagrams, and solicitations for it (RFC 4861, 4.3).
+//! Solicitations for other addresses of the same group are the host's. ARP always goes to the host,
+//! which answers only for its own; [`crate::packet`] sees copies.
 
 use std::{
     io,
@@ -40,7 +40,7 @@ const REDIRECT_MAP: i32 = 51;
 const DATA: i16 = 0;
 const DATA_END: i16 = 4;
 const QUEUE: i16 = 16;
-/// Where the IP header is in a frame without a tag.
+/// Offset of the IP header in a frame without a tag.
 const IP: i16 = 14;
 const IPV4_LEN: i16 = 20;
 const IPV6_LEN: i16 = 40;
@@ -71,7 +71,7 @@ pub fn program(config: &XdpConfig, sockets: BorrowedFd<'_>) -> io::Result<Vec<In
 struct Labels {
     /// The frame is ours.
     ours: Label,
-    /// It is no VXLAN, and ours if it is of the underlay's VLAN.
+    /// No VXLAN; ours if it is of the underlay's VLAN.
     control: Label,
     /// The frame is the host's.
     pass: Label,
@@ -79,7 +79,7 @@ struct Labels {
     port: Label,
 }
 
-/// R6 = context, R3 = end of the frame, R2 = where it would begin without its tag, R9 = whether it
+/// R6 = context, R3 = end of the frame, R2 = where it would begin without its tag. R9 = whether it
 /// is of another VLAN than the underlay's. Goes on with the endpoint's family only.
 fn start(code: &mut Assembler, labels: &Labels, ipv4: bool, vlan: u16) {
     let (untagged, ours) = (code.label(), code.label());

@@ -22,7 +22,7 @@ unsafe impl Send for Mapping {}
 impl Mapping {
     /// Zeroed memory of our own.
     pub fn anonymous(len: usize) -> io::Result<Mapping> {
-        // SAFETY: without an address to map at, no mapping of somebody else is replaced.
+        // SAFETY: without an address to map at, no other mapping is replaced.
         let start = unsafe {
             mmap_anonymous(
                 ptr::null_mut(),
@@ -58,8 +58,8 @@ impl Mapping {
         self.len
     }
 
-    /// Where `count` values of type `T` are, `offset` bytes behind its start; `None` if they are
-    /// not all inside, or not aligned.
+    /// Returns a pointer to `count` values of type `T`, `offset` bytes behind its start; `None` if
+    /// they are not all inside, or not aligned.
     pub fn pointer<T>(&self, offset: usize, count: usize) -> Option<NonNull<T>> {
         let end = count.checked_mul(size_of::<T>())?.checked_add(offset)?;
         // SAFETY: `offset` is not beyond the end of the mapping, since `end` is not.
@@ -96,14 +96,14 @@ impl Umem {
         &self.mapping
     }
 
-    /// Where the chunk begins that `address` is in.
+    /// Returns the beginning of the chunk that `address` is in.
     #[inline]
     pub fn chunk_of(&self, address: u64) -> u64 {
         address & !(self.chunk as u64 - 1)
     }
 
-    /// Where `len` bytes at `address` (from the start of the memory) are; `None` if they are not
-    /// all in one chunk.
+    /// Returns a pointer to `len` bytes at `address` (from the start of the memory); `None` if they
+    /// are not all in one chunk.
     #[inline]
     fn place(&self, address: u64, len: usize) -> Option<NonNull<u8>> {
         let in_chunk = (address - self.chunk_of(address)) as usize;
@@ -121,8 +121,8 @@ impl Umem {
     pub unsafe fn frame(&self, address: u64, len: usize) -> Option<&[u8]> {
         let place = self.place(address, len)?;
         // SAFETY: `place` found `len` bytes inside the mapping, initialised since it was made of
-        // zeroes. The kernel does not write to them (the caller's promise), nor does
-        // anybody else here: that takes `&mut self`.
+        // zeroes. The kernel does not write to them (the caller's promise). Nothing else here does:
+        // that takes `&mut self`.
         Some(unsafe { slice::from_raw_parts(place.as_ptr(), len) })
     }
 

@@ -43,9 +43,9 @@ use crate::{
 use bpf::{Hook, Link};
 use queue::{Held, Queue, QueueConfig};
 
-/// What a frame has beside its IP packet, with one tag.
+/// Bytes of a frame beside its IP packet, with one tag.
 const LINK: u32 = (ethernet::HEADER_LEN + ethernet::TAG_LEN) as u32;
-/// What the kernel keeps free at the beginning of a chunk (`XDP_PACKET_HEADROOM`).
+/// Bytes that the kernel keeps free at the beginning of a chunk (`XDP_PACKET_HEADROOM`).
 const HEADROOM: u32 = 256;
 /// Sizes of chunks. None can be larger than a page.
 const SMALL: u32 = 2048;
@@ -56,21 +56,21 @@ pub const SMALL_MTU: u32 = SMALL - HEADROOM - LINK;
 /// The largest MTU of an interface that AF_XDP can be used on, in bytes.
 pub const MAX_MTU: u32 = LARGE - HEADROOM - LINK;
 
-/// How to use an interface.
+/// Parameters of using an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct XdpConfig {
     /// The address VXLAN arrives at.
     pub endpoint: IpAddr,
-    /// Whether we answer for it: nobody else holds it. Then ICMP and neighbour solicitations for
-    /// it are ours, too.
+    /// True if we answer for it: no other interface holds it. Then ICMP and neighbour solicitations
+    /// for it are ours, too.
     pub answers: bool,
-    /// What IPv6 groups of networks begin with; the last four bytes are the network's number.
-    /// Those over IPv4 are 230.0.0.0/8.
+    /// First bytes of IPv6 groups of networks; the last four bytes are the network's number. Groups
+    /// over IPv4 are 230.0.0.0/8.
     pub group6: Ipv6Addr,
-    /// How many receive queues to serve; all by default. With fewer, see to it that VXLAN arrives
-    /// in those (`ethtool -X`): what arrives in others goes to the host.
+    /// Number of receive queues to serve; all by default. With fewer, see to it that VXLAN arrives
+    /// in those (`ethtool -X`): frames in other queues go to the host.
     pub queues: Option<u32>,
-    /// How good a mode to try.
+    /// Best mode to try.
     pub mode: Mode,
     /// The VLAN that our frames are in; 0: none.
     pub vlan: u16,
@@ -90,8 +90,8 @@ impl XdpConfig {
     }
 }
 
-/// How frames move between the card and us, from the fastest on. A mode that driver or kernel
-/// refuse gives way to the next.
+/// Way in which frames move between the card and us, from the fastest on. A mode that driver or
+/// kernel refuse gives way to the next.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Mode {
     /// The card reads and writes our frames itself.
@@ -294,7 +294,7 @@ impl Uplink for Xdp {
     }
 }
 
-/// How large a chunk the interface's frames need.
+/// Returns the chunk size that the interface's frames need.
 fn chunk(interface: &Interface) -> Result<u32, Error> {
     match interface.mtu {
         mtu if mtu <= SMALL_MTU => Ok(SMALL),
@@ -310,7 +310,7 @@ fn chunk(interface: &Interface) -> Result<u32, Error> {
 fn keep_tags(interface: &Interface) -> Option<String> {
     let name = &interface.name;
     match interface.kind.as_deref() {
-        // Its driver or nobody takes them off.
+        // Only its driver takes them off.
         None => sys::keep_tags(name).err().map(|error| {
             format!(
                 "the card takes tags off before the check, and cannot be told not to ({error}): `ethtool -K {name} rxvlan off`"
@@ -325,7 +325,7 @@ fn keep_tags(interface: &Interface) -> Option<String> {
     }
 }
 
-/// How many queues to serve.
+/// Returns how many queues to serve.
 fn queues(interface: &Interface, wanted: Option<u32>) -> Result<u32, Error> {
     let name = &interface.name;
     let there = sys::receive_queues(name).unwrap_or(interface.receive_queues).max(1);

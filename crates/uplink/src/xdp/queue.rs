@@ -38,7 +38,7 @@ pub const RECEIVE: u32 = 2048;
 pub const SEND: u32 = 2048;
 /// Entries of a completion ring that has nothing to do, but must be there.
 const NO_COMPLETIONS: u32 = 64;
-/// How many frames the kernel sends per wake-up where it copies them (`TX_BATCH_SIZE`).
+/// Frames that the kernel sends per wake-up where it copies them (`TX_BATCH_SIZE`).
 const KERNEL_BURST: u32 = 32;
 
 /// After so many flushes in a row that moved nothing, the next one can wait for the next frame. A
@@ -62,7 +62,7 @@ pub struct Queue {
 struct Sender {
     transmit: Producer<Descriptor>,
     completions: Consumer<u64>,
-    /// Chunks nobody uses. Has room for all of them, so that it never grows.
+    /// Free chunks. Has room for all of them, so that it never grows.
     free: Vec<u64>,
     /// The chunk given out, and the length asked for.
     given: Option<(u64, u32)>,
@@ -70,7 +70,7 @@ struct Sender {
     fruitless: u32,
 }
 
-/// What a socket is for.
+/// Parameters of a socket.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueConfig<'a> {
     /// Name of the interface, for errors.
@@ -81,9 +81,9 @@ pub struct QueueConfig<'a> {
     pub queue: u32,
     /// Bytes in a chunk, a power of two.
     pub chunk: u32,
-    /// Whether it sends, too.
+    /// True if it sends, too.
     pub sends: bool,
-    /// Whether the kernel may hand the chunks to the card.
+    /// True if the kernel may hand the chunks to the card.
     pub zero_copy: bool,
 }
 
@@ -197,7 +197,7 @@ impl Queue {
         Arc::downgrade(&self.socket)
     }
 
-    /// Whether the card reads and writes the frames itself.
+    /// True if the card reads and writes the frames itself.
     pub fn zero_copy(&self) -> bool {
         self.zero_copy
     }
@@ -292,7 +292,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Whether frames are queued that the kernel takes only when it is woken, and may take soon.
+    /// True if frames are queued that the kernel takes only when it is woken, and may take soon.
     #[inline]
     pub fn pending(&self) -> bool {
         let waits =

@@ -16,7 +16,7 @@ use rustix::net::xdp::XdpRingOffset;
 
 use super::memory::Mapping;
 
-/// What is in a ring.
+/// Entry of a ring.
 ///
 /// # Safety
 ///
@@ -30,9 +30,9 @@ unsafe impl Entry for u64 {}
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Descriptor {
-    /// From the start of the frames' memory.
+    /// Offset from the start of the frames' memory.
     pub address: u64,
-    /// In bytes.
+    /// Length in bytes.
     pub len: u32,
     /// Flags; none are used.
     pub options: u32,
@@ -41,7 +41,7 @@ pub struct Descriptor {
 // SAFETY: numbers, 8 + 4 + 4 bytes at an alignment of 8.
 unsafe impl Entry for Descriptor {}
 
-/// What both sides see.
+/// State that both sides see.
 struct Shared<T> {
     producer: NonNull<AtomicU32>,
     consumer: NonNull<AtomicU32>,
@@ -120,7 +120,7 @@ impl<T: Entry> Shared<T> {
         unsafe { self.flags.as_ref() }
     }
 
-    /// Where the entry of an index is.
+    /// Returns a pointer to the entry of an index.
     #[inline]
     fn entry(&self, index: u32) -> NonNull<T> {
         // SAFETY: `entries` points to `size` entries of the mapping, and the masked index is below
@@ -134,7 +134,7 @@ pub struct Producer<T> {
     ring: Shared<T>,
     /// Index of the next entry to write.
     next: u32,
-    /// What the kernel had consumed when we looked last.
+    /// Consumer index of the kernel at our last look.
     seen: u32,
 }
 
@@ -173,19 +173,19 @@ impl<T: Entry> Producer<T> {
         self.ring.producer().store(self.next, Ordering::Release);
     }
 
-    /// Whether something appended was not consumed yet.
+    /// True if something appended was not consumed yet.
     #[inline]
     pub fn outstanding(&self) -> bool {
         self.consumed() != self.next
     }
 
-    /// How far the kernel is.
+    /// Returns the consumer index of the kernel.
     #[inline]
     pub fn consumed(&self) -> u32 {
         self.ring.consumer().load(Ordering::Acquire)
     }
 
-    /// Whether the kernel wants to be woken after something was published.
+    /// True if the kernel wants to be woken after something was published.
     #[inline]
     pub fn needs_wakeup(&self) -> bool {
         // The kernel sets the flag, then looks at the ring; we publish, then look at the flag. One
@@ -200,7 +200,7 @@ pub struct Consumer<T> {
     ring: Shared<T>,
     /// Index of the next entry to read.
     next: u32,
-    /// What the kernel had produced when we looked last.
+    /// Producer index of the kernel at our last look.
     seen: u32,
 }
 

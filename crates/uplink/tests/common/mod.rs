@@ -86,7 +86,7 @@ pub fn wait(descriptor: impl AsFd, what: &str) {
     assert!(readable(descriptor, PATIENCE), "waited in vain for {what}");
 }
 
-/// Whether a descriptor becomes readable within a time.
+/// Returns whether a descriptor becomes readable within a time.
 pub fn readable(descriptor: impl AsFd, patience: Duration) -> bool {
     let patience = Timespec::try_from(patience).unwrap();
     poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&patience)).unwrap() == 1

@@ -90,7 +90,7 @@ fn vxlan_to_the_endpoint_and_to_groups_is_ours() {
     }
 }
 
-/// Somebody else on this host may have VXLAN of its own, or anything else on that port.
+/// Another program on this host may have VXLAN of its own, or anything else on that port.
 #[test]
 fn groups_that_no_network_has_are_the_hosts() {
     for filter in filters(US4) {
