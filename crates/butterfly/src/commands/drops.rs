@@ -18,7 +18,7 @@ use crate::tree::Node;
 use butterfly_api::proto::{DropListReq, DropListRes, Request};
 use clap::Command;
 use protobuf::MessageField;
-use rates::Rates;
+use rates::DropRates;
 use std::io::{IsTerminal, stdout};
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         (None, true) => watch(nic, json, session),
         (None, false) => {
             let found = ask(nic, session)?;
-            let rates = Rates::of_window(&found);
+            let rates = DropRates::of_window(&found);
             match json {
                 true => session.json(&json::json(&found, &rates)),
                 false => session.print(page::page(nic, &found, &rates)),
@@ -75,8 +75,8 @@ fn watch(nic: Option<&str>, json: bool, session: &mut Session) -> Result<(), Fai
     loop {
         let found = ask(nic, session)?;
         let rates = match &before {
-            Some(before) => Rates::between(before, &found),
-            None => Rates::of_window(&found),
+            Some(before) => DropRates::between(before, &found),
+            None => DropRates::of_window(&found),
         };
         if json {
             session.line(json::json(&found, &rates))?;

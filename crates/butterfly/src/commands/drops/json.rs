@@ -1,14 +1,14 @@
 //! `butterfly drops --json`.
 
 use super::page::{kind, remedy};
-use super::rates::Rates;
+use super::rates::DropRates;
 use super::reasons::Reasons;
 use butterfly_api::proto::DropListRes;
 use butterfly_api::proto::drop_list_res::{Drop, Place, Reason};
 use serde_json::{Value, json};
 
 /// Everything the daemon told, with the rates and in the remedies the names put in.
-pub fn json(found: &DropListRes, rates: &Rates) -> Value {
+pub fn json(found: &DropListRes, rates: &DropRates) -> Value {
     let (reasons, unknown) = (Reasons::of(found), Reason::default());
     let drop = |place: &Place, drop: &Drop| {
         let reason = reasons.get(drop).unwrap_or(&unknown);

@@ -1,6 +1,6 @@
 //! `butterfly drops` for people.
 
-use super::rates::Rates;
+use super::rates::DropRates;
 use super::reasons::Reasons;
 use crate::text::table::{counted, duration, safe};
 use butterfly_api::proto::DropListRes;
@@ -8,7 +8,7 @@ use butterfly_api::proto::drop_list_res::{Drop, Place, place::Kind};
 use std::fmt::Write;
 
 /// The page; of one vnic, or of the whole host.
-pub fn page(nic: Option<&str>, found: &DropListRes, rates: &Rates) -> String {
+pub fn page(nic: Option<&str>, found: &DropListRes, rates: &DropRates) -> String {
     let of = nic.map_or("the whole host".to_owned(), safe);
     if found.place.is_empty() {
         return format!("drops of {of}: none\n");
@@ -91,7 +91,7 @@ fn title(place: &Place) -> String {
     }
 }
 
-fn row(place: &Place, drop: &Drop, rates: &Rates) -> [String; 4] {
+fn row(place: &Place, drop: &Drop, rates: &DropRates) -> [String; 4] {
     let last = match kind(place) {
         Some(Kind::GONE) if drop.last_ms.is_none() => String::new(),
         _ => last(drop),

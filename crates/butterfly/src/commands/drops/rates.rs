@@ -12,24 +12,24 @@ fn key(place: &Place) -> Key<'_> {
 }
 
 /// Rates of what one answer tells.
-pub struct Rates<'a> {
+pub struct DropRates<'a> {
     /// The time they are about, in milliseconds.
     pub window: u64,
     /// Counts at its beginning, if the daemon is not to be asked.
     before: Option<HashMap<(Key<'a>, &'a str), u64>>,
 }
 
-impl<'a> Rates<'a> {
+impl<'a> DropRates<'a> {
     /// Over the time that the daemon looks back.
-    pub fn of_window(found: &DropListRes) -> Rates<'a> {
-        Rates { window: found.window_ms(), before: None }
+    pub fn of_window(found: &DropListRes) -> DropRates<'a> {
+        DropRates { window: found.window_ms(), before: None }
     }
 
     /// Since an answer before. A daemon that was started anew in between has nothing to compare
     /// with.
-    pub fn between(before: &'a DropListRes, found: &DropListRes) -> Rates<'a> {
+    pub fn between(before: &'a DropListRes, found: &DropListRes) -> DropRates<'a> {
         match found.time_ms().checked_sub(before.time_ms()) {
-            None | Some(0) => Rates::of_window(found),
+            None | Some(0) => DropRates::of_window(found),
             Some(window) => {
                 let counts = before
                     .place
@@ -37,7 +37,7 @@ impl<'a> Rates<'a> {
                     .flat_map(|place| place.drop.iter().map(move |drop| (place, drop)));
                 let counts =
                     counts.map(|(place, drop)| ((key(place), drop.reason()), drop.count()));
-                Rates { window, before: Some(counts.collect()) }
+                DropRates { window, before: Some(counts.collect()) }
             }
         }
     }
@@ -87,35 +87,35 @@ mod tests {
         }
     }
 
-    fn rate(rates: &Rates, found: &DropListRes) -> Option<f64> {
+    fn rate(rates: &DropRates, found: &DropListRes) -> Option<f64> {
         rates.of(&found.place[0], &found.place[0].drop[0])
     }
 
     #[test]
     fn rates_are_of_the_window_first_and_then_of_what_came_since() {
         let one = answer(10_000, 5_000, Kind::NIC, "a", 100, Some(10));
-        assert_eq!(rate(&Rates::of_window(&one), &one), Some(2.0));
+        assert_eq!(rate(&DropRates::of_window(&one), &one), Some(2.0));
         let two = answer(12_000, 7_000, Kind::NIC, "a", 107, Some(17));
-        assert_eq!(rate(&Rates::between(&one, &two), &two), Some(3.5));
+        assert_eq!(rate(&DropRates::between(&one, &two), &two), Some(3.5));
         // Another vnic, one of that name that was made anew, another kind of place.
         for (other, want) in [
             (answer(12_000, 1, Kind::NIC, "b", 6, Some(6)), 3.0),
             (answer(12_000, 1, Kind::NIC, "a", 4, Some(4)), 2.0),
             (answer(12_000, 1, Kind::NETWORK, "a", 8, Some(8)), 4.0),
         ] {
-            assert_eq!(rate(&Rates::between(&one, &other), &other), Some(want));
+            assert_eq!(rate(&DropRates::between(&one, &other), &other), Some(want));
         }
     }
 
     #[test]
     fn where_nothing_is_known_there_is_no_rate() {
         let begun = answer(0, 0, Kind::NIC, "a", 1, Some(1));
-        assert_eq!(rate(&Rates::of_window(&begun), &begun), None);
+        assert_eq!(rate(&DropRates::of_window(&begun), &begun), None);
         let gone = answer(9, 9, Kind::GONE, "", 1, None);
-        assert_eq!(rate(&Rates::between(&begun, &gone), &gone), None);
+        assert_eq!(rate(&DropRates::between(&begun, &gone), &gone), None);
         // The daemon was started anew.
         let late = answer(10_000, 5_000, Kind::NIC, "a", 100, Some(10));
         let anew = answer(500, 500, Kind::NIC, "a", 3, Some(3));
-        assert_eq!(rate(&Rates::between(&late, &anew), &anew), Some(6.0));
+        assert_eq!(rate(&DropRates::between(&late, &anew), &anew), Some(6.0));
     }
 }

@@ -10,7 +10,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use std::time::{Duration, Instant};
 
 /// What is looked at.
-pub struct State {
+pub struct ScreenState {
     pub ascii: bool,
     pub paused: bool,
     /// Id of the one that is chosen: it stays chosen when the order changes.
@@ -31,7 +31,7 @@ pub fn run(
     interval: Duration,
     ascii: bool,
 ) -> Result<(), Failure> {
-    let mut state = State {
+    let mut state = ScreenState {
         ascii,
         paused: false,
         chosen: None,
@@ -50,7 +50,7 @@ pub fn run(
 fn watch(
     session: &mut Session,
     board: &mut Board,
-    state: &mut State,
+    state: &mut ScreenState,
     terminal: &mut ratatui::DefaultTerminal,
 ) -> Result<(), Failure> {
     let mut next = Instant::now();
@@ -88,7 +88,7 @@ fn watch(
     }
 }
 
-fn look(session: &mut Session, board: &mut Board, state: &mut State) {
+fn look(session: &mut Session, board: &mut Board, state: &mut ScreenState) {
     match sample::take(session) {
         Ok(sample) => {
             board.add(sample);
@@ -112,7 +112,7 @@ fn text(why: Failure) -> String {
 }
 
 /// Takes more about the one that is chosen.
-fn open(session: &mut Session, board: &Board, state: &mut State) {
+fn open(session: &mut Session, board: &Board, state: &mut ScreenState) {
     let nic = state.chosen.as_ref().and_then(|id| {
         let now = board.now.as_ref()?;
         Some((id, now.nics.get(id)?, &now.groups))
@@ -127,7 +127,7 @@ fn open(session: &mut Session, board: &Board, state: &mut State) {
     }
 }
 
-fn press(code: KeyCode, session: &mut Session, board: &mut Board, state: &mut State) {
+fn press(code: KeyCode, session: &mut Session, board: &mut Board, state: &mut ScreenState) {
     let order: Vec<String> = board.order().into_iter().map(str::to_owned).collect();
     let at = state.chosen.as_ref().and_then(|id| order.iter().position(|other| other == id));
     let choose = |at: usize| order.get(at.min(order.len().saturating_sub(1))).cloned();

@@ -4,7 +4,7 @@ use super::board::{Board, HISTORY, Rates, bars, short};
 use super::detail::Detail;
 use super::once::summary;
 use super::sample::NicCounts;
-use super::screen::State;
+use super::screen::ScreenState;
 use crate::text::table::{counted, safe};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -16,7 +16,7 @@ const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
 
 /// Draws everything.
-pub fn draw(frame: &mut Frame<'_>, board: &Board, state: &State) {
+pub fn draw(frame: &mut Frame<'_>, board: &Board, state: &ScreenState) {
     let [head, body, foot] =
         Layout::vertical([Constraint::Length(2), Constraint::Min(1), Constraint::Length(1)])
             .areas(frame.area());
@@ -73,7 +73,7 @@ fn fitting(width: u16) -> [bool; COLUMNS.len()] {
     shown
 }
 
-fn nics(frame: &mut Frame<'_>, area: Rect, board: &Board, state: &State) {
+fn nics(frame: &mut Frame<'_>, area: Rect, board: &Board, state: &ScreenState) {
     let Some(now) = &board.now else { return };
     let shown = fitting(area.width);
     let order = board.order();
@@ -135,7 +135,7 @@ fn opened(
     frame: &mut Frame<'_>,
     area: Rect,
     board: &Board,
-    state: &State,
+    state: &ScreenState,
     id: &str,
     detail: &Detail,
 ) {
