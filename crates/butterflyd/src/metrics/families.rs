@@ -11,7 +11,7 @@ pub const MOST_PEERS: usize = 256;
 
 /// How a number moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum MetricKind {
     /// Up, until the daemon is restarted or what it is about is gone.
     Counter,
     /// Up and down.
@@ -25,7 +25,7 @@ pub struct Declaration {
     /// Its name.
     pub name: &'static str,
     /// How it moves.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Its labels.
     pub labels: &'static [&'static str],
     /// What it means.
@@ -41,7 +41,7 @@ macro_rules! families {
         /// What is said about all of them, in the order of [`Family`].
         pub const FAMILIES: &[Declaration] = &[$(Declaration {
             name: $name,
-            kind: Kind::$kind,
+            kind: MetricKind::$kind,
             labels: &[$($label),*],
             help: concat!($($help),+).trim_ascii_start(),
         }),+];
@@ -185,7 +185,7 @@ mod tests {
         let names: HashSet<_> = FAMILIES.iter().map(|family| family.name).collect();
         assert_eq!(names.len(), FAMILIES.len());
         for Declaration { name, kind, labels, help } in FAMILIES {
-            assert_eq!(*kind == Kind::Counter, name.ends_with("_total"), "{name}");
+            assert_eq!(*kind == MetricKind::Counter, name.ends_with("_total"), "{name}");
             assert!(
                 name.starts_with("butterfly_")
                     && name.bytes().all(|letter| matches!(letter, b'a'..=b'z' | b'_')),

@@ -1,6 +1,6 @@
 //! The page that a scrape gets: what was observed, in Prometheus' text format.
 
-use super::families::{Declaration, FAMILIES, Family, Kind, MOST_PEERS};
+use super::families::{Declaration, FAMILIES, Family, MOST_PEERS, MetricKind};
 use butterfly_api::Requests;
 use butterfly_datapath::{
     Observation, PeerObservation, SessionObservation, UplinkObservation, WorkerReport,
@@ -57,12 +57,12 @@ impl Page {
     fn add_exact(&mut self, family: Family, labels: &[&str], value: f64) {
         let mut metric = labelled(family, labels);
         match FAMILIES[family as usize].kind {
-            Kind::Counter => {
+            MetricKind::Counter => {
                 let mut counter = Counter::default();
                 counter.set_value(value);
                 metric.set_counter(counter);
             }
-            Kind::Gauge | Kind::Histogram => {
+            MetricKind::Gauge | MetricKind::Histogram => {
                 let mut gauge = Gauge::default();
                 gauge.set_value(value);
                 metric.set_gauge(gauge);
@@ -187,9 +187,9 @@ impl Page {
                 family.set_name((*name).to_owned());
                 family.set_help((*help).to_owned());
                 family.set_field_type(match kind {
-                    Kind::Counter => MetricType::COUNTER,
-                    Kind::Gauge => MetricType::GAUGE,
-                    Kind::Histogram => MetricType::HISTOGRAM,
+                    MetricKind::Counter => MetricType::COUNTER,
+                    MetricKind::Gauge => MetricType::GAUGE,
+                    MetricKind::Histogram => MetricType::HISTOGRAM,
                 });
                 family.set_metric(series);
                 family
