@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv6Addr},
-    os::fd::BorrowedFd,
     path::PathBuf,
     sync::{Arc, Mutex},
 };
@@ -77,7 +76,7 @@ pub enum UplinkSpec {
 const DEFAULT_MTU: u32 = 1500;
 
 /// An uplink that was opened.
-pub(crate) struct Opened {
+pub(crate) struct OpenedUplink {
     pub tunnel: Tunnel,
     pub control: ControlConfig,
     pub host: Option<HostSide>,
@@ -88,7 +87,7 @@ pub(crate) struct Opened {
 }
 
 /// Opens an uplink for one worker.
-pub(crate) fn open(spec: &TunnelSpec) -> Result<Opened, std::io::Error> {
+pub(crate) fn open(spec: &TunnelSpec) -> Result<OpenedUplink, std::io::Error> {
     let mut host = None;
     let mut answers = true;
     let mut wire = None;
@@ -156,7 +155,7 @@ pub(crate) fn open(spec: &TunnelSpec) -> Result<Opened, std::io::Error> {
         gateways: spec.gateways.clone(),
         group6: spec.group6,
     };
-    Ok(Opened { tunnel: Tunnel::new(&config, port, 1)?, control, host, wire, ring })
+    Ok(OpenedUplink { tunnel: Tunnel::new(&config, port, 1)?, control, host, wire, ring })
 }
 
 fn on_wire(uplink: Box<dyn Uplink>) -> UplinkPort {
@@ -175,15 +174,6 @@ fn own_mac(endpoint: IpAddr) -> Mac {
         }
     };
     Mac([0x02, 0xbf, a, b, c, d])
-}
-
-impl UplinkPort {
-    /// Calls `f` with the descriptor that becomes readable when frames arrive.
-    pub fn with_descriptor(&self, f: impl FnOnce(BorrowedFd<'_>)) {
-        if let Some(wire) = self.wire(0) {
-            f(wire.descriptor());
-        }
-    }
 }
 
 /// Named peers.

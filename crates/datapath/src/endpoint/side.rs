@@ -19,7 +19,7 @@ use butterfly_vhost::{
 use crate::{
     endpoint::{
         keeper::Keeper,
-        open::{Opened, TunnelSpec, UplinkSpec, check_peer},
+        open::{OpenedUplink, TunnelSpec, UplinkSpec, check_peer},
     },
     engine::place::UPLINK,
     overlay::Tunnel,
@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// A switch's handle of its tunnel endpoint.
-pub(crate) struct Side {
+pub(crate) struct EndpointSide {
     pub(crate) keeper: Arc<Keeper>,
     thread: Option<JoinHandle<()>>,
     pub spec: TunnelSpec,
@@ -102,15 +102,15 @@ pub(crate) struct Rest {
     pub ring: Option<Arc<butterfly_vhost::port::Port>>,
 }
 
-impl Opened {
+impl OpenedUplink {
     /// Splits off the part that the plane takes.
     pub fn split(self) -> (Tunnel, Rest) {
-        let Opened { tunnel, control, host, wire, ring } = self;
+        let OpenedUplink { tunnel, control, host, wire, ring } = self;
         (tunnel, Rest { control, host, wire, ring })
     }
 }
 
-impl Side {
+impl EndpointSide {
     /// Starts the keeper, and lets the worker look at the uplink.
     pub fn start(
         plane: &Arc<Plane>,
@@ -118,7 +118,7 @@ impl Side {
         rest: Rest,
         ageing: u32,
         events: Arc<dyn SwitchEvents>,
-    ) -> Result<Side, std::io::Error> {
+    ) -> Result<EndpointSide, std::io::Error> {
         let Rest { control, host, wire, ring } = rest;
         let answers = control.answers;
         let keeper = Arc::new(Keeper::new(plane.clone(), control, host, ageing, events.clone()));
@@ -166,7 +166,7 @@ impl Side {
         let running = keeper.clone();
         let thread =
             std::thread::Builder::new().name("keeper".into()).spawn(move || running.run())?;
-        Ok(Side { keeper, thread: Some(thread), spec, answers, wire, device, attached })
+        Ok(EndpointSide { keeper, thread: Some(thread), spec, answers, wire, device, attached })
     }
 
     /// Returns the description of the uplink; `None` if it leads nowhere.

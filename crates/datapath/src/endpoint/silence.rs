@@ -167,7 +167,7 @@ impl Silence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::overlay::peers::{PeerCounter, Peers};
+    use crate::overlay::peers::{PeerCounter, PeerTable};
     use butterfly_packet::mac::Mac;
 
     const PEER: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
@@ -175,7 +175,7 @@ mod tests {
 
     /// A table with one named peer, which is looked at every second.
     struct Host {
-        peers: Peers,
+        peers: PeerTable,
         at: PeerRef,
         silences: Silences,
         now: u32,
@@ -183,7 +183,7 @@ mod tests {
 
     impl Host {
         fn new() -> Host {
-            let peers = Peers::new(1);
+            let peers = PeerTable::new(1);
             let at = peers.configure(PEER).unwrap();
             let mut host = Host { peers, at, silences: Silences::default(), now: 1000 };
             host.second(0, false);

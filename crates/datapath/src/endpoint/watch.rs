@@ -61,7 +61,7 @@ impl PeerWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::overlay::peers::Peers;
+    use crate::overlay::peers::PeerTable;
     use std::sync::Mutex;
 
     #[derive(Default)]
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn what_becomes_of_a_peer_is_told_once() {
-        let (peers, told) = (Peers::new(1), Told::default());
+        let (peers, told) = (PeerTable::new(1), Told::default());
         let mut watch = PeerWatch::default();
         let mut look = |expected: &[&str]| {
             watch.look(&peers.list(600), &told);
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_full_table_is_told_once() {
-        let (peers, told) = (Peers::new(1), Told::default());
+        let (peers, told) = (PeerTable::new(1), Told::default());
         let mut watch = PeerWatch::default();
         for n in 1..20_000 {
             peers.configure(ip(n));

@@ -79,7 +79,7 @@ pub(crate) type Metas = [Meta; BATCH];
 
 /// Origin of the frames of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Origin {
+pub(crate) enum BatchOrigin {
     /// The port of their sender.
     Port,
     /// A flood of another host that waited because a turn had no time for it. It was counted when
@@ -97,16 +97,16 @@ pub(crate) struct Batch<'a> {
     pub unusual: bool,
     /// One of them is to be cut into segments, if its receiver does not take it whole.
     pub segments: bool,
-    pub origin: Origin,
+    pub origin: BatchOrigin,
     metas: &'a mut Metas,
 }
 
 impl<'a> Batch<'a> {
     pub fn new(frames: Frames<'a>, metas: &'a mut Metas) -> Batch<'a> {
-        Batch::of(Origin::Port, frames, metas)
+        Batch::of(BatchOrigin::Port, frames, metas)
     }
 
-    pub fn of(origin: Origin, frames: Frames<'a>, metas: &'a mut Metas) -> Batch<'a> {
+    pub fn of(origin: BatchOrigin, frames: Frames<'a>, metas: &'a mut Metas) -> Batch<'a> {
         Batch { frames, unusual: false, segments: false, origin, metas }
     }
 

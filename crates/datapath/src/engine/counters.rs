@@ -46,9 +46,9 @@ const PLAIN: usize = 8;
 
 /// One worker's counters of one vnic.
 #[repr(align(128))]
-pub(crate) struct Cells([AtomicU64; PLAIN + CAPACITY]);
+pub(crate) struct CounterCells([AtomicU64; PLAIN + CAPACITY]);
 
-impl Cells {
+impl CounterCells {
     fn add_at(&self, index: usize, n: u64) {
         if let Some(cell) = self.0.get(index) {
             // The only writer: no read-modify-write needed.
@@ -69,7 +69,7 @@ impl Cells {
 
 /// A vnic's counters, and the packets that were dropped last.
 pub(crate) struct Counters {
-    cells: Box<[Cells]>,
+    cells: Box<[CounterCells]>,
     last: Box<[LastDrops]>,
 }
 
@@ -77,7 +77,7 @@ impl Counters {
     pub fn new(workers: usize) -> Counters {
         Counters {
             cells: (0..workers)
-                .map(|_| Cells(std::array::from_fn(|_| AtomicU64::new(0))))
+                .map(|_| CounterCells(std::array::from_fn(|_| AtomicU64::new(0))))
                 .collect(),
             last: (0..workers).map(|_| LastDrops::new()).collect(),
         }
@@ -102,7 +102,7 @@ impl Counters {
 
     /// Returns the cells that worker `index` writes.
     #[inline(always)]
-    pub fn of(&self, worker: usize) -> Option<&Cells> {
+    pub fn of(&self, worker: usize) -> Option<&CounterCells> {
         self.cells.get(worker)
     }
 

@@ -34,7 +34,7 @@ use crate::{
 
 pub(crate) use arrive::{Arrivals, Arrived};
 pub(crate) use outer::Source;
-pub(crate) use peers::Peers as PeerTable;
+pub(crate) use peers::PeerTable;
 pub(crate) use port::UplinkPort;
 pub(crate) use punt::{Own, Punt, Punted};
 

@@ -198,18 +198,18 @@ impl PeerRow {
 }
 
 /// The table of peers.
-pub(crate) struct Peers {
+pub(crate) struct PeerTable {
     peers: Box<[Peer]>,
     buckets: Box<[[AtomicU16; WAYS]]>,
     seeds: [u64; 2],
-    room: Mutex<Room>,
+    room: Mutex<PeerRoom>,
 }
 
 /// Free places, and the number of peers that each network holds.
-struct Room {
+struct PeerRoom {
     free: Vec<u16>,
     /// Number of peers by the network that holds them, without networks that hold none. A worker
-    /// never makes it grow: see [`Peers::new`].
+    /// never makes it grow: see [`PeerTable::new`].
     held: HashMap<u32, AtomicU32>,
     quota: Quota,
     /// Networks on this host.
@@ -218,7 +218,7 @@ struct Room {
     named: u32,
 }
 
-impl Room {
+impl PeerRoom {
     fn held(&self, vni: u32) -> u32 {
         self.held.get(&vni).map_or(0, |held| held.load(Relaxed))
     }
@@ -239,8 +239,8 @@ impl Room {
     }
 }
 
-impl Peers {
-    pub fn new(workers: usize) -> Peers {
+impl PeerTable {
+    pub fn new(workers: usize) -> PeerTable {
         let peer = || Peer {
             generation: AtomicU16::new(0),
             address: Default::default(),
@@ -251,7 +251,7 @@ impl Peers {
             waiting: AtomicU8::new(IDLE),
             counted: (0..workers).map(|_| Counted::default()).collect(),
         };
-        let room = Room {
+        let room = PeerRoom {
             free: (0..MAX_PEERS as u16).rev().collect(),
             // At most as many networks hold a peer as there are peers. Removed entries leave room
             // in a map that is at most half full.
@@ -260,7 +260,7 @@ impl Peers {
             networks: 1,
             named: 0,
         };
-        Peers {
+        PeerTable {
             peers: (0..MAX_PEERS).map(|_| peer()).collect(),
             buckets: (0..BUCKETS).map(|_| Default::default()).collect(),
             seeds: [0, 1].map(|n| RandomState::new().hash_one(n)),
@@ -268,7 +268,7 @@ impl Peers {
         }
     }
 
-    fn room(&self) -> MutexGuard<'_, Room> {
+    fn room(&self) -> MutexGuard<'_, PeerRoom> {
         self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -337,7 +337,7 @@ impl Peers {
         Some(at)
     }
 
-    fn insert(&self, address: Address, room: &mut Room) -> Option<PeerRef> {
+    fn insert(&self, address: Address, room: &mut PeerRoom) -> Option<PeerRef> {
         if let Some(at) = self.find(address) {
             return Some(at);
         }
@@ -376,7 +376,7 @@ impl Peers {
 
     /// Removes a learnt peer: of this address's bucket if that is full, else of all. Peers of
     /// networks with more than their part go first, then the one that was silent for longest.
-    fn make_room(&self, address: Address, room: &mut Room) {
+    fn make_room(&self, address: Address, room: &mut PeerRoom) {
         let bucket =
             self.bucket(address).into_iter().flatten().map(|way| usize::from(way.load(Relaxed)));
         let full = bucket.clone().all(|entry| entry != 0);
@@ -399,7 +399,7 @@ impl Peers {
         }
     }
 
-    fn take_out(&self, index: usize, peer: &Peer, room: &mut Room) {
+    fn take_out(&self, index: usize, peer: &Peer, room: &mut PeerRoom) {
         peer.generation.fetch_add(1, Release);
         let entry = index as u16 + 1;
         for way in self.bucket(peer.address()).into_iter().flatten() {
@@ -457,7 +457,7 @@ impl Peers {
 
     /// Gives each network its part. Removes peers beyond the parts, and without a holder, if they
     /// are too many together: the most silent first.
-    fn divide(&self, room: &mut Room) {
+    fn divide(&self, room: &mut PeerRoom) {
         let capacity = MAX_PEERS as u32 - room.named;
         // Peers without a holder get at most half of the common half.
         let nobodys = self.keep(room, |vni| vni == NOBODY, capacity / 4);
@@ -469,7 +469,7 @@ impl Peers {
 
     /// Leaves each of `holders` at most so many peers: those that were heard last. Returns the
     /// number of peers that are left.
-    fn keep(&self, room: &mut Room, holders: impl Fn(u32) -> bool, most: u32) -> u32 {
+    fn keep(&self, room: &mut PeerRoom, holders: impl Fn(u32) -> bool, most: u32) -> u32 {
         let mut all: Vec<(usize, &Peer)> =
             self.unnamed().filter(|(_, peer)| holders(peer.holder.load(Relaxed))).collect();
         all.sort_unstable_by_key(|(_, peer)| Reverse(peer.seen.load(Relaxed)));
@@ -529,7 +529,7 @@ mod tests {
 
     #[test]
     fn peers_are_found_until_they_are_silent_for_too_long() {
-        let peers = Peers::new(1);
+        let peers = PeerTable::new(1);
         let a = peers.try_add(number_of_ip(ip(1)), 42, 100).unwrap();
         assert_eq!(peers.try_add(number_of_ip(ip(1)), 42, 100), Some(a));
         assert_eq!(peers.find(number_of_ip(ip(1))), Some(a));
@@ -550,7 +550,7 @@ mod tests {
 
     #[test]
     fn a_full_table_refuses_and_keeps() {
-        let peers = Peers::new(1);
+        let peers = PeerTable::new(1);
         let known: Vec<_> = (1..10_000)
             .filter_map(|n| Some((n, peers.try_add(number_of_ip(ip(n)), 42, 600)?)))
             .collect();
@@ -572,7 +572,7 @@ mod tests {
     /// networks are learnt all the same.
     #[test]
     fn who_fills_the_table_in_one_network_leaves_others_their_part() {
-        let peers = Peers::new(1);
+        let peers = PeerTable::new(1);
         peers.settle(&(0..8).map(|vni| (vni, vni)).collect());
         let forged =
             (1..20_000).filter(|n| peers.try_add(number_of_ip(ip(*n)), 7, 600).is_some()).count();
@@ -604,7 +604,7 @@ mod tests {
 
     #[test]
     fn a_network_more_finds_room_at_once_and_one_that_went_holds_nothing() {
-        let peers = Peers::new(1);
+        let peers = PeerTable::new(1);
         let add = |range: std::ops::Range<u32>, vni| {
             range.filter(|n| peers.try_add(number_of_ip(ip(*n)), vni, *n).is_some()).count()
         };

@@ -1,6 +1,9 @@
 //! The uplink as workers use it: a virtual machine's rings, or a port of its own kind.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    os::fd::BorrowedFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use butterfly_uplink::Uplink;
 use butterfly_vhost::port::Port;
@@ -30,6 +33,13 @@ impl UplinkPort {
             UplinkPort::Wire(wires) => {
                 wires.get(worker).map(|wire| wire.lock().unwrap_or_else(PoisonError::into_inner))
             }
+        }
+    }
+
+    /// Calls `f` with the descriptor that becomes readable when frames arrive.
+    pub fn with_descriptor(&self, f: impl FnOnce(BorrowedFd<'_>)) {
+        if let Some(wire) = self.wire(0) {
+            f(wire.descriptor());
         }
     }
 }

@@ -19,13 +19,13 @@ use crate::{
 const PERIOD: u32 = 50;
 
 /// Every reason that counted a drop, by place.
-pub(crate) type Counts = HashMap<PortRef, Vec<(DropReason, u64)>>;
+pub(crate) type DropCounts = HashMap<PortRef, Vec<(DropReason, u64)>>;
 
 /// The counts at one moment.
 #[derive(Default)]
 pub(crate) struct Sample {
     pub when: u32,
-    pub counts: Counts,
+    pub counts: DropCounts,
 }
 
 /// The counts some time ago.
@@ -36,7 +36,7 @@ pub(crate) struct DropWindow {
 }
 
 impl DropWindow {
-    pub fn look(&mut self, now: u32, counts: impl FnOnce() -> Counts) {
+    pub fn look(&mut self, now: u32, counts: impl FnOnce() -> DropCounts) {
         if now.wrapping_sub(self.newer.when) >= PERIOD {
             self.older = std::mem::replace(&mut self.newer, Sample { when: now, counts: counts() });
         }
@@ -85,7 +85,7 @@ mod tests {
     fn the_window_is_one_to_two_periods_long() {
         let mut window = DropWindow::default();
         let (reason, other) = (DropReason::of_index(0), DropReason::of_index(1));
-        let counts = |n| move || Counts::from([(A, vec![(reason, n)])]);
+        let counts = |n| move || DropCounts::from([(A, vec![(reason, n)])]);
         window.look(PERIOD - 1, || unreachable!("too early"));
         assert_eq!((window.older.when, window.before(A, reason)), (0, 0));
         window.look(PERIOD, counts(7));

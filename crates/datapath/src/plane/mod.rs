@@ -41,7 +41,7 @@ use crate::{
         updates::{Update, Updates},
     },
     session::{
-        Admission, FormerTable, HashKey, Here, Name, Shares, Table, VnicSessions, tally::Tally,
+        Admitted, FormerTable, HashKey, Here, Name, Shares, Table, VnicSessions, tally::Tally,
     },
     worker::{Handle, Shared},
     world::{
@@ -51,7 +51,7 @@ use crate::{
         holders::addresses,
         policy::VnicPolicy,
         rules::{Cells, GroupChange, Groups, MAX_CELLS, number as number_of_ip},
-        snapshot::{Network, PortKind, Remote, Rules, Shared as VnicShared, Snapshot, Vnic},
+        snapshot::{Network, PortKind, Remote, Rules, Snapshot, Vnic, VnicShared},
         waiting::{claim_of, waiting},
     },
 };
@@ -782,7 +782,7 @@ impl Plane {
                 if self.shared.table.readmit(
                     index,
                     &key,
-                    Admission { stamp: FIRST_VERSION, ..admission },
+                    Admitted { stamp: FIRST_VERSION, ..admission },
                 ) {
                     break;
                 }

@@ -1,19 +1,14 @@
 //! Sessions for the operator: listed, counted, flushed, swept.
 
-use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
+use std::net::IpAddr;
 
 use butterfly_model::{GroupName, Rule};
 
 use crate::{
     ip::tcp::TcpState,
     plane::Plane,
-    session::{Admission as Stored, Key, Record, State, Timeouts},
-    stages::filter::released,
-    worker::Shared,
-    world::{
-        rules::address,
-        snapshot::{Network, Snapshot},
-    },
+    session::{Admitted, Key, Record, State, Timeouts},
+    world::{rules::address, snapshot::Snapshot},
 };
 
 /// Selection of sessions: all given fields must match.
@@ -127,7 +122,7 @@ impl Wanted<'_> {
         Some(Wanted { filter, slot })
     }
 
-    fn matches(&self, key: &Key, admission: &Stored) -> bool {
+    fn matches(&self, key: &Key, admission: &Admitted) -> bool {
         let (tuple, slots) = (key.tuple(), key.slots());
         let SessionFilter { vni, protocol, address, port, .. } = self.filter;
         let ends = [(tuple.source, tuple.source_port), (tuple.destination, tuple.destination_port)];
@@ -146,7 +141,7 @@ impl Wanted<'_> {
 impl Plane {
     /// Visits sessions that have not ended. Leaves out those that were cut: they are only
     /// remembered, and let nothing pass.
-    fn sessions(&self, mut visit: impl FnMut(u32, Record<'_>, Key, Stored)) {
+    fn sessions(&self, mut visit: impl FnMut(u32, Record<'_>, Key, Admitted)) {
         let shared = &self.shared;
         let now = shared.clock.now();
         shared.table.for_each(|index, record, key, admission| {
@@ -297,22 +292,10 @@ impl Plane {
     }
 }
 
-impl Shared {
-    /// Divides the table among the networks of a snapshot, and counts their sessions beyond their
-    /// parts.
-    pub fn divide(&self, snapshot: &Snapshot) {
-        let counted = |network: &Network| (network.filtered, network.sessions.load(Relaxed));
-        self.shares.divide(|| snapshot.networks.iter().map(|(_, network)| counted(network)));
-    }
-
-    /// Notes that a session is gone that was last decided by version `stamp`.
-    pub fn released(&self, snapshot: &Snapshot, key: &Key, stamp: u32) {
-        released(snapshot, &self.table, &self.shares, key, stamp);
-    }
-}
-
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
     use butterfly_packet::{Mac, build};
     use butterfly_vhost::net::NetHeader;
 

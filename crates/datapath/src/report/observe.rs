@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use crate::{endpoint::side::Side, report::uplink::observe_uplink};
+use crate::{endpoint::side::EndpointSide, report::uplink::observe_uplink};
 use crate::{
     engine::{counters::Counter, reason::ReasonInfo},
     plane::Plane,
@@ -161,7 +161,7 @@ pub struct PeerObservation {
 pub(crate) fn observe(
     plane: &Plane,
     workers: Vec<WorkerReport>,
-    side: Option<&Side>,
+    side: Option<&EndpointSide>,
 ) -> Observation {
     let (vnics, networks) = snapshot(plane);
     let table = &plane.shared.table;

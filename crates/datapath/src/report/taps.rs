@@ -13,7 +13,7 @@ use butterfly_model::{GroupName, Rule};
 
 use crate::engine::tap::{
     TapPoint, TapRole, TapSink,
-    record::{Fate, Record},
+    record::{FrameFate, TapRecord},
     ring::Ring,
     selection::Selection,
 };
@@ -188,7 +188,7 @@ impl Taps {
         for len in &read.ends {
             let Some((record, rest)) = words.split_at_checked(*len) else { return };
             words = rest;
-            let Some((record, sinks, data)) = Record::get(record) else { continue };
+            let Some((record, sinks, data)) = TapRecord::get(record) else { continue };
             if record.session && read.rules_of.is_none_or(|then| then.elapsed() > RULES_FOR) {
                 let rules = self.0.rules_by_cell().into_iter();
                 read.rules = rules
@@ -218,7 +218,7 @@ impl Taps {
     }
 
     /// Returns a record with names in place of numbers.
-    fn name(&self, record: &Record, snapshot: &Snapshot) -> TapPacket<'static> {
+    fn name(&self, record: &TapRecord, snapshot: &Snapshot) -> TapPacket<'static> {
         let host = |peer: u32| {
             let tunnel = self.0.shared.tunnel.as_ref();
             TapEnd::Host(
@@ -244,24 +244,24 @@ impl Taps {
             TapPoint::UplinkIn => TapEnd::Host(None),
         };
         let verdict = match (record.fate, record.reason) {
-            (Fate::Flood, reason) => TapVerdict::Flooded {
+            (FrameFate::Flood, reason) => TapVerdict::Flooded {
                 vnics: record.delivered,
                 hosts: record.to.slot,
                 refused: record.refused,
                 reason,
             },
-            (Fate::Deliver, None) => TapVerdict::Delivered(end(record.to, 0)),
-            (Fate::Tunnel, None) => TapVerdict::Tunnelled(host(record.to_peer)),
-            (Fate::Tunnel, Some(reason)) if reason == TOO_BIG => {
+            (FrameFate::Deliver, None) => TapVerdict::Delivered(end(record.to, 0)),
+            (FrameFate::Tunnel, None) => TapVerdict::Tunnelled(host(record.to_peer)),
+            (FrameFate::Tunnel, Some(reason)) if reason == TOO_BIG => {
                 TapVerdict::Dropped { reason, charged: charged(record.from) }
             }
-            (Fate::Tunnel, Some(reason)) => {
+            (FrameFate::Tunnel, Some(reason)) => {
                 TapVerdict::Dropped { reason, charged: TapEnd::Network(record.vni) }
             }
-            (Fate::Deliver | Fate::Drop | Fate::Open, Some(reason)) => {
+            (FrameFate::Deliver | FrameFate::Drop | FrameFate::Open, Some(reason)) => {
                 TapVerdict::Dropped { reason, charged: charged(record.to) }
             }
-            (Fate::Drop | Fate::Open, None) => TapVerdict::Seen,
+            (FrameFate::Drop | FrameFate::Open, None) => TapVerdict::Seen,
         };
         let on_uplink = matches!(record.point, TapPoint::UplinkIn | TapPoint::UplinkOut);
         TapPacket {

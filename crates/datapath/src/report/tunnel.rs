@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, sync::atomic::Ordering};
 
 use butterfly_packet::mac::Mac;
 
-use crate::endpoint::side::{PortInfo, Side};
+use crate::endpoint::side::{EndpointSide, PortInfo};
 use crate::{
     endpoint::{
         keeper::{GroupRow, NeighbourRow},
@@ -161,7 +161,7 @@ pub(crate) fn sent(plane: &Plane, own: &Totals) -> (u64, u64) {
 }
 
 /// Returns the tunnel endpoint; `None` if networks end at this host.
-pub(crate) fn tunnel(plane: &Plane, side: &Side) -> Option<TunnelReport> {
+pub(crate) fn tunnel(plane: &Plane, side: &EndpointSide) -> Option<TunnelReport> {
     let shared = &plane.shared;
     let tunnel = shared.tunnel.as_ref()?;
     let snapshot = shared.snapshot.load();
@@ -243,7 +243,7 @@ pub(crate) fn tunnel(plane: &Plane, side: &Side) -> Option<TunnelReport> {
 }
 
 /// Returns the uplink; `None` if there is none.
-pub(crate) fn uplink(plane: &Plane, side: &Side) -> Option<UplinkReport> {
+pub(crate) fn uplink(plane: &Plane, side: &EndpointSide) -> Option<UplinkReport> {
     let tunnel = plane.shared.tunnel.as_ref()?;
     let totals = tunnel.totals();
     let PortInfo { kind, interface, mode, note, queues } = side.port()?;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::{endpoint::side::Side, report::tunnel::sent};
+use crate::{endpoint::side::EndpointSide, report::tunnel::sent};
 use crate::{
     engine::counters::Counter,
     plane::Plane,
@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Reads the counters of the uplink; `None` if networks end at this host.
-pub(crate) fn observe_uplink(plane: &Plane, side: &Side) -> Option<UplinkObservation> {
+pub(crate) fn observe_uplink(plane: &Plane, side: &EndpointSide) -> Option<UplinkObservation> {
     let shared = &plane.shared;
     let tunnel = shared.tunnel.as_ref()?;
     let port = side.port()?;

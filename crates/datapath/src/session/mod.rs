@@ -20,7 +20,7 @@ pub(crate) use hash::HashKey;
 pub(crate) use key::Key;
 pub(crate) use layout::Here;
 pub(crate) use names::Name;
-pub(crate) use record::{Admission, Life, NO_TRACK, Record};
+pub(crate) use record::{Admitted, Life, NO_TRACK, Record};
 pub(crate) use shares::{Shares, VnicSessions, less};
 pub(crate) use state::State;
 pub use state::Timeouts;

@@ -12,7 +12,7 @@ use crate::session::{
 /// Rules that admitted a session, at the opener's egress and at the responder's ingress, and the
 /// time of that decision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Admission {
+pub(crate) struct Admitted {
     /// Version of the policy that decided.
     pub stamp: u32,
     /// Cells of the rules; 0 where none was needed.
@@ -84,7 +84,7 @@ pub(crate) enum Line1 {
     /// No session is in it.
     Free,
     /// The words of the key, with the flags, and the admission.
-    Live([u64; 6], Admission),
+    Live([u64; 6], Admitted),
 }
 
 impl<'a> Record<'a> {
@@ -119,7 +119,7 @@ impl<'a> Record<'a> {
 
     /// Returns the key and the admission, if a session is in the record and does not stay in
     /// change.
-    pub fn read(&self) -> Option<(Key, Admission)> {
+    pub fn read(&self) -> Option<(Key, Admitted)> {
         match self.line1() {
             Line1::Live(words, admission) => Some((Key::from_words(words), admission)),
             Line1::Changing | Line1::Free => None,
@@ -127,7 +127,7 @@ impl<'a> Record<'a> {
     }
 
     /// Reads as [`Self::read`], however long a change takes. Not for the packet path.
-    pub fn read_surely(&self) -> Option<(Key, Admission)> {
+    pub fn read_surely(&self) -> Option<(Key, Admitted)> {
         loop {
             match self.line1() {
                 Line1::Changing => yield_now(),
@@ -140,7 +140,7 @@ impl<'a> Record<'a> {
     /// Returns the words of the key with the flags, and the admission, if the record is in use and
     /// not in change. Tries once.
     #[inline(always)]
-    pub fn words(&self) -> Option<([u64; 6], Admission)> {
+    pub fn words(&self) -> Option<([u64; 6], Admitted)> {
         let before = self.word(SEQUENCE).load(Acquire);
         let load = |at| self.word(at).load(Relaxed);
         let words =
@@ -153,7 +153,7 @@ impl<'a> Record<'a> {
         if before & ODD != 0 || (before ^ after) >> 32 != 0 || last & LIVE == 0 {
             return None;
         }
-        let admission = Admission {
+        let admission = Admitted {
             stamp: before as u32,
             cells: [(cells >> 32) as u32, cells as u32],
             answers: last & ANSWERS != 0,
@@ -182,7 +182,7 @@ impl<'a> Record<'a> {
 
     /// Writes both lines of a record that is in no bucket. A reader that sees the first line sees
     /// the second: it is written before the sequence number is even again.
-    pub fn write(&self, key: &Key, admission: Admission, life: &Life) {
+    pub fn write(&self, key: &Key, admission: Admitted, life: &Life) {
         self.change(
             || {
                 self.set_key(key, admission);
@@ -206,7 +206,7 @@ impl<'a> Record<'a> {
     }
 
     /// Replaces the admission of the session. Its key stays.
-    pub fn readmit(&self, key: &Key, admission: Admission) {
+    pub fn readmit(&self, key: &Key, admission: Admitted) {
         self.change(
             || {
                 self.set_key(key, admission);
@@ -247,7 +247,7 @@ impl<'a> Record<'a> {
         );
     }
 
-    fn set_key(&self, key: &Key, admission: Admission) {
+    fn set_key(&self, key: &Key, admission: Admitted) {
         for (at, word) in key.words().into_iter().enumerate() {
             let flags =
                 if at == 5 { LIVE | if admission.answers { ANSWERS } else { 0 } } else { 0 };
@@ -255,7 +255,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    fn set_cells(&self, admission: Admission) {
+    fn set_cells(&self, admission: Admitted) {
         let [egress, ingress] = admission.cells;
         self.word(CELLS).store(u64::from(egress) << 32 | u64::from(ingress), Relaxed);
     }
@@ -386,8 +386,8 @@ mod tests {
         Key::new(&tuple, 7, 8, 9)
     }
 
-    const ADMISSION: Admission =
-        Admission { stamp: 0x8000_0001, cells: [0x000a_bcde, 0x000f_edcb], answers: false };
+    const ADMISSION: Admitted =
+        Admitted { stamp: 0x8000_0001, cells: [0x000a_bcde, 0x000f_edcb], answers: false };
 
     const TRACK: Track = Track {
         state: TcpState::HalfClosed,
@@ -449,7 +449,7 @@ mod tests {
             assert_eq!(after[SEQUENCE] >> 32, (before[SEQUENCE] >> 32) + 2 + (tenant >> 32));
             assert_eq!(
                 record.read(),
-                Some((key(), Admission { stamp: stamp.unwrap_or(ADMISSION.stamp), ..ADMISSION }))
+                Some((key(), Admitted { stamp: stamp.unwrap_or(ADMISSION.stamp), ..ADMISSION }))
             );
         }
     }

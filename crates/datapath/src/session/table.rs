@@ -35,7 +35,7 @@ use crate::session::{
         prefetch, spin_loop, zero,
     },
     names::{self, Name},
-    record::{Admission, Life, Line1, Record},
+    record::{Admitted, Life, Line1, Record},
     state::State,
 };
 
@@ -76,7 +76,7 @@ pub(crate) struct Found {
     pub index: u32,
     /// 0 for a frame of the opener; 1 for one of the other end.
     pub direction: usize,
-    pub admission: Admission,
+    pub admission: Admitted,
 }
 
 /// The table.
@@ -292,7 +292,7 @@ impl Table {
     pub fn find_map<T>(
         &self,
         hash: u64,
-        mut make: impl FnMut(u32, Key, Admission) -> Option<T>,
+        mut make: impl FnMut(u32, Key, Admitted) -> Option<T>,
     ) -> Option<T> {
         for _ in 0..LOOKS_AGAIN {
             let before = self.moves(hash);
@@ -378,10 +378,10 @@ impl Table {
         &self,
         hash: u64,
         key: &Key,
-        admission: Admission,
+        admission: Admitted,
         life: &Life,
         mut may_evict: impl FnMut(&Record<'_>) -> bool,
-        mut gone: impl FnMut(u32, &Key, &Admission),
+        mut gone: impl FnMut(u32, &Key, &Admitted),
     ) -> Result<u32, NotInserted> {
         let first = self.lock(Self::first(hash)).ok_or(NotInserted::Full)?;
         // A second look, under the lock: two workers may have had the same first frame.
@@ -460,7 +460,7 @@ impl Table {
         &self,
         hash: u64,
         mut may_evict: impl FnMut(&Record<'_>) -> bool,
-        mut gone: impl FnMut(u32, &Key, &Admission),
+        mut gone: impl FnMut(u32, &Key, &Admitted),
     ) -> bool {
         self.search(hash, &mut may_evict, |at, may_evict| {
             self.try_lock(at)
@@ -506,7 +506,7 @@ impl Table {
         &self,
         locked: &Locked<'a>,
         may_evict: &mut impl FnMut(&Record<'_>) -> bool,
-        gone: &mut impl FnMut(u32, &Key, &Admission),
+        gone: &mut impl FnMut(u32, &Key, &Admitted),
     ) -> Option<&'a AtomicU64> {
         for word in locked.words.iter().skip(1) {
             let Some(index) = (word.load(Relaxed) as u32).checked_sub(1) else { continue };
@@ -540,7 +540,7 @@ impl Table {
 
     /// Replaces the admission of a session, if the record still is this flow's. Returns whether it
     /// did.
-    pub fn readmit(&self, index: u32, key: &Key, admission: Admission) -> bool {
+    pub fn readmit(&self, index: u32, key: &Key, admission: Admitted) -> bool {
         self.with(index, key, |_, _| self.record(index).readmit(key, admission))
     }
 
@@ -597,7 +597,7 @@ impl Table {
     }
 
     /// Visits every session at some moment of the call, once: by records, which do not move.
-    pub fn for_each(&self, mut visit: impl FnMut(u32, Record<'_>, Key, Admission)) {
+    pub fn for_each(&self, mut visit: impl FnMut(u32, Record<'_>, Key, Admitted)) {
         let fresh = self.head().word(HEAD_FRESH).load(Acquire).min(self.capacity.into());
         for index in 0..fresh as u32 {
             let record = self.record(index);
@@ -613,7 +613,7 @@ impl Table {
         &self,
         n: u64,
         parts: u64,
-        mut visit: impl FnMut(u32, Record<'_>, Key, Admission),
+        mut visit: impl FnMut(u32, Record<'_>, Key, Admitted),
     ) {
         let size = (self.mask + 1).div_ceil(parts);
         for at in n * size..((n + 1) * size).min(self.mask + 1) {
@@ -621,7 +621,7 @@ impl Table {
         }
     }
 
-    fn visit_bucket(&self, at: u64, visit: &mut impl FnMut(u32, Record<'_>, Key, Admission)) {
+    fn visit_bucket(&self, at: u64, visit: &mut impl FnMut(u32, Record<'_>, Key, Admitted)) {
         for word in self.bucket(at).iter().skip(1) {
             let Some(index) = (word.load(Acquire) as u32).checked_sub(1) else { continue };
             let record = self.record(index);

@@ -6,7 +6,7 @@
 use crate::{
     engine::reason::ReasonInfo,
     engine::{
-        batch::{Batch, Origin, Verdict},
+        batch::{Batch, BatchOrigin, Verdict},
         inside::Inside,
         mac::number,
         reason::{DropReason, drop_reasons},
@@ -58,7 +58,7 @@ impl Stage for Antispoof {
 
     #[inline(always)]
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
-        if batch.origin != Origin::Own {
+        if batch.origin != BatchOrigin::Own {
             antispoof(batch, context);
         }
     }

@@ -18,7 +18,7 @@ use crate::world::bindings::Voice;
 use crate::{
     engine::reason::ReasonInfo,
     engine::{
-        batch::{Batch, Origin, Verdict},
+        batch::{Batch, BatchOrigin, Verdict},
         inside::Inside,
         reason::drop_reasons,
     },
@@ -54,7 +54,7 @@ impl Stage for Claims {
 
     #[inline(always)]
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
-        if batch.unusual && batch.origin != Origin::Own {
+        if batch.unusual && batch.origin != BatchOrigin::Own {
             claims(batch, context);
         }
     }

@@ -19,7 +19,7 @@ use crate::{
         reason::{DropReason, drop_reasons},
     },
     stages::{
-        filter::{Room, admits_flooded, note_flooded},
+        filter::{FilterRoom, admits_flooded, note_flooded},
         forward::nobody,
         leave::{Departures, leave},
         leaving::Leaving,
@@ -191,7 +191,7 @@ fn note(receivers: &mut Receivers, run: Receiver) {
 pub(crate) fn deliver<O: Outlet>(
     mut batch: Batch<'_>,
     context: &Context<'_>,
-    room: &Room,
+    room: &FilterRoom,
     departures: &mut Departures,
     calls: &mut Calls,
     turn: &Turn,
@@ -470,7 +470,7 @@ fn offloaded<R: Receive>(
 fn flood<O: Outlet>(
     batch: &mut Batch<'_>,
     context: &Context<'_>,
-    room: &Room,
+    room: &FilterRoom,
     calls: &mut Calls,
     turn: &Turn,
     outlet: &O,

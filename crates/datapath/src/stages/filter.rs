@@ -32,9 +32,9 @@ use crate::{
 
 pub(crate) use read::read as read_packet;
 pub(crate) use reasons::*;
-use room::Notes;
+use room::SessionNotes;
+pub(crate) use room::{FilterRoom, Judged};
 use room::{Flow, Path};
-pub(crate) use room::{Judged, Room};
 pub(crate) use session_of::session_of;
 pub(crate) use share::{full_shares, may_give_way, released, rests};
 pub(crate) use slow::{admits_flooded, note_flooded, rule_port, rules_say};
@@ -45,14 +45,14 @@ pub(crate) struct Filter;
 impl Stage for Filter {
     const NAME: &'static str = "filter";
     const REASONS: &'static [ReasonInfo] = REASONS;
-    type Scratch = Room;
+    type Scratch = FilterRoom;
 
-    fn scratch(config: &StageConfig<'_>) -> Room {
-        Room::new(config.timeouts)
+    fn scratch(config: &StageConfig<'_>) -> FilterRoom {
+        FilterRoom::new(config.timeouts)
     }
 
     #[inline(always)]
-    fn run(batch: &mut Batch<'_>, context: &Context<'_>, scratch: &mut Room) {
+    fn run(batch: &mut Batch<'_>, context: &Context<'_>, scratch: &mut FilterRoom) {
         filter(batch, context, scratch);
     }
 }
@@ -60,7 +60,7 @@ impl Stage for Filter {
 /// Decides all frames that go to one vnic, and whether floods may leave. Floods meet each
 /// receiver's policy when they are delivered.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
-fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) {
+fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
     if !context.network.filtered {
         return;
     }
@@ -82,7 +82,7 @@ struct Pending {
 }
 
 /// First pass: reads each frame.
-fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) -> Pending {
+fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) -> Pending {
     let sender = context.sender;
     let bypass = sender.rules.bypass;
     let mut pending = Pending::default();
@@ -142,7 +142,7 @@ fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) -> Pendin
 }
 
 /// Second pass: fetches the bucket of each flow.
-fn hash(batch: &Batch<'_>, context: &Context<'_>, room: &mut Room) {
+fn hash(batch: &Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
     let flows = room.flows.get_mut(..batch.frames.len()).unwrap_or_default().iter_mut();
     context.table.hash_each(
         flows.filter(|flow| flow.path == Path::Fast),
@@ -152,7 +152,7 @@ fn hash(batch: &Batch<'_>, context: &Context<'_>, room: &mut Room) {
 }
 
 /// Third pass: fetches the record of each flow.
-fn find(batch: &Batch<'_>, context: &Context<'_>, room: &mut Room) {
+fn find(batch: &Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
     for flow in room.flows.get_mut(..batch.frames.len()).unwrap_or_default() {
         if flow.path == Path::Fast {
             flow.candidate = context.table.candidate(flow.hash);
@@ -161,7 +161,7 @@ fn find(batch: &Batch<'_>, context: &Context<'_>, room: &mut Room) {
 }
 
 /// Fourth pass: judges, in the order of the frames.
-fn judge(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) {
+fn judge(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
     let mut receiver: Option<&Vnic> = None;
     for index in 0..batch.frames.len() {
         let Some(flow) = room.flows.get(index) else { return };
@@ -200,7 +200,7 @@ fn established(
     len: u32,
     receiver: &Vnic,
     context: &Context<'_>,
-    notes: &mut Notes,
+    notes: &mut SessionNotes,
 ) -> Option<Judgement> {
     let found = context.table.check(flow.candidate?, &flow.key)?;
     if !is_current(&found, context, receiver) || (found.direction == 1 && !found.admission.answers)
@@ -234,7 +234,7 @@ fn pass(
     len: u32,
     receiver: &Vnic,
     context: &Context<'_>,
-    notes: &mut Notes,
+    notes: &mut SessionNotes,
 ) -> Option<Judgement> {
     let (note, track) = notes.of(found.index, found.direction, context)?;
     if let Some(segment) = segment {

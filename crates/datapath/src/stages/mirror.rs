@@ -12,7 +12,7 @@ use crate::{
     engine::batch::{Batch, Meta, Verdict},
     stages::{
         deliver::{Calls, Got, NOT_ATTACHED, call, to_one},
-        filter::{Room, admits_flooded},
+        filter::{FilterRoom, admits_flooded},
         outlet::{Receive, Rings},
         site::Context,
         turn::Turn,
@@ -27,7 +27,7 @@ use crate::{
 pub(crate) fn mirror(
     batch: &Batch<'_>,
     context: &Context<'_>,
-    (tap, room): (&Tap<'_>, &Room),
+    (tap, room): (&Tap<'_>, &FilterRoom),
     (receivers, flooded): (impl Iterator<Item = u32>, Option<&Turn>),
     calls: &mut Calls,
 ) {
@@ -65,7 +65,13 @@ pub(crate) fn mirror(
 }
 
 /// Returns whether a frame was for this vnic.
-fn sent_to(receiver: &Vnic, index: usize, meta: &Meta, context: &Context<'_>, room: &Room) -> bool {
+fn sent_to(
+    receiver: &Vnic,
+    index: usize,
+    meta: &Meta,
+    context: &Context<'_>,
+    room: &FilterRoom,
+) -> bool {
     match meta.verdict {
         Verdict::Deliver(slot) => slot == receiver.place.slot,
         Verdict::Flood { unknown } => {

@@ -16,7 +16,7 @@ use crate::engine::batch::Meta;
 const _: () = assert!(BATCH > 0 && HEAD_MAX >= 14 + 8 + 60 + 60);
 
 /// One segment.
-pub(crate) struct Segment<'a> {
+pub(crate) struct CutSegment<'a> {
     /// All headers. The TCP checksum field holds the sum of the pseudo-header.
     pub head: &'a [u8],
     /// Start of its payload in the sender's frame.
@@ -62,7 +62,7 @@ impl<'a> Segments<'a> {
     }
 
     /// Returns the next segment; `None` after the last.
-    pub fn next(&mut self) -> Option<Segment<'_>> {
+    pub fn next(&mut self) -> Option<CutSegment<'_>> {
         if self.at >= self.end {
             return None;
         }
@@ -93,7 +93,7 @@ impl<'a> Segments<'a> {
             put(head, self.l4 + tcp::CHECKSUM_OFFSET, sum.fold())?;
         }
         self.index = self.index.wrapping_add(1);
-        Some(Segment { head, from, len })
+        Some(CutSegment { head, from, len })
     }
 }
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use butterfly_vhost::ring::Frames;
 
-use crate::engine::tap::{Notes, Tap};
+use crate::engine::tap::{Tap, TapNotes};
 use crate::{
     engine::{
         budget::Budget, clock::Clock, last_drops::Dropped, reason::DropReason, tap::Selection,
@@ -45,7 +45,7 @@ pub(crate) struct Context<'a> {
     pub tunnel: Option<&'a Tunnel>,
     /// Sinks and mirrors, if there are any.
     pub watched: Option<&'a Selection>,
-    pub notes: &'a Notes,
+    pub notes: &'a TapNotes,
     /// Budget left to the turn. A batch from the uplink has several parts in one turn.
     pub budget: Cell<Budget>,
     /// True if a frame of the batch goes to several receivers. Set by `forward`.

@@ -8,10 +8,10 @@ use crate::{
         batch::{Batch, Meta, Verdict},
         place::PortRef,
         reason::DropReason,
-        tap::{Fate, Record, Tap, TapPoint, TapRole, Wanted, plain},
+        tap::{FrameFate, Takers, Tap, TapPoint, TapRecord, TapRole, plain},
     },
     stages::{
-        filter::{Room, admits_flooded, session_of},
+        filter::{FilterRoom, admits_flooded, session_of},
         site::Context,
     },
 };
@@ -19,7 +19,7 @@ use crate::{
 /// Copies the frames of a batch that sinks want.
 #[cold]
 #[inline(never)]
-pub(crate) fn take(tap: &Tap<'_>, batch: &Batch<'_>, context: &Context<'_>, room: &Room) {
+pub(crate) fn take(tap: &Tap<'_>, batch: &Batch<'_>, context: &Context<'_>, room: &FilterRoom) {
     if !tap.records() {
         return;
     }
@@ -40,7 +40,7 @@ struct Taken<'t, 'a, 'b> {
     tap: &'t Tap<'a>,
     batch: &'t Batch<'b>,
     context: &'t Context<'t>,
-    room: &'t Room,
+    room: &'t FilterRoom,
     now: u64,
     cycles: u32,
 }
@@ -55,7 +55,7 @@ impl<'a> Taken<'_, 'a, '_> {
             Verdict::Tunnel(_) => (None, refusals.first),
             Verdict::Flood { .. } | Verdict::Undecided | Verdict::Later => (None, None),
         };
-        let mut wanted = Wanted::new();
+        let mut wanted = Takers::new();
         tap.whole(sender.vni, reason, &mut wanted);
         for sink in tap.selection().of_slot(sender.place.slot).iter().filter(|sink| sink.turn()) {
             let _ = wanted.try_push((sink, TapRole::Sent, reason));
@@ -85,20 +85,20 @@ impl<'a> Taken<'_, 'a, '_> {
         meta: &Meta,
         to: Option<u32>,
         reason: Option<DropReason>,
-    ) -> Record {
+    ) -> TapRecord {
         let context = self.context;
         let place = |slot: u32| {
             let vnic = context.snapshot.vnics.get(slot);
             vnic.map_or(PortRef { slot, incarnation: 0 }, |vnic| vnic.place)
         };
         let (fate, to_peer) = match meta.verdict {
-            Verdict::Deliver(_) => (Fate::Deliver, 0),
-            Verdict::Tunnel(peer) => (Fate::Tunnel, peer.0),
-            Verdict::Flood { .. } => (Fate::Flood, 0),
-            Verdict::Drop(..) => (Fate::Drop, 0),
-            Verdict::Undecided | Verdict::Later => (Fate::Open, 0),
+            Verdict::Deliver(_) => (FrameFate::Deliver, 0),
+            Verdict::Tunnel(peer) => (FrameFate::Tunnel, peer.0),
+            Verdict::Flood { .. } => (FrameFate::Flood, 0),
+            Verdict::Drop(..) => (FrameFate::Drop, 0),
+            Verdict::Undecided | Verdict::Later => (FrameFate::Open, 0),
         };
-        let mut record = Record {
+        let mut record = TapRecord {
             vni: context.sender.vni,
             from: context.sender.place,
             peer: if context.sender.is_trunk() { meta.peer.0 } else { 0 },
@@ -119,7 +119,13 @@ impl<'a> Taken<'_, 'a, '_> {
 
     /// Records the receivers of a flood, and the vnics that did not get it. Sinks of receivers get
     /// the receiver's own outcome.
-    fn flooded(&self, index: usize, unknown: bool, record: &mut Record, wanted: &mut Wanted<'a>) {
+    fn flooded(
+        &self,
+        index: usize,
+        unknown: bool,
+        record: &mut TapRecord,
+        wanted: &mut Takers<'a>,
+    ) {
         let (tap, context) = (self.tap, self.context);
         let refusals = tap.refusals(index);
         let away = context.remote().map_or(0, |remote| remote.peers.len().max(1) as u32);

@@ -13,7 +13,7 @@ use butterfly_vhost::ring::Frame;
 
 use crate::engine::budget::Budget;
 use crate::{
-    engine::batch::{Batch, Meta, Origin, Verdict},
+    engine::batch::{Batch, BatchOrigin, Meta, Verdict},
     engine::reason::ReasonInfo,
     stages::site::Context,
     stages::stage::{Stage, StageConfig},
@@ -125,7 +125,7 @@ impl Stage for Cut {
 fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> Turn {
     let members = context.network.members.len() as u64;
     let all = receivers(context);
-    let trunk = context.sender.is_trunk() && batch.origin == Origin::Port;
+    let trunk = context.sender.is_trunk() && batch.origin == BatchOrigin::Port;
     let mirrors =
         |slot: u32| context.watched.map_or(0, |watched| watched.mirrors_of(slot).len()) as u64;
     let all_mirrors = context.watched.map_or(0, |watched| watched.mirrors()) as u64;

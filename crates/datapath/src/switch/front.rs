@@ -27,7 +27,7 @@ pub enum Front {
 
 /// The host's properties for such a guest.
 #[derive(Clone, Copy)]
-pub(crate) struct Host {
+pub(crate) struct HostFacts {
     /// Largest IP packet of its network, in bytes.
     pub mtu: u32,
     /// The processor of a worker.
@@ -41,7 +41,7 @@ pub(crate) enum Ready {
 }
 
 /// A vnic's other side.
-pub(crate) struct Opened {
+pub(crate) struct OpenedFront {
     pub device: Device,
     pub guest: Option<Guest>,
 }
@@ -52,7 +52,7 @@ fn failed(why: impl ToString) -> AddError {
 
 impl Front {
     /// Prepares the other side of a vnic.
-    pub(crate) fn prepare(&self, spec: &VnicSpec, host: Host) -> Result<Ready, AddError> {
+    pub(crate) fn prepare(&self, spec: &VnicSpec, host: HostFacts) -> Result<Ready, AddError> {
         match self {
             Front::Socket { role, path } => Ok(Ready::Socket { role: *role, path: path.clone() }),
             Front::Inside(machine) => {
@@ -74,7 +74,7 @@ impl Front {
         &self,
         old: &Front,
         spec: &VnicSpec,
-        host: Host,
+        host: HostFacts,
     ) -> Result<(), AddError> {
         match (self, old) {
             (Front::Socket { role: Role::Client, .. }, _) => Ok(()),
@@ -117,24 +117,24 @@ impl Ready {
         offered: Features,
         events: Arc<dyn DeviceEvents>,
         told: butterfly_guest::Told,
-    ) -> Result<Opened, AddError> {
+    ) -> Result<OpenedFront, AddError> {
         match self {
             Ready::Socket { role, path } => {
                 let config =
                     DeviceConfig { name: name.to_owned(), role, path, port, offered, events };
-                Ok(Opened { device: Device::start(config).map_err(failed)?, guest: None })
+                Ok(OpenedFront { device: Device::start(config).map_err(failed)?, guest: None })
             }
             Ready::Inside(machine) => {
                 let (device, connection, farewell) =
                     Device::start_inside(name, port, offered, events).map_err(failed)?;
                 let guest = machine.attach(connection, farewell, told).map_err(failed)?;
-                Ok(Opened { device, guest: Some(guest) })
+                Ok(OpenedFront { device, guest: Some(guest) })
             }
         }
     }
 }
 
-impl Opened {
+impl OpenedFront {
     /// Detaches the guest and closes it. Removes all of the daemon's own guest.
     pub fn close(self) {
         // The event names the end of the vnic as the reason, not that of its guest.

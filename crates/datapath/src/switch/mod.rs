@@ -28,7 +28,7 @@ use rustix::thread::CpuSet;
 
 use crate::report::workers::{WorkerReport, worker};
 use crate::{
-    endpoint::{open::TunnelSpec, side::Side},
+    endpoint::{open::TunnelSpec, side::EndpointSide},
     engine::{
         counters::{Counter, Totals},
         events::{About, Happening, SwitchEvents},
@@ -40,9 +40,9 @@ use crate::{
     report::watch::Watch,
     session::{SessionConfig, Timeouts},
     stages::reasons::reasons,
-    switch::front::{Front, Host, Opened, first},
+    switch::front::{Front, HostFacts, OpenedFront, first},
     worker::Worker,
-    world::{policy::VnicPolicy, snapshot::Shared as VnicShared},
+    world::{policy::VnicPolicy, snapshot::VnicShared},
 };
 
 /// The MTU of a network that ends at this host, for the daemon's own guests.
@@ -171,7 +171,7 @@ pub struct FdbRow {
 
 struct Declared {
     spec: VnicSpec,
-    open: Opened,
+    open: OpenedFront,
 }
 
 /// The switch of a host.
@@ -182,7 +182,7 @@ pub struct Switch {
     config: SwitchConfig,
     core: Option<usize>,
     threads: Vec<JoinHandle<()>>,
-    pub(crate) side: Option<Side>,
+    pub(crate) side: Option<EndpointSide>,
     /// Held while peers change.
     pub(crate) changing_peers: Mutex<()>,
 }
@@ -311,7 +311,7 @@ impl Switch {
             changing_peers: Mutex::default(),
         };
         if let (Some(spec), Some(rest)) = (switch.config.tunnel.clone(), rest) {
-            switch.side = Some(Side::start(
+            switch.side = Some(EndpointSide::start(
                 &switch.plane,
                 spec,
                 rest,
@@ -334,8 +334,8 @@ impl Switch {
         self.vnics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn host(&self) -> Host {
-        Host { mtu: self.inner_mtu().unwrap_or(USUAL_MTU), worker: self.core }
+    fn host(&self) -> HostFacts {
+        HostFacts { mtu: self.inner_mtu().unwrap_or(USUAL_MTU), worker: self.core }
     }
 
     /// Adds a vnic and opens its socket, or attaches the daemon's own guest. Its policy is in force

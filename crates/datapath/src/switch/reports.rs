@@ -3,7 +3,7 @@
 use butterfly_model::{GroupName, Rule};
 
 use crate::{
-    endpoint::side::Side,
+    endpoint::side::EndpointSide,
     plane::sessions::{SessionFilter, SessionRow, SessionTable},
     report::{
         drops::{DropReport, drop_report},
@@ -73,7 +73,7 @@ impl Switch {
         observe(self.plane(), self.workers(), self.side())
     }
 
-    pub(crate) fn side(&self) -> Option<&Side> {
+    pub(crate) fn side(&self) -> Option<&EndpointSide> {
         self.side.as_ref()
     }
 

@@ -20,7 +20,7 @@ use super::{
 };
 
 use crate::engine::place::MAX_SLOTS;
-use crate::engine::tap::Notes;
+use crate::engine::tap::TapNotes;
 use crate::stages::{pipeline::Scratches, stage::StageConfig};
 use crate::{
     engine::{
@@ -105,7 +105,7 @@ pub(crate) struct Worker {
     pub(super) metas: Box<Metas>,
     pub(super) scratches: Scratches,
     pub(super) departures: Departures,
-    pub(super) notes: Notes,
+    pub(super) notes: TapNotes,
 }
 
 impl Worker {
@@ -135,7 +135,7 @@ impl Worker {
             metas: Box::new([Meta::NEW; BATCH]),
             scratches,
             departures: Departures::default(),
-            notes: Notes::default(),
+            notes: TapNotes::default(),
         }
     }
 

@@ -10,7 +10,7 @@ use super::{
     walk::walk,
 };
 use crate::engine::{
-    batch::{Batch, Origin},
+    batch::{Batch, BatchOrigin},
     budget::Budget,
     counters::Counter,
 };
@@ -55,7 +55,7 @@ impl Worker {
         context.budget.set(budget);
         self.scratches.filter.judged = flood.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(flood.frame.as_slice()));
-        let batch = Batch::of(Origin::Waited, frames, &mut self.metas);
+        let batch = Batch::of(BatchOrigin::Waited, frames, &mut self.metas);
         let walked = walk(
             batch,
             &context,
@@ -97,7 +97,7 @@ impl Worker {
         context.budget.set(budget);
         self.scratches.filter.judged = announcement.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(frame.as_slice()));
-        let batch = Batch::of(Origin::Own, frames, &mut self.metas);
+        let batch = Batch::of(BatchOrigin::Own, frames, &mut self.metas);
         let walked = walk(
             batch,
             &context,

@@ -2,16 +2,16 @@
 
 use std::{
     cell::Cell,
-    sync::atomic::{AtomicBool, AtomicU64},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
 use arc_swap::ArcSwap;
 
 use crate::{
-    engine::{budget::Budget, clock::Clock, tap::Notes},
+    engine::{budget::Budget, clock::Clock, tap::TapNotes},
     overlay::Tunnel,
-    session::{SessionConfig, Shares, Table},
-    stages::site::Context,
+    session::{Key, SessionConfig, Shares, Table},
+    stages::{filter::released, site::Context},
     world::{
         bindings::Bindings,
         fdb::Fdb,
@@ -47,7 +47,7 @@ impl Shared {
         sender: &'a Vnic,
         network: &'a Network,
         worker: usize,
-        notes: &'a Notes,
+        notes: &'a TapNotes,
     ) -> Context<'a> {
         Context {
             snapshot,
@@ -69,5 +69,17 @@ impl Shared {
             budget: Cell::new(Budget::WHOLE),
             floods: Cell::new(false),
         }
+    }
+
+    /// Divides the table among the networks of a snapshot, and counts their sessions beyond their
+    /// parts.
+    pub fn divide(&self, snapshot: &Snapshot) {
+        let counted = |network: &Network| (network.filtered, network.sessions.load(Relaxed));
+        self.shares.divide(|| snapshot.networks.iter().map(|(_, network)| counted(network)));
+    }
+
+    /// Notes that a session is gone that was last decided by version `stamp`.
+    pub fn released(&self, snapshot: &Snapshot, key: &Key, stamp: u32) {
+        released(snapshot, &self.table, &self.shares, key, stamp);
     }
 }

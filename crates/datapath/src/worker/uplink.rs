@@ -10,7 +10,7 @@ use super::{
     shared::Shared,
     walk::walk,
 };
-use crate::engine::tap::{Notes, Tap};
+use crate::engine::tap::{Tap, TapNotes};
 use crate::stages::pipeline::Scratches;
 use crate::{
     engine::{
@@ -207,7 +207,7 @@ struct Desk<'a> {
     later: &'a mut Later,
     /// Budget of the turn, which all networks of a batch share.
     budget: Budget,
-    notes: &'a Notes,
+    notes: &'a TapNotes,
 }
 
 /// Stands for the network of frames that are for none.

@@ -3,7 +3,7 @@
 use super::{later::Later, under_way};
 use crate::{
     engine::{
-        batch::{Batch, Origin},
+        batch::{Batch, BatchOrigin},
         counters::Counter,
     },
     stages::{
@@ -49,7 +49,7 @@ pub(super) fn walk(
         later.take(&mut batch, context);
     }
     let n = batch.frames.len();
-    let counts = batch.origin == Origin::Port;
+    let counts = batch.origin == BatchOrigin::Port;
     let bytes = batch.frames.frames().iter().map(|frame| u64::from(frame.len)).sum();
     let print = if turn.part { under_way::print(&mut batch.frames) } else { None };
     let (likely, done) =

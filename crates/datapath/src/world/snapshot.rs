@@ -117,7 +117,7 @@ impl Rules {
 }
 
 /// State that stays with a vnic when its rules change.
-pub(crate) struct Shared {
+pub(crate) struct VnicShared {
     pub port: Arc<Port>,
     pub counters: Counters,
     /// Addresses learnt behind it.
@@ -189,7 +189,7 @@ pub(crate) struct Vnic {
     /// Version since which its permissions were not taken back, except by a rule that went.
     pub since: u32,
     pub rules: Rules,
-    pub shared: Arc<Shared>,
+    pub shared: Arc<VnicShared>,
 }
 
 impl Vnic {

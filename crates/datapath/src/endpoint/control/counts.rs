@@ -58,15 +58,15 @@ counts! {
 
 /// The counters.
 #[derive(Clone, Debug)]
-pub(crate) struct Counts([u64; COUNTS.len()]);
+pub(crate) struct ControlCounts([u64; COUNTS.len()]);
 
-impl Default for Counts {
-    fn default() -> Counts {
-        Counts([0; COUNTS.len()])
+impl Default for ControlCounts {
+    fn default() -> ControlCounts {
+        ControlCounts([0; COUNTS.len()])
     }
 }
 
-impl Counts {
+impl ControlCounts {
     /// Adds one to a counter.
     pub fn add(&mut self, count: Count) {
         if let Some(cell) = self.0.get_mut(count as usize) {
@@ -94,7 +94,7 @@ mod tests {
     fn counters_have_their_own_places_and_names() {
         let names: HashSet<&str> = COUNTS.iter().map(|(_, name, _)| *name).collect();
         assert_eq!(names.len(), COUNTS.len());
-        let mut counts = Counts::default();
+        let mut counts = ControlCounts::default();
         for (n, (count, ..)) in COUNTS.iter().enumerate() {
             for _ in 0..=n {
                 counts.add(*count);

@@ -21,7 +21,7 @@ use butterfly_packet::{
 
 use crate::endpoint::control::{
     GroupRow, Output,
-    counts::{Count, Counts},
+    counts::{ControlCounts, Count},
     link::Link,
 };
 
@@ -53,7 +53,7 @@ struct Member {
 }
 
 /// The groups that are joined, all of the endpoint's family.
-pub(super) struct Groups {
+pub(super) struct JoinedGroups {
     prefix6: Ipv6Addr,
     members: BTreeMap<IpAddr, Member>,
     random: Random,
@@ -61,9 +61,14 @@ pub(super) struct Groups {
     wake: u64,
 }
 
-impl Groups {
-    pub fn new(prefix6: Ipv6Addr, seed: u64) -> Groups {
-        Groups { prefix6, members: BTreeMap::new(), random: Random::new(seed), wake: u64::MAX }
+impl JoinedGroups {
+    pub fn new(prefix6: Ipv6Addr, seed: u64) -> JoinedGroups {
+        JoinedGroups {
+            prefix6,
+            members: BTreeMap::new(),
+            random: Random::new(seed),
+            wake: u64::MAX,
+        }
     }
 
     /// Returns the time at which [`Self::tick`] has something to do.
@@ -85,7 +90,7 @@ impl Groups {
         link: &Link,
         vni: u32,
         now: u64,
-        counts: &mut Counts,
+        counts: &mut ControlCounts,
         out: &mut Output,
     ) -> bool {
         self.join_group(link, self.of(link, vni), Some(vni), now, counts, out)
@@ -98,7 +103,7 @@ impl Groups {
         group: IpAddr,
         vni: Option<u32>,
         now: u64,
-        counts: &mut Counts,
+        counts: &mut ControlCounts,
         out: &mut Output,
     ) -> bool {
         if self.members.contains_key(&group) {

@@ -17,11 +17,11 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use butterfly_packet::{Mac, ipv6};
 
-pub(crate) use counts::{Count, Counts};
+pub(crate) use counts::{ControlCounts, Count};
 
 use crate::endpoint::silence::Refusal;
 use endpoint::Endpoint;
-use groups::Groups;
+use groups::JoinedGroups;
 use link::Link;
 use neighbours::Neighbours;
 
@@ -96,8 +96,8 @@ pub(crate) struct Control {
     link: Link,
     endpoint: Endpoint,
     neighbours: Neighbours,
-    groups: Groups,
-    counts: Counts,
+    groups: JoinedGroups,
+    counts: ControlCounts,
     started: bool,
 }
 
@@ -114,8 +114,8 @@ impl Control {
             link: Link::new(config.mac, config.endpoint, config.prefix, &config.gateways),
             endpoint: Endpoint::new(config.answers),
             neighbours: Neighbours::new(),
-            groups: Groups::new(config.group6, seed),
-            counts: Counts::default(),
+            groups: JoinedGroups::new(config.group6, seed),
+            counts: ControlCounts::default(),
             started: false,
         }
     }
@@ -202,7 +202,7 @@ impl Control {
     }
 
     /// Returns the counters of frames.
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &ControlCounts {
         &self.counts
     }
 }

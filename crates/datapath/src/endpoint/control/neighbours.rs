@@ -11,7 +11,7 @@ use butterfly_packet::Mac;
 
 use crate::endpoint::control::{
     Event, NeighbourRow, Output,
-    counts::{Count, Counts},
+    counts::{ControlCounts, Count},
     link::Link,
 };
 
@@ -110,7 +110,7 @@ impl Neighbours {
         peer: IpAddr,
         frame: Option<Vec<u8>>,
         now: u64,
-        counts: &mut Counts,
+        counts: &mut ControlCounts,
         out: &mut Output,
     ) {
         if !link.can_be_peer(peer) {
@@ -152,7 +152,7 @@ impl Neighbours {
         link: &Link,
         peer: IpAddr,
         now: u64,
-        counts: &mut Counts,
+        counts: &mut ControlCounts,
         out: &mut Output,
     ) {
         match self.peers.get_mut(&peer) {
@@ -188,7 +188,7 @@ impl Neighbours {
         link: &Link,
         peer: IpAddr,
         now: u64,
-        counts: &mut Counts,
+        counts: &mut ControlCounts,
         out: &mut Output,
     ) -> IpAddr {
         let silent = |hop| {
@@ -213,7 +213,13 @@ impl Neighbours {
 
     /// Removes a peer, and its next hop if that is the peer itself. Tells the packet path if
     /// its link address was not known yet.
-    fn forget(&mut self, link: &Link, address: IpAddr, counts: &mut Counts, out: &mut Output) {
+    fn forget(
+        &mut self,
+        link: &Link,
+        address: IpAddr,
+        counts: &mut ControlCounts,
+        out: &mut Output,
+    ) {
         let Some(peer) = self.peers.remove(&address) else { return };
         if self.hops.get(&peer.hop).is_some_and(|hop| hop.mac().is_none()) {
             out.events.push(Event::Unreachable(address));
@@ -229,7 +235,7 @@ impl Neighbours {
 
     /// Keeps the newest frame of a peer: its sender has the least reason to have given up (RFC
     /// 1122, 2.3.2.2).
-    fn keep(&mut self, peer: IpAddr, frame: Option<Vec<u8>>, counts: &mut Counts) {
+    fn keep(&mut self, peer: IpAddr, frame: Option<Vec<u8>>, counts: &mut ControlCounts) {
         let Some(frame) = frame.filter(|frame| !frame.is_empty()) else { return };
         let Some(peer) = self.peers.get_mut(&peer) else { return };
         let before = peer.waiting.as_ref().map_or(0, Vec::len);
@@ -250,7 +256,7 @@ impl Neighbours {
         hop: IpAddr,
         mac: Mac,
         now: u64,
-        counts: &mut Counts,
+        counts: &mut ControlCounts,
         out: &mut Output,
     ) {
         match self.hops.get(&hop).map(|neighbour| neighbour.state) {
@@ -278,7 +284,7 @@ impl Neighbours {
         hop: IpAddr,
         mac: Mac,
         now: u64,
-        counts: &mut Counts,
+        counts: &mut ControlCounts,
         out: &mut Output,
     ) {
         let Some(neighbour) = self.hops.get_mut(&hop) else { return };
@@ -309,7 +315,7 @@ impl Neighbours {
         peer: IpAddr,
         mac: Mac,
         now: u64,
-        counts: &mut Counts,
+        counts: &mut ControlCounts,
         out: &mut Output,
     ) {
         let Some(hop) = self.peers.get(&peer).map(|peer| peer.hop) else { return };
@@ -342,7 +348,7 @@ impl Neighbours {
     }
 
     /// Marks a next hop that does not answer as unreachable.
-    fn give_up(&mut self, link: &Link, hop: IpAddr, counts: &mut Counts, out: &mut Output) {
+    fn give_up(&mut self, link: &Link, hop: IpAddr, counts: &mut ControlCounts, out: &mut Output) {
         let mut waited = 0;
         each_peer(&mut self.peers, link, hop, |address, peer| {
             out.events.push(Event::Unreachable(address));
@@ -355,7 +361,7 @@ impl Neighbours {
     }
 
     /// Lets time pass.
-    pub fn tick(&mut self, link: &Link, now: u64, counts: &mut Counts, out: &mut Output) {
+    pub fn tick(&mut self, link: &Link, now: u64, counts: &mut ControlCounts, out: &mut Output) {
         if self.wake <= now {
             self.wake = u64::MAX;
             let mut lost = Vec::new();

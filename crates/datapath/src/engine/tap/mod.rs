@@ -11,9 +11,9 @@ pub(crate) mod ring;
 pub(crate) mod selection;
 pub(crate) mod tapped;
 
-pub(crate) use record::{Fate, Record};
+pub(crate) use record::{FrameFate, TapRecord};
 pub use record::{TapPoint, TapRole};
 pub(crate) use ring::Ring;
 pub(crate) use selection::{Mirror, Selection};
 pub use selection::{TapSink, TapWhat};
-pub(crate) use tapped::{Notes, Tap, Wanted, plain};
+pub(crate) use tapped::{Takers, Tap, TapNotes, plain};

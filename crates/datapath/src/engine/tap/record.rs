@@ -1,6 +1,6 @@
 //! Record of a frame, as a worker writes it into its ring.
 
-use crate::engine::tap::ring::Room;
+use crate::engine::tap::ring::RecordRoom;
 use crate::engine::{place::PortRef, reason::DropReason};
 
 /// Point at which a frame was seen.
@@ -29,7 +29,7 @@ pub enum TapRole {
 
 /// Fate of a frame, as the stages decided it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fate {
+pub(crate) enum FrameFate {
     /// Delivered to the vnic in a slot.
     Deliver,
     /// Sent to a peer.
@@ -43,7 +43,7 @@ pub(crate) enum Fate {
 
 /// All of a record but its entries and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct TapRecord {
     /// Time stamp counter.
     pub time: u64,
     pub point: TapPoint,
@@ -51,7 +51,7 @@ pub(crate) struct Record {
     pub from: PortRef,
     /// The host that the frame came from, if the sender is a trunk.
     pub peer: u32,
-    pub fate: Fate,
+    pub fate: FrameFate,
     /// The receiver, or the vnic that is charged. For a flood, its slot is the number of copies for
     /// other hosts.
     pub to: PortRef,
@@ -129,14 +129,14 @@ impl Entry {
     }
 }
 
-impl Record {
+impl TapRecord {
     /// Returns the number of words that the record takes with so many entries.
     pub fn words(&self, entries: usize) -> usize {
         HEAD + entries + (self.data as usize).div_ceil(8)
     }
 
     /// Writes the record and its entries; the bytes follow.
-    pub fn put(&self, entries: impl ExactSizeIterator<Item = Entry>, room: &mut Room<'_>) {
+    pub fn put(&self, entries: impl ExactSizeIterator<Item = Entry>, room: &mut RecordRoom<'_>) {
         let marks = (self.point as u32) << 24
             | (self.fate as u32) << 16
             | u32::from(self.session) << 8
@@ -158,7 +158,7 @@ impl Record {
     }
 
     /// Reads a record: its head, its entries, its bytes as words.
-    pub fn get(words: &[u64]) -> Option<(Record, impl ExactSizeIterator<Item = Entry>, &[u64])> {
+    pub fn get(words: &[u64]) -> Option<(TapRecord, impl ExactSizeIterator<Item = Entry>, &[u64])> {
         let (head, rest) = words.split_first_chunk::<HEAD>()?;
         let [time, from, to, peers, vni, len, cells, counts, cycles, entries] = *head;
         let (entries, data) = rest.split_at_checked(usize::try_from(entries).ok()?)?;
@@ -174,13 +174,13 @@ impl Record {
             _ => TapPoint::UplinkOut,
         };
         let fate = match marks >> 16 & 0xff {
-            0 => Fate::Deliver,
-            1 => Fate::Tunnel,
-            2 => Fate::Flood,
-            3 => Fate::Drop,
-            _ => Fate::Open,
+            0 => FrameFate::Deliver,
+            1 => FrameFate::Tunnel,
+            2 => FrameFate::Flood,
+            3 => FrameFate::Drop,
+            _ => FrameFate::Open,
         };
-        let record = Record {
+        let record = TapRecord {
             time,
             point,
             vni,
@@ -210,13 +210,13 @@ mod tests {
 
     #[test]
     fn what_is_put_is_what_is_got() {
-        let record = Record {
+        let record = TapRecord {
             time: 1 << 60 | 5,
             point: TapPoint::UplinkOut,
             vni: 0xff_ffff,
             from: PortRef { slot: 1, incarnation: 2 },
             peer: 3,
-            fate: Fate::Open,
+            fate: FrameFate::Open,
             to: PortRef { slot: 4, incarnation: u32::MAX },
             to_peer: 6,
             reason: Some(RING_FULL),
@@ -241,14 +241,14 @@ mod tests {
         room.publish();
         let mut words = Vec::new();
         assert_eq!(ring.take(&mut words), Some(HEAD + 3 + 2));
-        let (got, of, data) = Record::get(&words).unwrap();
+        let (got, of, data) = TapRecord::get(&words).unwrap();
         assert_eq!((got, of.collect::<Vec<_>>()), (record, entries.to_vec()));
         let bytes: Vec<u8> = data.iter().flat_map(|word| word.to_ne_bytes()).collect();
         assert_eq!(&bytes[..13], b"Hello, frame!");
-        let plain = Record {
+        let plain = TapRecord {
             reason: None,
             session: false,
-            fate: Fate::Deliver,
+            fate: FrameFate::Deliver,
             point: TapPoint::Network,
             ..record
         };
@@ -257,7 +257,7 @@ mod tests {
         room.publish();
         words.clear();
         ring.take(&mut words).unwrap();
-        assert_eq!(Record::get(&words).unwrap().0, plain);
-        assert!(Record::get(&words[..5]).is_none(), "half a record is none");
+        assert_eq!(TapRecord::get(&words).unwrap().0, plain);
+        assert!(TapRecord::get(&words[..5]).is_none(), "half a record is none");
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct Ring {
 }
 
 /// Room for one record. The reader sees the record once it is published, and never if it is not.
-pub(crate) struct Room<'a> {
+pub(crate) struct RecordRoom<'a> {
     ring: &'a Ring,
     at: u64,
     end: u64,
@@ -42,7 +42,7 @@ impl Ring {
 
     /// Asks for room for the writer. Returns `None` if fewer words are free. The ring keeps the
     /// first word for the record's length.
-    pub fn room(&self, words: usize) -> Option<Room<'_>> {
+    pub fn room(&self, words: usize) -> Option<RecordRoom<'_>> {
         let words = words as u64 + 1;
         // Pairs with the reader's release: it has read the words before it frees them.
         let taken = self.taken.0.load(Ordering::Acquire);
@@ -50,7 +50,7 @@ impl Ring {
         if at.wrapping_sub(taken) + words > self.words.len() as u64 {
             return None;
         }
-        let mut room = Room { ring: self, at, end: at.wrapping_add(words) };
+        let mut room = RecordRoom { ring: self, at, end: at.wrapping_add(words) };
         room.push(words);
         Some(room)
     }
@@ -75,7 +75,7 @@ impl Ring {
     }
 }
 
-impl Room<'_> {
+impl RecordRoom<'_> {
     /// Puts the next word. Ignores words beyond the number asked for.
     #[inline]
     pub fn push(&mut self, word: u64) {

@@ -7,7 +7,7 @@ use butterfly_mem::cpu;
 use butterfly_vhost::ring::{BATCH, Frames};
 
 use super::{
-    record::{Entry, Fate, Record, TapPoint, TapRole},
+    record::{Entry, FrameFate, TapPoint, TapRecord, TapRole},
     ring::Ring,
     selection::{Selection, TapSink},
 };
@@ -45,7 +45,7 @@ struct Note {
 }
 
 /// Delivery's notes on a batch, until they are taken. A worker has one.
-pub(crate) struct Notes {
+pub(crate) struct TapNotes {
     frames: Box<[Cell<Refusals>]>,
     vnics: Box<[Cell<Option<Note>>]>,
     used: Cell<usize>,
@@ -53,7 +53,7 @@ pub(crate) struct Notes {
     start: Cell<u64>,
 }
 
-impl Notes {
+impl TapNotes {
     /// Begins a batch. Returns the selection, if there is one.
     #[inline(always)]
     pub fn begin<'a>(&self, selection: Option<&'a Selection>) -> Option<&'a Selection> {
@@ -70,9 +70,9 @@ impl Notes {
     }
 }
 
-impl Default for Notes {
+impl Default for TapNotes {
     fn default() -> Self {
-        Notes {
+        TapNotes {
             frames: (0..BATCH).map(|_| Cell::default()).collect(),
             vnics: (0..NOTED).map(|_| Cell::default()).collect(),
             used: Cell::new(0),
@@ -87,17 +87,17 @@ pub(crate) struct Tap<'a> {
     selection: &'a Selection,
     /// The worker's ring; none if there are only mirrors.
     ring: Option<&'a Ring>,
-    notes: &'a Notes,
+    notes: &'a TapNotes,
     start: u64,
 }
 
 /// Sinks that want a frame, each with its vnic's role and refusal.
-pub(crate) type Wanted<'a> = ArrayVec<(&'a Arc<TapSink>, TapRole, Option<DropReason>), ENTRIES>;
+pub(crate) type Takers<'a> = ArrayVec<(&'a Arc<TapSink>, TapRole, Option<DropReason>), ENTRIES>;
 
 impl<'a> Tap<'a> {
     /// Returns the tap of a batch that was begun.
     #[cold]
-    pub fn of(selection: &'a Selection, notes: &'a Notes, worker: usize) -> Tap<'a> {
+    pub fn of(selection: &'a Selection, notes: &'a TapNotes, worker: usize) -> Tap<'a> {
         Tap {
             selection,
             ring: selection.rings.get(worker).map(|ring| &**ring),
@@ -209,20 +209,25 @@ impl<'a> Tap<'a> {
     /// Records a frame that the switch made for the vnic whose frame it answers.
     #[cold]
     pub fn answer(&self, bytes: &[u8], vni: u32, to: PortRef, reason: Option<DropReason>) {
-        let mut wanted = Wanted::new();
+        let mut wanted = Takers::new();
         self.whole(vni, reason, &mut wanted);
         for sink in self.selection.of_slot(to.slot).iter().filter(|sink| sink.turn()) {
             let _ = wanted.try_push((sink, TapRole::Received, reason));
         }
-        let record =
-            Record { fate: Fate::Deliver, vni, to, reason, ..plain(TapPoint::Answer, cpu::tsc()) };
+        let record = TapRecord {
+            fate: FrameFate::Deliver,
+            vni,
+            to,
+            reason,
+            ..plain(TapPoint::Answer, cpu::tsc())
+        };
         self.put_bytes(record, &mut wanted, bytes);
     }
 
     /// Records a frame that leaves through the uplink.
     #[cold]
     pub fn left(&self, bytes: &[u8]) {
-        let mut wanted = Wanted::new();
+        let mut wanted = Takers::new();
         self.uplink(&mut wanted);
         self.put_bytes(plain(TapPoint::UplinkOut, cpu::tsc()), &mut wanted, bytes);
     }
@@ -231,7 +236,7 @@ impl<'a> Tap<'a> {
     #[cold]
     pub fn arrived(&self, frames: &Frames<'_>) {
         for index in 0..frames.len() {
-            let mut wanted = Wanted::new();
+            let mut wanted = Takers::new();
             self.uplink(&mut wanted);
             self.put(plain(TapPoint::UplinkIn, self.start), &mut wanted, frames, index);
         }
@@ -240,12 +245,12 @@ impl<'a> Tap<'a> {
     /// Records the drop of a frame from the uplink that belongs to no network yet.
     #[cold]
     pub fn outer_dropped(&self, frames: &Frames<'_>, index: usize, reason: DropReason) {
-        let mut wanted = Wanted::new();
+        let mut wanted = Takers::new();
         for sink in self.selection.all.iter().filter(|sink| sink.turn()) {
             let _ = wanted.try_push((sink, TapRole::Neither, Some(reason)));
         }
-        let record = Record {
-            fate: Fate::Drop,
+        let record = TapRecord {
+            fate: FrameFate::Drop,
             reason: Some(reason),
             to: UPLINK,
             ..plain(TapPoint::UplinkIn, cpu::tsc())
@@ -253,14 +258,14 @@ impl<'a> Tap<'a> {
         self.put(record, &mut wanted, frames, index);
     }
 
-    fn uplink(&self, wanted: &mut Wanted<'a>) {
+    fn uplink(&self, wanted: &mut Takers<'a>) {
         for sink in self.selection.uplink.iter().filter(|sink| sink.turn()) {
             let _ = wanted.try_push((sink, TapRole::Neither, None));
         }
     }
 
     /// Adds the sinks that watch a whole network.
-    pub fn whole(&self, vni: u32, reason: Option<DropReason>, wanted: &mut Wanted<'a>) {
+    pub fn whole(&self, vni: u32, reason: Option<DropReason>, wanted: &mut Takers<'a>) {
         let networks =
             self.selection.networks.iter().filter(|(of, _)| *of == vni).map(|(_, sink)| sink);
         for sink in self.selection.all.iter().chain(networks).filter(|sink| sink.turn()) {
@@ -270,15 +275,21 @@ impl<'a> Tap<'a> {
     }
 
     /// Returns the number of bytes to copy of a frame of `len` bytes.
-    fn length(wanted: &Wanted<'_>, len: u32) -> u32 {
+    fn length(wanted: &Takers<'_>, len: u32) -> u32 {
         wanted.iter().map(|(sink, ..)| sink.snap).max().unwrap_or(0).min(len)
     }
 
     /// Writes a record with bytes of a frame.
-    pub fn put(&self, record: Record, wanted: &mut Wanted<'_>, frames: &Frames<'_>, index: usize) {
+    pub fn put(
+        &self,
+        record: TapRecord,
+        wanted: &mut Takers<'_>,
+        frames: &Frames<'_>,
+        index: usize,
+    ) {
         let Some(frame) = frames.frames().get(index) else { return };
         let whole = if frame.fault.is_some() { 0 } else { frame.len };
-        let record = Record { len: frame.len, data: Self::length(wanted, whole), ..record };
+        let record = TapRecord { len: frame.len, data: Self::length(wanted, whole), ..record };
         self.write(record, wanted, |room| {
             let mut piece = [0u8; PIECE];
             let mut at = 0;
@@ -292,9 +303,9 @@ impl<'a> Tap<'a> {
         });
     }
 
-    fn put_bytes(&self, record: Record, wanted: &mut Wanted<'_>, bytes: &[u8]) {
+    fn put_bytes(&self, record: TapRecord, wanted: &mut Takers<'_>, bytes: &[u8]) {
         let len = bytes.len() as u32;
-        let record = Record { len, data: Self::length(wanted, len), ..record };
+        let record = TapRecord { len, data: Self::length(wanted, len), ..record };
         self.write(record, wanted, |room| {
             room.bytes(bytes.get(..record.data as usize).unwrap_or_default())
         });
@@ -302,9 +313,9 @@ impl<'a> Tap<'a> {
 
     fn write(
         &self,
-        record: Record,
-        wanted: &mut Wanted<'_>,
-        bytes: impl FnOnce(&mut super::ring::Room<'_>),
+        record: TapRecord,
+        wanted: &mut Takers<'_>,
+        bytes: impl FnOnce(&mut super::ring::RecordRoom<'_>),
     ) {
         if wanted.is_empty() {
             return;
@@ -341,15 +352,15 @@ fn copy(frames: &Frames<'_>, index: usize, from: u32, to: &mut [u8]) {
     }
 }
 
-pub(crate) fn plain(point: TapPoint, time: u64) -> Record {
+pub(crate) fn plain(point: TapPoint, time: u64) -> TapRecord {
     let nobody = PortRef { slot: u32::MAX, incarnation: 0 };
-    Record {
+    TapRecord {
         time,
         point,
         vni: 0,
         from: nobody,
         peer: 0,
-        fate: Fate::Open,
+        fate: FrameFate::Open,
         to: nobody,
         to_peer: 0,
         reason: None,

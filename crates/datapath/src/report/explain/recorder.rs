@@ -10,7 +10,7 @@ use super::{
     Fate, Refused, Step, Walk,
     probe::{Event, Probe},
     scratch::World,
-    told::{self, Decided, Known},
+    told::{self, FilterGrounds, Known},
 };
 use crate::{
     engine::{
@@ -263,7 +263,7 @@ impl<'a> Recorder<'a> {
         {
             self.drop = Some((SESSIONS_FULL, self.from));
         }
-        let decided = Decided {
+        let decided = FilterGrounds {
             known: self.known.take(),
             before: self.before,
             after,

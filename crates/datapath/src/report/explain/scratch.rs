@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
 
-use crate::engine::{budget::Budget, tap::Notes};
+use crate::engine::{budget::Budget, tap::TapNotes};
 use crate::{
     engine::{
         bucket::{Bucket, Purse},
@@ -24,7 +24,7 @@ use crate::{
         bindings::Bindings,
         fdb::Fdb,
         rules::Cells,
-        snapshot::{Budgets, Network, Shared as VnicShared, Snapshot, Vnic},
+        snapshot::{Budgets, Network, Snapshot, Vnic, VnicShared},
     },
 };
 
@@ -41,7 +41,7 @@ pub(super) struct World<'a> {
     cells: Cells,
     bindings: Bindings,
     fdb: Fdb,
-    notes: Notes,
+    notes: TapNotes,
     shares: Shares,
 }
 
@@ -86,7 +86,7 @@ impl<'a> World<'a> {
             cells: Cells::new().ok()?,
             bindings,
             fdb: Fdb::new(shared.fdb.ageing()),
-            notes: Notes::default(),
+            notes: TapNotes::default(),
             shares: shared.shares.copy(),
         })
     }

@@ -12,7 +12,7 @@ use butterfly_packet::{
 use crate::report::explain::{
     Fate, Mark, Step, Walk,
     question::Asked,
-    tried::{self, Wanted, protocol_name, told},
+    tried::{self, RuleInput, protocol_name, told},
 };
 use crate::{
     engine::{batch::Verdict, inside::Inside, place::PeerRef, reason::DropReason},
@@ -184,7 +184,7 @@ impl Known {
 }
 
 /// Facts that the filter decided by.
-pub(super) struct Decided<'a> {
+pub(super) struct FilterGrounds<'a> {
     pub known: Option<Known>,
     pub before: Option<Found>,
     pub after: Option<Found>,
@@ -201,7 +201,7 @@ pub(super) struct Decided<'a> {
 pub(super) fn filter(
     plane: &Plane,
     context: &Context<'_>,
-    decided: &Decided<'_>,
+    decided: &FilterGrounds<'_>,
     steps: &mut Vec<Step>,
 ) -> [Option<Admission>; 2] {
     let sender = context.sender;
@@ -254,7 +254,7 @@ pub(super) fn filter(
     let mut admitted = [None, None];
     let tuple = packet.tuple;
     let port = filter::rule_port(packet);
-    let wanted = |direction, peer| Wanted { direction, peer, protocol: tuple.protocol, port };
+    let wanted = |direction, peer| RuleInput { direction, peer, protocol: tuple.protocol, port };
     // The rules refused it, or else they would have admitted it.
     let by_rules = decided.drop.is_none_or(|(reason, _)| {
         [EGRESS_DENIED, INGRESS_DENIED, FOR_ROUTERS, SPOOFED_IP, IP_CLAIMED, BAD_DHCP, DHCP_LIMIT]
@@ -322,7 +322,7 @@ fn free_egress(sender: &Vnic) -> Admission {
     if sender.rules.policy.egress.is_some() { Admission::Gone } else { Admission::DefaultEgress }
 }
 
-fn session(decided: &Decided<'_>, again: bool) -> Step {
+fn session(decided: &FilterGrounds<'_>, again: bool) -> Step {
     let Some(known) = &decided.known else {
         let text = match decided.after {
             Some(_) => "new: it makes one, by which its answers pass",

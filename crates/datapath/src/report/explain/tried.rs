@@ -20,7 +20,7 @@ const CLOSEST: usize = 3;
 
 /// Fields of a packet that rules ask for, in one direction.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct RuleInput {
     pub direction: Direction,
     /// The other end.
     pub peer: Address,
@@ -42,7 +42,7 @@ impl Misfit {
     }
 }
 
-impl Wanted {
+impl RuleInput {
     fn misfit(&self, rule: &Rule, is_member: impl Fn(&GroupName) -> bool) -> Misfit {
         let protocol = match rule.protocol() {
             Protocol::Any => false,
@@ -68,16 +68,16 @@ fn within(address: Address, cidr: &butterfly_model::Cidr) -> bool {
 }
 
 /// The rules of all groups, as they are declared.
-pub(super) type Rules = HashMap<u32, (GroupName, Rule)>;
+pub(super) type DeclaredRules = HashMap<u32, (GroupName, Rule)>;
 
 /// Returns a line or more for each group of a vnic that refuses, and for other groups that would
 /// not.
 pub(super) fn tried(
     plane: &Plane,
     vnic: &Vnic,
-    wanted: &Wanted,
+    wanted: &RuleInput,
     snapshot: &Snapshot,
-    all: &Rules,
+    all: &DeclaredRules,
 ) -> Vec<String> {
     let groups = plane.groups_of(&vnic.rules.groups);
     let of_peer = snapshot.members.get(&wanted.peer);
@@ -127,7 +127,7 @@ fn elsewhere(groups: &BTreeSet<&GroupName>, id: &str, direction: Direction) -> V
 fn group(
     name: &GroupName,
     rules: Option<&[Rule]>,
-    wanted: &Wanted,
+    wanted: &RuleInput,
     is_member: impl Fn(&GroupName) -> bool,
 ) -> Vec<String> {
     let Some(rules) = rules else {

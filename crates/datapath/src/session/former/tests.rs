@@ -10,7 +10,7 @@ use crate::session::{
     former::*,
     hash::HashKey,
     layout::HEAD_HASH_KEY,
-    record::{Admission, Life, NO_TRACK},
+    record::{Admitted, Life, NO_TRACK},
     table::Table,
 };
 
@@ -81,7 +81,7 @@ fn key(port: u16, protocol: u8, slots: (u32, u32)) -> Key {
 }
 
 fn add(table: &Table, key: &Key, stamp: u32, now: u32, state: State) {
-    let admission = Admission { stamp, cells: [4, 5], answers: true };
+    let admission = Admitted { stamp, cells: [4, 5], answers: true };
     let life = Life { now, state, track: NO_TRACK };
     table.insert(table.hash(key), key, admission, &life, |_| false, |_, _, _| ()).unwrap();
 }

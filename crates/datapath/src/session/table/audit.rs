@@ -34,9 +34,9 @@ pub(super) fn number(key: &Key) -> u32 {
 }
 
 /// Returns the verdict of version `stamp` on a flow. All of it depends on both.
-pub(super) fn verdict(n: u32, stamp: u32) -> Admission {
+pub(super) fn verdict(n: u32, stamp: u32) -> Admitted {
     let mixed = (n << 16 ^ stamp).wrapping_mul(0x9e37_79b1);
-    Admission { stamp, cells: [mixed, !mixed], answers: mixed.count_ones().is_multiple_of(2) }
+    Admitted { stamp, cells: [mixed, !mixed], answers: mixed.count_ones().is_multiple_of(2) }
 }
 
 /// Returns the second line of a flow's new record.
@@ -45,7 +45,7 @@ pub(super) fn life(n: u32) -> Life {
 }
 
 /// Checks that a record's verdict is one on its own flow.
-pub(super) fn genuine(key: &Key, admission: Admission) {
+pub(super) fn genuine(key: &Key, admission: Admitted) {
     assert_eq!(
         admission,
         verdict(number(key), admission.stamp),

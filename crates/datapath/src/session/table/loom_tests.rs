@@ -116,7 +116,7 @@ fn one_record() -> Units {
     units
 }
 
-fn words(units: &Units) -> Option<(u32, Admission)> {
+fn words(units: &Units) -> Option<(u32, Admitted)> {
     let (words, admission) = Record::of(&units[0]).words()?;
     let read = Key::from_words(words);
     assert_eq!(read, key(number(&read)), "a key of no flow");

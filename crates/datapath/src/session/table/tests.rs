@@ -86,7 +86,7 @@ fn an_address_that_answers_is_noted_and_nothing_else_changes() {
     assert!(!table.answers(at, &key(n), 9));
     assert_eq!(table.get(n).unwrap().admission, verdict(n, 10));
     assert!(table.answers(at, &key(n), 10));
-    assert_eq!(table.get(n).unwrap().admission, Admission { answers: true, ..verdict(n, 10) });
+    assert_eq!(table.get(n).unwrap().admission, Admitted { answers: true, ..verdict(n, 10) });
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub(crate) struct Flow {
 
 /// Decision on the first fragment of a packet.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Decided {
+pub(super) struct FragmentDecision {
     /// Slot of the receiver; `None` if it was a flood.
     pub receiver: Option<u32>,
     pub stamp: u32,
@@ -68,25 +68,25 @@ pub(crate) struct Judged {
 }
 
 /// The room.
-pub(crate) struct Room {
+pub(crate) struct FilterRoom {
     pub(super) flows: Box<[Flow; BATCH]>,
-    pub(super) notes: Notes,
+    pub(super) notes: SessionNotes,
     /// Floods of this batch.
     pub(super) flooded: Box<[Flooded; BATCH]>,
     /// Set if some receivers have the first frame, a flood, already. The decision then holds, and
     /// its cost is paid.
     pub judged: Option<Judged>,
-    pub(super) fragments: Fragments<Decided>,
+    pub(super) fragments: Fragments<FragmentDecision>,
 }
 
-impl Room {
+impl FilterRoom {
     /// Returns the decision on the first frame, a flood.
     pub fn first_flood(&self, version: u32) -> Option<Judged> {
         self.flooded.first().map(|flooded| Judged { flooded: *flooded, version })
     }
 
     /// Allocates everything.
-    pub fn new(timeouts: &Timeouts) -> Room {
+    pub fn new(timeouts: &Timeouts) -> FilterRoom {
         let tuple = Tuple {
             source: 0,
             destination: 0,
@@ -112,9 +112,9 @@ impl Room {
             key: Key::new(&tuple, 0, 0, 0),
             segment,
         };
-        Room {
+        FilterRoom {
             flows: Box::new([flow; BATCH]),
-            notes: Notes::new(timeouts),
+            notes: SessionNotes::new(timeouts),
             flooded: Box::new([Flooded::NotIp; BATCH]),
             judged: None,
             fragments: Fragments::new(timeouts.fragment),
@@ -142,7 +142,7 @@ pub(super) struct Note {
 }
 
 /// Changes of sessions by a batch. Each is written once, when the batch is judged.
-pub(super) struct Notes {
+pub(super) struct SessionNotes {
     notes: Box<[Note; BATCH]>,
     /// TCP marks of the note of the same number, if it is about TCP.
     tracks: Box<[Track; BATCH]>,
@@ -156,8 +156,8 @@ pub(super) struct Notes {
 const PLACES: usize = 128;
 const NOBODY: u32 = u32::MAX;
 
-impl Notes {
-    fn new(timeouts: &Timeouts) -> Notes {
+impl SessionNotes {
+    fn new(timeouts: &Timeouts) -> SessionNotes {
         let note = Note {
             index: NOBODY,
             direction: 0,
@@ -169,7 +169,7 @@ impl Notes {
             bytes: 0,
             was: 0,
         };
-        Notes {
+        SessionNotes {
             notes: Box::new([note; BATCH]),
             tracks: Box::new([NO_TRACK; BATCH]),
             count: 0,

@@ -19,11 +19,11 @@ use crate::stages::filter::reasons::{
     SESSION_RATE, SESSIONS_FULL, SPOOFED_IP, TCP_NO_SESSION,
 };
 use crate::stages::filter::{
-    Judgement, Room,
+    FilterRoom, Judgement,
     dhcp::{self, ToClient},
     is_current, pass,
     read::read,
-    room::{Decided, Flooded, Judged},
+    room::{Flooded, FragmentDecision, Judged},
     share::{acquired, full_shares, may_give_way, may_open, released, rest, rests},
 };
 use crate::{
@@ -39,7 +39,7 @@ use crate::{
         is_v4, mapped,
         tcp::{self, Outcome, TcpState, Track},
     },
-    session::{Admission, Found, Key, Life, NO_TRACK, NotInserted, Record, State},
+    session::{Admitted, Found, Key, Life, NO_TRACK, NotInserted, Record, State},
     stages::{
         claims::{IP_CLAIMED, has_link_local, is_claimed},
         site::Context,
@@ -60,7 +60,7 @@ pub(super) fn judge(
     batch: &mut Batch<'_>,
     index: usize,
     context: &Context<'_>,
-    room: &mut Room,
+    room: &mut FilterRoom,
 ) -> Judgement {
     let Some(meta) = batch.metas().get(index).copied() else { return Ok(()) };
     if index == 0
@@ -135,20 +135,20 @@ struct Decision<'a> {
 struct Session {
     key: Key,
     direction: usize,
-    admission: Admission,
+    admission: Admitted,
     state: State,
     track: Track,
 }
 
 /// Cells of the rules that admit a packet at both ends.
-type Cells = [u32; 2];
+type CellPair = [u32; 2];
 
 impl Decision<'_> {
     fn own(&self) -> u32 {
         self.context.sender.place.slot
     }
 
-    fn judge(&self, room: &mut Room) -> Judgement {
+    fn judge(&self, room: &mut FilterRoom) -> Judgement {
         let Packet { l4, fragment, .. } = self.packet;
         match (l4, fragment) {
             (L4::Fragment, Some(piece)) => self.fragment(piece, room),
@@ -173,7 +173,7 @@ impl Decision<'_> {
     }
 
     /// Decides by rules alone, and remembers the decision for later fragments.
-    fn sessionless_fragments(&self, piece: &Piece, room: &mut Room) -> Judgement {
+    fn sessionless_fragments(&self, piece: &Piece, room: &mut FilterRoom) -> Judgement {
         let cells = self.decide()?;
         self.first_fragment(piece, self.context.snapshot.version, cells, room)
     }
@@ -192,7 +192,7 @@ impl Decision<'_> {
     }
 
     /// Returns the decision of the rules at both ends on a packet in its own direction.
-    fn decide(&self) -> Result<Cells, (DropReason, u32)> {
+    fn decide(&self) -> Result<CellPair, (DropReason, u32)> {
         let egress = leaves(self.context.sender, self.packet, self.context)?;
         let ingress = enters(self.receiver, self.packet, self.context)
             .map_err(|reason| (reason, self.receiver.place.slot))?;
@@ -211,7 +211,7 @@ impl Decision<'_> {
     }
 
     /// Decides by a session, if there is one that holds or that the rules still admit.
-    fn known(&self, room: &mut Room) -> Option<Judgement> {
+    fn known(&self, room: &mut FilterRoom) -> Option<Judgement> {
         let context = self.context;
         let key = self.key();
         let mut found = context.table.lookup(context.table.hash(&key), &key)?;
@@ -280,7 +280,7 @@ impl Decision<'_> {
         judgement
     }
 
-    fn is_live_tcp(&self, found: &Found, room: &mut Room) -> bool {
+    fn is_live_tcp(&self, found: &Found, room: &mut FilterRoom) -> bool {
         let context = self.context;
         room.notes.forget(found.index, context);
         let (seen, state) = context.table.record(found.index).seen();
@@ -290,7 +290,7 @@ impl Decision<'_> {
     /// Decides on a packet of a TCP connection that policy took back: only a SYN that the rules
     /// admit opens a new one. The connection is remembered for a while. Otherwise a packet of the
     /// end that may open connections would look like one of an older connection, and be picked up.
-    fn cut_before(&self, found: &Found, stored: &Key, room: &mut Room) -> Option<Judgement> {
+    fn cut_before(&self, found: &Found, stored: &Key, room: &mut FilterRoom) -> Option<Judgement> {
         let (seen, state) = self.context.table.record(found.index).seen();
         if !self.context.timeouts.over(state, seen, self.context.now) {
             match self.decide() {
@@ -304,7 +304,7 @@ impl Decision<'_> {
     }
 
     /// Returns the admission of an old session's first frame by the rules of now, if they admit it.
-    fn decide_again(&self, stored: &Key, direction: usize) -> Option<Admission> {
+    fn decide_again(&self, stored: &Key, direction: usize) -> Option<Admitted> {
         let context = self.context;
         let (opener, responder) = if direction == 0 {
             (context.sender, self.receiver)
@@ -314,21 +314,21 @@ impl Decision<'_> {
         let opening = Packet { tuple: stored.tuple(), ..*self.packet };
         let egress = by_rules_leaves(opener, &opening, context).ok()?;
         let ingress = by_rules_enters(responder, &opening, context).ok()?;
-        Some(Admission {
+        Some(Admitted {
             stamp: context.snapshot.version,
             cells: [egress, ingress],
             answers: may_speak_as(responder, opening.tuple.destination, context).is_ok(),
         })
     }
 
-    fn end(&self, found: &Found, stored: &Key, room: &mut Room) {
+    fn end(&self, found: &Found, stored: &Key, room: &mut FilterRoom) {
         room.notes.forget(found.index, self.context);
         if self.context.table.remove(found.index, stored) {
             release(self.context, stored, found.admission.stamp);
         }
     }
 
-    fn new_session(&self, room: &mut Room) -> Judgement {
+    fn new_session(&self, room: &mut FilterRoom) -> Judgement {
         let context = self.context;
         if let L4::Tcp(segment) = &self.packet.l4
             && !segment.opens()
@@ -347,11 +347,11 @@ impl Decision<'_> {
         let state = self.opening().map_err(|reason| (reason, self.own()))?;
         let Some((state, track)) = state else { return Ok(()) };
         let answers = may_speak_as(self.receiver, self.packet.tuple.destination, context).is_ok();
-        let admission = Admission { stamp: context.snapshot.version, cells, answers };
+        let admission = Admitted { stamp: context.snapshot.version, cells, answers };
         self.make(&Session { key: self.key(), direction: 0, admission, state, track }, room)
     }
 
-    fn make(&self, session: &Session, room: &mut Room) -> Judgement {
+    fn make(&self, session: &Session, room: &mut FilterRoom) -> Judgement {
         let context = self.context;
         let Session { key, direction, admission, state, track } = *session;
         let life = Life { now: context.now, state, track };
@@ -393,7 +393,11 @@ impl Decision<'_> {
     /// Returns a session that one of its ends took along to another host, or from there. Its TCP
     /// record stays. The rules decide again whether it may go on, as if its opener began it with
     /// the ports of now.
-    fn inherited(&self, segment: &tcp::Segment, room: &mut Room) -> Option<(Session, Found, Key)> {
+    fn inherited(
+        &self,
+        segment: &tcp::Segment,
+        room: &mut FilterRoom,
+    ) -> Option<(Session, Found, Key)> {
         let context = self.context;
         let trunk = context.network.remote.as_ref()?.slot;
         // Changes that the batch did not write yet count.
@@ -415,7 +419,7 @@ impl Decision<'_> {
         trunk: u32,
         index: u32,
         stored: &Key,
-        admission: Admission,
+        admission: Admitted,
     ) -> Option<Session> {
         let context = self.context;
         let (sender, receiver, tuple) = (context.sender, self.receiver, self.packet.tuple);
@@ -480,23 +484,23 @@ impl Decision<'_> {
         Some(Session {
             key: Key::new(&opening.tuple, stored.vni(), opener.place.slot, responder.place.slot),
             direction,
-            admission: Admission { stamp: context.snapshot.version, cells, answers },
+            admission: Admitted { stamp: context.snapshot.version, cells, answers },
             state: State::Tcp(track.state),
             track,
         })
     }
 
     /// Returns the admission of the packet's session.
-    fn admission(&self) -> Admission {
+    fn admission(&self) -> Admitted {
         let key = self.key();
         match self.context.table.lookup(self.context.table.hash(&key), &key) {
             Some(found) => found.admission,
             // It needs none: the rules admit each packet.
             None => match self.decide() {
                 Ok(cells) => {
-                    Admission { stamp: self.context.snapshot.version, cells, answers: false }
+                    Admitted { stamp: self.context.snapshot.version, cells, answers: false }
                 }
-                Err(_) => Admission { stamp: 0, cells: [0; 2], answers: false },
+                Err(_) => Admitted { stamp: 0, cells: [0; 2], answers: false },
             },
         }
     }
@@ -535,7 +539,7 @@ impl Decision<'_> {
 
     /// Makes room in the shares of a session that are used up: another session that is not
     /// established goes, or this one is refused.
-    fn share(&self, key: &Key, hash: u64, room: &mut Room) -> Judgement {
+    fn share(&self, key: &Key, hash: u64, room: &mut FilterRoom) -> Judgement {
         let context = self.context;
         for whose in full_shares(context, key) {
             let may_give = |record: &Record<'_>| whose.may_give(record, context);
@@ -555,7 +559,7 @@ impl Decision<'_> {
         &self,
         hash: u64,
         may_give: impl FnMut(&Record<'_>) -> bool,
-        room: &mut Room,
+        room: &mut FilterRoom,
     ) -> bool {
         let context = self.context;
         let mut evicted = None;
@@ -570,7 +574,7 @@ impl Decision<'_> {
     }
 
     /// Decides an ICMP error by the session of the packet that it quotes.
-    fn error(&self, quoted: &Quoted, room: &mut Room) -> Judgement {
+    fn error(&self, quoted: &Quoted, room: &mut FilterRoom) -> Judgement {
         // An error goes to the sender of the quoted packet (RFC 792, RFC 4443, 2.2). It must not
         // pass the rules to another machine behind the same port.
         let addressed = self.packet.tuple.destination == quoted.tuple.source;
@@ -583,7 +587,7 @@ impl Decision<'_> {
 
     /// Returns whether an error quotes a packet of a session that the receiver of the error sent,
     /// and the error's sender may know of that session.
-    fn quotes_a_session(&self, quoted: &Quoted, room: &mut Room) -> bool {
+    fn quotes_a_session(&self, quoted: &Quoted, room: &mut FilterRoom) -> bool {
         let context = self.context;
         // Changes that the batch did not write yet count.
         room.notes.flush(context);
@@ -598,13 +602,7 @@ impl Decision<'_> {
 
     /// Checks one session for [`Self::quotes_a_session`]. `None` if the error quotes no packet of
     /// it, or it does not hold.
-    fn quotes(
-        &self,
-        quoted: &Quoted,
-        index: u32,
-        stored: &Key,
-        admission: Admission,
-    ) -> Option<()> {
+    fn quotes(&self, quoted: &Quoted, index: u32, stored: &Key, admission: Admitted) -> Option<()> {
         let context = self.context;
         let own = self.receiver.place.slot;
         let (opener, responder) = stored.slots();
@@ -655,10 +653,10 @@ impl Decision<'_> {
         &self,
         piece: &Piece,
         stamp: u32,
-        cells: Cells,
-        room: &mut Room,
+        cells: CellPair,
+        room: &mut FilterRoom,
     ) -> Judgement {
-        let decided = Decided {
+        let decided = FragmentDecision {
             receiver: Some(self.receiver.place.slot),
             stamp,
             cells,
@@ -671,7 +669,7 @@ impl Decision<'_> {
     }
 
     /// Decides a fragment that is not the first, by the first one.
-    fn fragment(&self, piece: &Piece, room: &mut Room) -> Judgement {
+    fn fragment(&self, piece: &Piece, room: &mut FilterRoom) -> Judgement {
         let key = self.fragment_key(piece);
         let decided = room
             .fragments
@@ -702,7 +700,7 @@ fn judge_flooded(
     before: Option<Judged>,
     unknown: bool,
     context: &Context<'_>,
-    room: &mut Room,
+    room: &mut FilterRoom,
 ) -> (Flooded, Judgement) {
     let sender = context.sender;
     let own = sender.place.slot;
@@ -734,7 +732,7 @@ fn judge_flooded(
         (L4::Fragment, Some(piece)) => {
             let key = fragment_key(&packet, piece, context);
             match room.fragments.later(key, *piece, context.now) {
-                Ok(Decided { receiver: None, stamp, cells: [egress, _], packet })
+                Ok(FragmentDecision { receiver: None, stamp, cells: [egress, _], packet })
                     if stamp >= sender.since.max(context.cells.taken_back(egress)) =>
                 {
                     (Flooded::Packet(packet), Ok(()))
@@ -753,7 +751,7 @@ fn judge_flooded(
                 Err(refused) => return (Flooded::Unreadable(refused.0), Err(refused)),
             };
             if let Some(piece) = fragment {
-                let decided = Decided {
+                let decided = FragmentDecision {
                     receiver: None,
                     stamp: context.snapshot.version,
                     cells: [egress, 0],
@@ -783,7 +781,7 @@ fn judge_flooded(
 /// Checks whether a receiver of a flood lets it in. A refusal names the vnic that it is charged to.
 /// Notes nothing, because delivery asks more than once.
 pub(crate) fn admits_flooded(
-    room: &Room,
+    room: &FilterRoom,
     index: usize,
     receiver: &Vnic,
     context: &Context<'_>,
@@ -807,7 +805,12 @@ pub(crate) fn admits_flooded(
 
 /// Notes that a flood enters a filtered receiver that [`admits_flooded`] it. The caller calls it
 /// once for each.
-pub(crate) fn note_flooded(room: &Room, index: usize, receiver: &Vnic, context: &Context<'_>) {
+pub(crate) fn note_flooded(
+    room: &FilterRoom,
+    index: usize,
+    receiver: &Vnic,
+    context: &Context<'_>,
+) {
     if let Some(Flooded::Packet(packet)) = room.flooded.get(index)
         && let L4::Dhcp(found) = &packet.l4
         && found.request

@@ -6,27 +6,27 @@ use butterfly_model::Cidr;
 
 use super::{
     blocks::Blocks,
-    layers::{Side, number},
+    layers::{Allowance, number},
     ports::{Allowed, Ports},
 };
 use crate::ip::{Address, is_v4};
 
 /// Peer of a rule.
 #[derive(Clone, Copy)]
-pub(super) enum About {
+pub(super) enum RulePeer {
     Block(Address, Address),
     /// The members of the group with this number.
     Group(u32),
 }
 
-impl About {
-    pub fn block(cidr: &Cidr) -> About {
+impl RulePeer {
+    pub fn block(cidr: &Cidr) -> RulePeer {
         let first = number(cidr.network());
         let bits = match cidr.network() {
             IpAddr::V4(_) => 96 + u32::from(cidr.mask_size()),
             IpAddr::V6(_) => u32::from(cidr.mask_size()),
         };
-        About::Block(first, first | u128::MAX.checked_shr(bits).unwrap_or(0))
+        RulePeer::Block(first, first | u128::MAX.checked_shr(bits).unwrap_or(0))
     }
 }
 
@@ -44,7 +44,7 @@ pub(super) struct ByPeer {
     blocks: BTreeMap<(Address, Address), Peer>,
     groups: BTreeMap<u32, Peer>,
     rules: usize,
-    side: Option<Arc<Side>>,
+    side: Option<Arc<Allowance>>,
 }
 
 impl ByPeer {
@@ -53,19 +53,19 @@ impl ByPeer {
         self.rules
     }
 
-    pub fn add(&mut self, about: About, allowed: Allowed) {
+    pub fn add(&mut self, about: RulePeer, allowed: Allowed) {
         self.change(about, |rules| rules.push(allowed));
     }
 
     /// Removes the rule with this cell.
-    pub fn remove(&mut self, about: About, cell: u32) {
+    pub fn remove(&mut self, about: RulePeer, cell: u32) {
         self.change(about, |rules| rules.retain(|rule| rule.cell != cell));
     }
 
-    fn change(&mut self, about: About, change: impl FnOnce(&mut Vec<Allowed>)) {
+    fn change(&mut self, about: RulePeer, change: impl FnOnce(&mut Vec<Allowed>)) {
         let peer = match about {
-            About::Block(first, last) => self.blocks.entry((first, last)).or_default(),
-            About::Group(group) => self.groups.entry(group).or_default(),
+            RulePeer::Block(first, last) => self.blocks.entry((first, last)).or_default(),
+            RulePeer::Group(group) => self.groups.entry(group).or_default(),
         };
         let before = peer.allowed.len();
         change(&mut peer.allowed);
@@ -73,15 +73,15 @@ impl ByPeer {
         peer.ports = Ports::new(&peer.allowed);
         if peer.allowed.is_empty() {
             match about {
-                About::Block(first, last) => self.blocks.remove(&(first, last)),
-                About::Group(group) => self.groups.remove(&group),
+                RulePeer::Block(first, last) => self.blocks.remove(&(first, last)),
+                RulePeer::Group(group) => self.groups.remove(&group),
             };
         }
         self.side = None;
     }
 
     /// Returns the compiled rules, the same for all callers until they change.
-    pub fn side(&mut self) -> Arc<Side> {
+    pub fn side(&mut self) -> Arc<Allowance> {
         let (blocks, groups) = (&self.blocks, &self.groups);
         let compiled = self.side.get_or_insert_with(|| {
             let blocks = blocks.iter().map(|(range, peer)| (*range, peer.ports.clone()));
@@ -94,7 +94,7 @@ impl ByPeer {
     }
 
     /// Compiles all as one.
-    pub fn merged<'a>(all: impl Iterator<Item = &'a ByPeer>) -> Side {
+    pub fn merged<'a>(all: impl Iterator<Item = &'a ByPeer>) -> Allowance {
         let (mut blocks, mut groups) =
             (BTreeMap::<_, Vec<Allowed>>::new(), BTreeMap::<_, Vec<Allowed>>::new());
         for one in all {
@@ -113,12 +113,12 @@ impl ByPeer {
 fn compile(
     blocks: impl Iterator<Item = ((Address, Address), Ports)>,
     groups: impl Iterator<Item = (u32, Ports)>,
-) -> Side {
+) -> Allowance {
     let (mut v4, mut v6) = (Vec::new(), Vec::new());
     for ((first, last), ports) in blocks {
         // An IPv6 block around all of IPv4's numbers does not include IPv4.
         let family = if is_v4(first) && is_v4(last) { &mut v4 } else { &mut v6 };
         family.push((first, last, ports));
     }
-    Side { v4: Blocks::new(v4), v6: Blocks::new(v6), groups: groups.collect() }
+    Allowance { v4: Blocks::new(v4), v6: Blocks::new(v6), groups: groups.collect() }
 }

@@ -11,8 +11,8 @@ use butterfly_packet::protocol::{ICMP, ICMPV6, UDP};
 
 use crate::ip::{Address, Dhcp};
 use crate::world::rules::{
-    Allowed, Layers, Members, NARROW, Policy, Side,
-    by_peer::{About, ByPeer},
+    Allowance, Allowed, Layers, Members, NARROW, Policy,
+    by_peer::{ByPeer, RulePeer},
     cells::{Cells, MAX_CELLS},
     number,
 };
@@ -173,7 +173,7 @@ impl Groups {
     }
 
     /// Merges some of the rules of groups, of which there are few.
-    fn merged(&self, numbers: &[u32], rules: impl Fn(&Declared) -> &ByPeer) -> Side {
+    fn merged(&self, numbers: &[u32], rules: impl Fn(&Declared) -> &ByPeer) -> Allowance {
         ByPeer::merged(numbers.iter().filter_map(|number| self.declared.get(number)).map(rules))
     }
 
@@ -280,10 +280,10 @@ impl Groups {
         }
     }
 
-    fn about(&mut self, rule: &Rule) -> About {
+    fn about(&mut self, rule: &Rule) -> RulePeer {
         match rule.peer() {
-            Peer::Cidr(cidr) => About::block(cidr),
-            Peer::SecurityGroup(name) => About::Group(self.number_of(name)),
+            Peer::Cidr(cidr) => RulePeer::block(cidr),
+            Peer::SecurityGroup(name) => RulePeer::Group(self.number_of(name)),
         }
     }
 
@@ -298,7 +298,7 @@ impl Groups {
         });
         cells.reset_count(cell);
         let about = self.about(&rule);
-        if let About::Group(peer) = about {
+        if let RulePeer::Group(peer) = about {
             self.members_of.entry(peer).or_default().insert(cell);
         }
         let group = self.declared.entry(number).or_default();
@@ -318,7 +318,7 @@ impl Groups {
             return false;
         };
         let about = self.about(&rule);
-        if let About::Group(peer) = about
+        if let RulePeer::Group(peer) = about
             && let Some(cells) = self.members_of.get_mut(&peer)
         {
             cells.remove(&cell);

@@ -17,10 +17,10 @@ pub(crate) struct Policy {
     pub egress: Option<Layers>,
     /// The INBOUND rules that make a DHCP server of the vnic: UDP, [`NARROW`] ports at most, a
     /// server's among them.
-    pub serves: Side,
+    pub serves: Allowance,
     /// The OUTBOUND rules that name infrastructure: ICMP, ICMPv6, and UDP with [`NARROW`] ports at
     /// most, a DHCP client's among them. A rule for everything does not include it.
-    pub names: Side,
+    pub names: Allowance,
 }
 
 /// Most ports of a rule that still names each of them.
@@ -30,9 +30,9 @@ pub(crate) const NARROW: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct Layers {
     /// Rules of the small groups, merged.
-    pub merged: Side,
+    pub merged: Allowance,
     /// Rules of large groups, one side each, shared by all vnics that have the group.
-    pub shared: Box<[Arc<Side>]>,
+    pub shared: Box<[Arc<Allowance>]>,
 }
 
 impl Layers {
@@ -55,7 +55,7 @@ impl Layers {
 
 /// Rules of some groups in one direction.
 #[derive(Debug, Default)]
-pub(crate) struct Side {
+pub(crate) struct Allowance {
     pub v4: Blocks<Ports>,
     pub v6: Blocks<Ports>,
     /// By number of the group, ascending.
@@ -75,7 +75,7 @@ pub(crate) fn address(number: Address) -> IpAddr {
     if is_v4(number) { IpAddr::V4((number as u32).into()) } else { IpAddr::V6(number.into()) }
 }
 
-impl Side {
+impl Allowance {
     /// Returns whether there is no rule.
     pub fn is_empty(&self) -> bool {
         self.v4.is_empty() && self.v6.is_empty() && self.groups.is_empty()

@@ -22,5 +22,5 @@ mod ports;
 pub(crate) use cells::{Cells, MAX_CELLS};
 pub use groups::GroupChange;
 pub(crate) use groups::Groups;
-pub(crate) use layers::{Layers, Members, NARROW, Policy, Side, address, number};
+pub(crate) use layers::{Allowance, Layers, Members, NARROW, Policy, address, number};
 pub(crate) use ports::Allowed;
