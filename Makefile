@@ -52,7 +52,7 @@ build: ## build target/release/butterflyd, butterfly and butterfly-bench
 test: setup build ## all checks and tests, 20 to 40 minutes on two cores (root)
 	@tests/run.sh $(TEST_PARTS)
 
-test-lint: setup ## formatting, clippy and rustdoc without warnings, licences and duplicates of dependencies, shellcheck, imports that go down
+test-lint: setup ## formatting, clippy and rustdoc without warnings, licences and duplicates of dependencies, shellcheck, imports that go down, unique names
 	@tests/lib/setup.sh lint
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(LOCKED) -- -D warnings
@@ -61,6 +61,7 @@ test-lint: setup ## formatting, clippy and rustdoc without warnings, licences an
 	tests/lib/named_tests.sh
 	tests/lib/imports.py
 	tests/lib/words.py
+	tests/lib/names.py
 	tests/lib/deny.sh
 
 test-unit: setup ## unit and property tests, packet walks, the driver against testpmd, session table in every order (root)
