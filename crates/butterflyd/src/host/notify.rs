@@ -1,5 +1,9 @@
 //! Tells systemd how the daemon is: sd_notify(3), a datagram to the socket that `NOTIFY_SOCKET`
 //! names.
+//!
+//! Not by the crate `sd-notify`: its sockets block, so a systemd that does not read would hold up
+//! the watchdog's thread and the end of the daemon. It takes the socket's name from the environment
+//! only, which a test cannot set without `unsafe`.
 
 use std::{
     env,
