@@ -19,7 +19,7 @@ COLUMNS = 100
 LEFT = {
     "api": 96,
     "bench": 24,
-    "butterfly": 88,
+    "butterfly": 87,
     "butterflyd": 166,
     "control": 11,
     "guest": 24,

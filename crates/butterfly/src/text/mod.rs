@@ -1,4 +1,4 @@
-//! What is printed: pages, tables, JSON, names of protocols.
+//! Printed things: pages, tables, JSON, names of protocols.
 
 pub mod json;
 pub mod output;
