@@ -267,9 +267,9 @@ impl Plane {
         self.insert_as(id, mac, vni, policy, None, None)
     }
 
-    /// Puts a vnic into the snapshot as [`Self::insert`] does. The vnic may be a mirror of another
-    /// vnic, which need not exist, and may have been declared before vnics that are there. Removes
-    /// a vnic with the same id first.
+    /// Puts a vnic into the snapshot. When this returns, every worker filters it, and its rings may
+    /// start. The vnic may be a mirror of another vnic, which need not exist, and may have been
+    /// declared before vnics that are there. Removes a vnic with the same id first.
     pub fn insert_as(
         &self,
         id: &str,
