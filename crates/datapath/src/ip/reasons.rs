@@ -45,7 +45,7 @@ drop_reasons! { 6;
         remedy: "avoid fragments: a smaller MTU, or path MTU discovery, in the machine that sends",
         charged: "the sender, or the network if the frame came from another host",
     }
-    /// Neighbour discovery or multicast listener discovery that is invalid, or that speaks for somebody else.
+    /// Neighbour discovery or multicast listener discovery that is invalid, or that speaks for another station.
     BAD_DISCOVERY = "bad-discovery" {
         cause: "an address that was not declared (also a probe for it, with `--enable-antispoof`), or a machine that wants to be a router",
         remedy: "declare the address too: `butterfly nic update --id NIC --ip ADDRESS..` (the whole list); a router needs `butterfly nic update --id NIC --router true` and `butterfly sg rule add SG --dir out --ip-proto 58 --cidr ::/0`; the first OUTBOUND rule of a vnic's groups ends \"everything may leave\", so add one for all else as well",

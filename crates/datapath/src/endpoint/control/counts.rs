@@ -22,13 +22,13 @@ counts! {
     Query = "query";
     /// Reports of other hosts that made an answer of our own needless.
     Suppressed = "suppressed";
-    /// Somebody else says that the endpoint's address is its own.
+    /// Another station claims the endpoint's address.
     Conflict = "conflict";
-    /// Somebody claims the address of a neighbour that is known elsewhere: both are asked.
+    /// A station claims the address of a neighbour that is known elsewhere: both are asked.
     Claim = "claim";
     /// ICMP errors that say that VXLAN for a peer arrives nowhere.
     Refused = "refused";
-    /// Answers that nobody asked for.
+    /// Answers without a question.
     Unasked = "unasked";
     /// Frames that were dropped while the next hop to a peer was asked for: it did not answer, or newer ones took their place.
     NoAnswer = "no-answer";
@@ -52,7 +52,7 @@ counts! {
     Misdirected = "misdirected";
     /// Frames that came from the endpoint itself.
     Own = "own";
-    /// Everything that is none of the endpoint's protocols, or that somebody else answers for it.
+    /// Everything that is none of the endpoint's protocols, or that another station answers for it.
     Ignored = "ignored";
 }
 
