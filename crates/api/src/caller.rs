@@ -1,4 +1,4 @@
-//! Who makes a request, as far as the transport knows.
+//! The caller of a request, as far as the transport knows it.
 
 use std::{fmt, net::IpAddr};
 

@@ -17,15 +17,15 @@ pub enum ClientError {
         "cannot connect to {endpoint}: {reason}; an endpoint looks like tcp://127.0.0.1:9999 or ipc:///run/butterfly.sock"
     )]
     Connect {
-        /// As it was given.
+        /// The endpoint as it was given.
         endpoint: String,
-        /// What ZeroMQ said.
+        /// ZeroMQ's error.
         reason: zmq::Error,
     },
     /// The request could not be queued in time.
     #[error("send timeout")]
     SendTimeout,
-    /// No reply came in time: nobody listens there, or the daemon is stuck.
+    /// No reply came in time: no daemon listens there, or it is stuck.
     #[error("receive timeout")]
     ReceiveTimeout,
     /// The request lacks a required field.
@@ -74,8 +74,7 @@ impl Client {
         Ok(Self { socket, cipher: None })
     }
 
-    /// From now on what is asked with [`Self::call`] is encrypted, and no reply in clear text is
-    /// taken.
+    /// Encrypts requests of [`Self::call`] from now on, and accepts no reply in clear text.
     pub fn encrypted(self, cipher: Cipher) -> Self {
         Self { cipher: Some(Box::new(cipher)), ..self }
     }
@@ -98,7 +97,7 @@ impl Client {
             return match self.socket.recv_bytes(0) {
                 Ok(reply) => Ok(reply),
                 Err(zmq::Error::EAGAIN) => Err(ClientError::ReceiveTimeout),
-                // A signal that somebody handles: the reply is still to come.
+                // A signal that the program handles: the reply is still to come.
                 Err(zmq::Error::EINTR) => continue,
                 Err(other) => Err(other.into()),
             };
@@ -110,8 +109,10 @@ impl Client {
         self.round_trip(request, |bytes| self.exchange(bytes))
     }
 
-    /// As [`Self::call`]; when no reply came within `patience`, `late` is called once, and the wait
-    /// goes on if it returns true. Else it ends as a time-out.
+    /// Does the same as [`Self::call`], with a say about a late reply.
+    ///
+    /// If no reply came within `patience`, it calls `late` once, and goes on waiting if that
+    /// returns true. Else it ends as a time-out.
     pub fn call_patiently(
         &self,
         request: &Messages,
@@ -147,7 +148,7 @@ impl Client {
     }
 }
 
-/// Whether nothing is left behind by carrying it out.
+/// True if carrying it out leaves nothing behind.
 fn only_asks(request: &Messages) -> bool {
     let asks = |message: &Message| {
         let request = message.message_0.as_ref().and_then(|message| message.request.as_ref());

@@ -5,8 +5,8 @@ use protobuf::{CodedInputStream, MessageFull};
 /// Decodes `bytes`, all of them, into a message with all its required fields.
 ///
 /// The library's own `parse_from_bytes` takes a message that is longer than the input for one that
-/// ends with it, so that half of a request would be carried out; here every length is held against
-/// the input.
+/// ends with it. So half of a request would be carried out. Here every length is compared with the
+/// input.
 pub fn decode<M: MessageFull>(bytes: &[u8]) -> Result<M, protobuf::Error> {
     let mut input = CodedInputStream::from_bytes(bytes);
     input.push_limit(bytes.len() as u64)?;

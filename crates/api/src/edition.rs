@@ -1,4 +1,4 @@
-//! What both ends of the API have in common beside its messages.
+//! Facts that both ends of the API share beside its messages.
 
 /// The edition of the protocol that every message of ours carries. A receiver never checks it.
 pub const REVISION: u32 = 6;

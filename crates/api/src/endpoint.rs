@@ -1,9 +1,9 @@
-//! What ZeroMQ leaves to us about the text of endpoints.
+//! Checks of endpoints' text that ZeroMQ leaves to us.
 
 /// Bytes of the path of a Unix socket, without the zero after it.
 const LONGEST_PATH: usize = 107;
 
-/// An endpoint that nothing can be bound to, whatever the host is like.
+/// An endpoint to which nothing can be bound on any host.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("endpoint {endpoint:?} is refused: {why}")]
 pub struct BadEndpoint {
@@ -11,8 +11,8 @@ pub struct BadEndpoint {
     why: String,
 }
 
-/// Refuses a tcp endpoint whose port is none: ZeroMQ takes what is left of it modulo 65536, and
-/// listens or connects there.
+/// Refuses a tcp endpoint whose port is none. ZeroMQ takes the rest of it modulo 65536, and listens
+/// or connects there.
 pub(crate) fn check(endpoint: &str) -> Result<(), zmq::Error> {
     match endpoint.strip_prefix("tcp://") {
         Some(address) if port(address).is_none() => Err(zmq::Error::EINVAL),
@@ -20,15 +20,15 @@ pub(crate) fn check(endpoint: &str) -> Result<(), zmq::Error> {
     }
 }
 
-/// Refuses what the API cannot be served on: a transport without replies or that nobody else
-/// reaches, an address without a port.
+/// Refuses endpoints that cannot serve the API: a transport without replies, one that no other
+/// process reaches, an address without a port.
 pub(crate) fn check_bindable(endpoint: &str) -> Result<(), BadEndpoint> {
     unbindable(endpoint)
         .map_or(Ok(()), |why| Err(BadEndpoint { endpoint: endpoint.to_owned(), why }))
 }
 
 fn unbindable(endpoint: &str) -> Option<String> {
-    // ZeroMQ would end at a zero, and nobody could read the others in a log.
+    // ZeroMQ would end at a zero, and other control characters spoil a log.
     if endpoint.contains(char::is_control) {
         return Some("it has a control character in it".into());
     }
@@ -57,7 +57,7 @@ fn unbindable(endpoint: &str) -> Option<String> {
     }
 }
 
-/// What stands before the port of a tcp endpoint.
+/// Returns the part before the port of a tcp endpoint.
 fn host(address: &str) -> &str {
     address.rsplit_once(':').map_or(address, |(host, _)| host)
 }

@@ -1,8 +1,8 @@
-//! From the bytes of a request to the bytes of its reply.
+//! Turns the bytes of a request into the bytes of its reply.
 //!
 //! The messages of a batch are answered in their order, each on its own: one that fails does not
-//! stop the others. Nothing that arrives can end the process: what cannot be decoded is answered as
-//! such, and so is a panic of the handler.
+//! stop the others. Nothing that arrives can end the process. A message that cannot be decoded is
+//! answered as such, and so is a panic of the handler.
 
 use crate::{
     Action, Caller, MAX_FRAME, REVISION, Requests,
@@ -29,13 +29,13 @@ mod weigh;
 
 /// The longest reply, before it is encrypted.
 const LONGEST: u64 = (MAX_FRAME - crypt::OVERHEAD) as u64;
-/// A reply to a batch is full when less is left: that is room for whatever a change is answered.
+/// Least room left in a reply that is not full: the answer to any change fits.
 const MARGIN: u64 = 1 << 20;
 /// The shortest answer to a message, but for its id.
 const SHORTEST: u64 = 32;
 /// The tag and the length of an answer in a reply.
 const HEADER: u64 = 6;
-/// From this length on a reply has all the room that one may need.
+/// Length from which on a reply has all the room that one may need.
 const LARGE: usize = 256 << 10;
 
 /// Fields that are stepped over in one turn.
@@ -46,17 +46,17 @@ const MESSAGES: u32 = 1;
 /// The field of [`Messages`] with encrypted content.
 const ENCRYPTED: u32 = 2;
 
-/// What a handler may want to know beside the request.
+/// Facts beside the request for the handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Context {
     /// Envelopes processed since the start, the one of this request included. A batch is one
     /// envelope.
     pub request_counter: u64,
-    /// Who made it, if that is known.
+    /// Caller of the request, if known.
     pub caller: Option<Caller>,
 }
 
-/// What a handler makes of a request. In the response `status` is not its business: it follows from
+/// Answer of a handler to a request. It leaves `status` of the response alone: that follows from
 /// this being an error or not.
 pub type Answer = Result<Response, Failure>;
 
@@ -71,13 +71,13 @@ pub trait Handler {
     }
 }
 
-/// Why a request was not carried out.
+/// Reason why a request was not carried out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failure {
     /// The text the protocol fixes for this failure, or where it fixes none the reason. Some
     /// failures have to come without.
     pub description: Option<String>,
-    /// What exactly was refused, why, and what to do about it.
+    /// Details for the reader: the refused value, the reason, and the remedy.
     pub help: Option<String>,
 }
 
@@ -93,7 +93,7 @@ impl Failure {
     }
 }
 
-/// The bare `Message` that answers what is not a `Messages`: its revision and PARSE_ERROR. The
+/// The bare `Message` that answers a frame that is no `Messages`: its revision and PARSE_ERROR. The
 /// protocol's wart: deployed servers send exactly these bytes, and clients decode them as a
 /// `Messages` whose `encrypted` is empty.
 const NOT_DECODABLE: &[u8] = &[0x08, 0x06, 0x12, 0x02, 0x08, 0x00];
@@ -106,7 +106,7 @@ pub struct Envelope<H> {
     handler: H,
     request_counter: u64,
     requests: Arc<Requests>,
-    /// What is being answered, since when.
+    /// Kind of the request that is being answered, and the time since when.
     current: Option<(KindOf, Instant)>,
     context: Context,
     gate: Option<Gate>,
@@ -119,7 +119,7 @@ pub struct Envelope<H> {
 /// out.
 pub struct Task {
     frame: Zeroizing<Vec<u8>>,
-    /// Where in the frame the messages are.
+    /// Range of the messages in the frame.
     content: Range<usize>,
     to: Option<ReplyTo>,
     context: Context,
@@ -129,7 +129,7 @@ pub struct Task {
     reply: Vec<u8>,
 }
 
-/// How far a request is. Places are those where the next message begins.
+/// Progress of a request. Places are those where the next message begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Checked(usize),
@@ -162,10 +162,10 @@ impl Task {
     }
 }
 
-/// What comes next in an envelope, and where what is behind it begins.
+/// Next part of an envelope, and the offset of the part behind it.
 enum Next {
     Message(Range<usize>, usize),
-    /// Many fields that nobody knows.
+    /// Many fields that are unknown.
     Nothing(usize),
     End,
 }
@@ -177,7 +177,7 @@ impl fmt::Debug for Task {
 }
 
 impl<H: Handler> Envelope<H> {
-    /// Nothing processed yet.
+    /// Makes a processor that has processed nothing yet.
     pub fn new(handler: H) -> Self {
         let context = Context { request_counter: 0, caller: None };
         Self {
@@ -190,7 +190,7 @@ impl<H: Handler> Envelope<H> {
         }
     }
 
-    /// From now on only requests that `gate` opens are carried out.
+    /// Carries out only requests that `gate` opens, from now on.
     pub fn encrypted(self, gate: Gate) -> Self {
         Self { gate: Some(gate), ..self }
     }
@@ -205,7 +205,7 @@ impl<H: Handler> Envelope<H> {
         &mut self.handler
     }
 
-    /// What was answered so far, for any thread to read.
+    /// Returns the counts of answered requests, for any thread to read.
     pub fn requests(&self) -> Arc<Requests> {
         self.requests.clone()
     }
@@ -215,7 +215,7 @@ impl<H: Handler> Envelope<H> {
         self.handler
     }
 
-    /// The reply to the frame `request`, of which nobody knows from whom it comes.
+    /// Returns the reply to the frame `request`, whose caller is not known.
     pub fn answer(&mut self, request: &[u8]) -> Vec<u8> {
         self.answer_to(request.to_vec(), None)
     }
@@ -381,7 +381,7 @@ impl<H: Handler> Envelope<H> {
             fit(&task.frame, place.clone()).and_then(|bytes| decode::<Message>(bytes).ok());
         let id = message.as_ref().map_or(0, |message| message.message_0.message_id().len());
         task.answers = task.answers.saturating_sub(SHORTEST + id as u64);
-        // A reply that nobody can take is not made.
+        // A reply that no client can take is not made.
         let room = LONGEST.saturating_sub(task.reply.len() as u64 + task.answers);
         let reply = match message {
             None => self.too_heavy(place.len()),
@@ -425,7 +425,7 @@ impl<H: Handler> Envelope<H> {
         task.stage = Stage::Answered;
     }
 
-    /// There is no room in the reply for what this would be answered.
+    /// Answers that the reply has no room for the answer to this message.
     fn too_much(&mut self, message: &Message, room: u64) -> Message {
         self.begin(message.message_0.as_ref().and_then(|request| request.request.as_ref()));
         self.answered(false);
@@ -485,7 +485,7 @@ impl<H: Handler> Envelope<H> {
         self.handler.handle(action, &self.context)
     }
 
-    /// Whoever hears of it must not take the reply with it.
+    /// A handler that panics on the report must not take the reply with it.
     fn not_understood(&mut self, why: &str) {
         let context = self.context;
         if catch_unwind(AssertUnwindSafe(|| self.handler.not_understood(why, &context))).is_err() {
@@ -550,7 +550,7 @@ fn fit(frame: &[u8], place: Range<usize>) -> Option<&[u8]> {
     weigh::is_fit(frame, place.clone()).then(|| frame.get(place)).flatten()
 }
 
-/// Where the encrypted part of an envelope has which form.
+/// Returns the place and form of the encrypted part of an envelope.
 fn encrypted_part(
     frame: &[u8],
     range: Range<usize>,
@@ -636,7 +636,7 @@ fn encoded(reply: &Messages) -> Vec<u8> {
 }
 
 fn log(what: &str, message: &Message) {
-    // Text is made only if somebody reads it: a batch may be long.
+    // Text is made only if the log wants it: a batch may be long.
     if enabled!(Level::DEBUG) {
         let messages = Messages { messages: vec![message.clone()], ..Default::default() };
         debug!("{what}:\n{}", text::print(&messages).trim_end());

@@ -2,7 +2,7 @@
 //!
 //! One request frame carries one serialized [`proto::Messages`], one reply frame answers it.
 //! [`envelope`] turns the one into the other with the help of a [`Handler`], which only sees single
-//! well-formed requests; [`server`] moves the frames; [`text`] is the format in which people read
+//! well-formed requests. [`server`] moves the frames. [`text`] is the format in which people read
 //! and write messages.
 
 #![forbid(unsafe_code)]

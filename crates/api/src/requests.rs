@@ -1,4 +1,4 @@
-//! How many requests of each kind were answered, how, and how long that took.
+//! Counts the answered requests of each kind, their outcomes, and the time they took.
 //!
 //! Kinds are the fields of the protocol's `Request`, found by reflection: a new one is counted
 //! without a word here.
@@ -11,12 +11,13 @@ use std::{
     time::Duration,
 };
 
-/// What asks for nothing that this version knows, with the number of its place behind all fields.
+/// Kind of a request that asks for nothing that this version knows, with its place behind all
+/// fields.
 const NOTHING: &str = "none";
-/// What is no envelope at all.
+/// Kind of a frame that is no envelope at all.
 const UNDECODABLE: &str = "undecodable";
 
-/// Counts. The server writes, anybody reads.
+/// Counts. The server writes, any thread reads.
 pub struct Requests {
     fields: Vec<FieldDescriptor>,
     kinds: Vec<Kind>,
@@ -29,7 +30,7 @@ struct Kind {
     nanoseconds: AtomicU64,
 }
 
-/// What is known of the requests of a kind.
+/// Counts of one kind of request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestCount<'a> {
     /// Name of the field in the protocol; `none` for what asks for nothing that is known,

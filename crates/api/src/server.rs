@@ -1,8 +1,8 @@
 //! The daemon's end of the API: ZeroMQ's protocol, served within bounds.
 //!
-//! One thread moves bytes ([`mover`]), and the one that calls [`Server::serve`] answers. What
-//! clients make us hold is bounded for all of them together ([`bounds`]): libzmq, which queues
-//! whatever arrives before anybody sees it, is not.
+//! One thread moves bytes ([`mover`]), and the one that calls [`Server::serve`] answers. The memory
+//! that clients make us hold is bounded for all of them together ([`bounds`]). In libzmq it is not:
+//! libzmq queues all that arrives before the program sees it.
 
 use crate::{Caller, Envelope, Handler, Task, endpoint::check_bindable};
 use bind::Listener;
@@ -36,17 +36,17 @@ pub fn check(endpoint: &str) -> Result<(), BadEndpoint> {
 /// The API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// Nothing can be bound to such an endpoint.
+    /// An endpoint to which nothing can be bound.
     #[error(transparent)]
     Endpoint(#[from] BadEndpoint),
     /// The endpoint cannot be bound.
     #[error("cannot listen on {endpoint}: {reason}; {advice}")]
     Bind {
-        /// As it was given.
+        /// The endpoint as it was given.
         endpoint: String,
-        /// What the system said.
+        /// Error of the system.
         reason: String,
-        /// What to do about it.
+        /// Advice for the operator.
         advice: &'static str,
     },
     /// The system does not let us wait for clients.
@@ -57,22 +57,21 @@ pub enum ServerError {
 /// A client whose connection the server ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CutClient {
-    /// Who it was.
+    /// Caller of the connection.
     pub caller: Caller,
-    /// Who it was, and why.
+    /// Caller and reason, as text.
     pub text: String,
-    /// It never came as far as asking: not a client, or not one of ours.
+    /// True if it never came as far as a request: no client, or not one of ours.
     pub of_handshake: bool,
 }
 
-/// How often to take a turn at least, and who hears of it.
+/// Longest time between two turns, and the function that hears of each.
 type Turn = (Duration, Box<dyn Fn() + Send>);
 
-/// Answers REQ and DEALER sockets: one request, one reply, whoever asks. Dropped, it stops
-/// listening.
+/// Answers REQ and DEALER sockets: one request, one reply, for any caller. Stops listening on drop.
 pub struct Server {
     listeners: Vec<Listener>,
-    /// Where it listens, wildcards resolved.
+    /// Endpoints on which it listens, wildcards resolved.
     endpoints: Vec<String>,
     connections: usize,
     /// Called at each turn, and a turn is taken so often at least.
@@ -113,7 +112,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Where it listens: the endpoints with wildcards resolved.
+    /// Returns the endpoints on which it listens, with wildcards resolved.
     pub fn endpoints(&self) -> &[String] {
         &self.endpoints
     }
@@ -124,8 +123,8 @@ impl Server {
         self.turn = Some((interval, Box::new(taken)));
     }
 
-    /// Takes no more than so many connections at a time: when another client comes, one goes of
-    /// whoever has most.
+    /// Limits the connections at a time. When another client comes, one goes of the origin with
+    /// most.
     pub fn at_most(&mut self, connections: usize) {
         self.connections = connections.clamp(1, bounds::CONNECTIONS);
     }
@@ -137,8 +136,8 @@ impl Server {
 
     /// Answers requests until `stop` becomes readable, or `done` says so after a reply was made.
     ///
-    /// Sleeps while nothing is asked. Of a multipart request the first part counts. A peer that
-    /// does not take its reply loses it; nobody else waits for it. Between two messages of a
+    /// Sleeps while no request waits. Of a multipart request the first part counts. A peer that
+    /// does not take its reply loses it; no other client waits for it. Between two messages of a
     /// long request short ones of others are answered.
     pub fn serve<H: Handler>(
         &self,
@@ -263,7 +262,7 @@ impl<H: Handler> Answering<'_, H> {
         let before = task.reply_so_far();
         if let Some(reply) = self.envelope.go_on(task, || Instant::now() < end) {
             let (Job { peer, route, room, .. }, task) = self.long.remove(number);
-            // Its memory is free before somebody else gets the room.
+            // Its memory is free before another client gets the room.
             drop(task);
             self.exchange.set_so_far(so_far - before);
             self.exchange.answered(room, Reply { peer, route, body: reply });
@@ -275,7 +274,7 @@ impl<H: Handler> Answering<'_, H> {
     }
 }
 
-/// What the system said, without its number.
+/// Returns the system's error, without its number.
 fn reason(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()

@@ -19,10 +19,10 @@ use std::{
     time::Duration,
 };
 
-/// Nothing here takes so long unless it is broken.
+/// Time limit that only a broken program exceeds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Tells who asks.
+/// Names the caller of each request.
 struct WhoAsks;
 
 impl Handler for WhoAsks {
@@ -37,7 +37,7 @@ impl Handler for WhoAsks {
     }
 }
 
-/// What a client at `endpoint` is taken for.
+/// Returns the caller that a client at `endpoint` is taken for.
 fn asked(endpoint: &str) -> String {
     let request: Messages =
         text::parse("messages { revision: 6 message_0 { request { nic_list: true } } }").unwrap();
@@ -68,8 +68,8 @@ fn refused(endpoints: &[&str]) -> String {
     }
 }
 
-/// A row each: what is bound, what it is called then (`PORT` is any), where clients ask, and who
-/// they are.
+/// One row per kind: the bound endpoint, its resolved name (`PORT` is any), the endpoint of
+/// clients, and their caller.
 #[test]
 fn every_kind_is_served() {
     let directory = tempfile::tempdir().unwrap();
@@ -117,7 +117,7 @@ fn every_kind_is_served() {
 
 #[test]
 fn a_port_of_our_choice_is_that_port() {
-    // One that is free now; somebody may take it before us.
+    // One that is free now; another program may take it before us.
     for _ in 0..5 {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let endpoint = format!("tcp://*:{port}");
@@ -171,7 +171,7 @@ fn all_or_none() {
             "cannot listen on {busy}: Address already in use; another process"
         ))
     );
-    // Two of one kind: the second is refused like somebody else's.
+    // Two of one kind: the second is refused like another program's.
     assert!(
         others(&ipc).starts_with(&format!(
             "cannot listen on {ipc}: Address already in use; another process"

@@ -11,7 +11,7 @@ use protobuf::{
 /// Numbers of our own begin here.
 const OURS: i32 = 100;
 
-/// What every message has, as in its definition.
+/// Fields of every message, as in its definition.
 const MESSAGES: &str = "
 proto.Messages
   repeated proto.Message messages = 1

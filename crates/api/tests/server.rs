@@ -17,7 +17,7 @@ use std::{
 };
 use zmq::{Socket, SocketType};
 
-/// Nothing here takes so long unless it is broken.
+/// Time limit that only a broken program exceeds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Echoes vnic ids; done once told to quit.
@@ -308,7 +308,7 @@ fn a_client_alone_times_out_and_recovers() {
 
     // Its request would still be delivered.
     drop(client);
-    // Somebody listens and does not answer.
+    // A server that listens and does not answer.
     let silent = zmq::Context::new().socket(SocketType::REP).unwrap();
     silent.bind(&endpoint).unwrap();
     let client = Client::connect(&endpoint, Some(Duration::from_millis(500))).unwrap();

@@ -21,24 +21,24 @@ const ATTEMPTS: usize = 4;
 /// An encrypted request got no reply that could be read.
 #[derive(Debug, thiserror::Error)]
 pub enum EncryptionError {
-    /// What came was readable by anybody, so anybody may have written it: not read, but for the
-    /// code if it was a refusal.
+    /// The reply was in clear text, so anybody on the way may have written it. It is not read, but
+    /// for the code if it was a refusal.
     #[error("the reply is not encrypted")]
     ClearReply(Option<error::Code>),
-    /// In clear text: the daemon could or would not read the request.
+    /// Error in clear text: the daemon could or would not read the request.
     #[error("encrypted message error")]
     Error(Option<EnumOrUnknown<encrypted::error::Code>>),
-    /// It is none under this key, and none to this request.
+    /// No reply under this key, or none to this request.
     #[error("cannot decrypt message")]
     Undecryptable,
-    /// There is nothing encrypted in it that is known, or that was asked for.
+    /// The reply holds nothing encrypted that is known, or that was asked for.
     #[error("nothing recognized in encrypted response")]
     Nothing,
     /// The daemon read the request and did not carry it out: its own words.
     #[error("{0}")]
     Refused(String),
-    /// The request was for another epoch than the daemon's. That it was not carried out *there* is
-    /// all that is known: who is between may have given it to somebody else with the key
+    /// The request was for another epoch than the daemon's. It is only known that *that* daemon did
+    /// not carry it out: an attacker in between may have passed it to another daemon with the key
     /// before.
     #[error("the daemon has a new epoch")]
     NewEpoch,
@@ -106,7 +106,8 @@ impl Cipher {
         Err(EncryptionError::Restless.into())
     }
 
-    /// As long as no epoch is known, it only asks for that.
+    /// Makes the request for `content`. As long as no epoch is known, the request only asks for
+    /// that.
     fn request(&self, content: &[u8]) -> Result<(Nonce, Encrypted), EncryptionError> {
         let epoch = self.epoch.borrow().clone();
         let messages = epoch.is_some().then(|| content.to_owned());

@@ -15,7 +15,7 @@ use protobuf::{Message as _, MessageField};
 use std::{fmt, ops::Range};
 use zeroize::Zeroizing;
 
-/// Decides which requests are those of somebody who has the key.
+/// Decides which requests come from a client that has the key.
 pub struct Gate {
     key: Key,
     keys: Keys,
@@ -24,25 +24,25 @@ pub struct Gate {
     source: Random,
 }
 
-/// Where in a frame its encrypted content is, in which form.
+/// Place and form of the encrypted content of a frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EncryptedFields {
     pub(crate) sealed: Option<Range<usize>>,
     pub(crate) legacy: Option<Range<usize>>,
 }
 
-/// What an encrypted request turned out to be.
+/// Result of opening an encrypted request.
 pub(crate) enum Opened {
     /// A request, and where in the frame it is now; its reply is to be sealed.
     Request(Range<usize>, ReplyTo),
-    /// Somebody who has the key asked for the epoch, or has to: that is its reply, and nothing more
-    /// is to be said of it.
+    /// A client that has the key asked for the epoch, or has to. This is its reply, and nothing
+    /// more is to be said of it.
     Introduced(Encrypted),
     /// Its reply, and why.
     Refused(Encrypted, String),
 }
 
-/// How a reply has to be sealed.
+/// Way in which a reply has to be sealed.
 pub(crate) enum ReplyTo {
     Legacy,
     Sealed(Nonce),
@@ -99,7 +99,7 @@ impl Gate {
             .get_mut(field.clone())
             .and_then(|bytes| self.keys.request.open_in_place(b"", bytes));
         let Some((nonce, content)) = opened else { return unreadable() };
-        // Whoever has the key can do better.
+        // A client that has the key can do better.
         let Some(SealedFields { time, epoch, messages }) =
             sealed_fields(frame, field.start + content.start..field.start + content.end)
         else {
@@ -257,7 +257,7 @@ fn unreadable() -> Opened {
     )
 }
 
-/// What to do about a request whose time is so many milliseconds before ours.
+/// Returns the advice for a request whose time is so many milliseconds before ours.
 fn clock_help(behind: i128) -> String {
     let seconds = behind.unsigned_abs().div_ceil(1000);
     let side = if behind > 0 { "behind" } else { "ahead of" };

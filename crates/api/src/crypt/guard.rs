@@ -1,11 +1,11 @@
-//! What a daemon remembers of requests, so that none is carried out twice.
+//! Memory of past requests, so that none is carried out twice.
 //!
-//! A request names the daemon's *epoch* and the time it was made, both sealed. The nonces of those
-//! whose time is still good are remembered; all others are refused by their time. Where that would
-//! not do (a daemon that has just started, a clock that was set back, no more room), there is a new
-//! epoch, and whatever was made for the one before is refused. So the time that a client and a
-//! daemon have in common is no secret, no order and no promise: it only bounds how much is
-//! remembered, and how long somebody between can hold a request up.
+//! A request names the daemon's *epoch* and the time it was made, both sealed. The daemon remembers
+//! the nonces of requests whose time is still good; it refuses all others by their time. Sometimes
+//! that would not do: after a start, after a clock was set back, or without room. Then there is a
+//! new epoch, and requests made for the one before are refused. So the time that a client and a
+//! daemon share is no secret, no order and no promise. It only bounds how much is remembered, and
+//! how long an attacker in between can hold a request up.
 
 use super::{
     host::{Random, WINDOW, random},
@@ -13,8 +13,8 @@ use super::{
 };
 use std::collections::{BTreeMap, HashSet};
 
-/// Most nonces remembered: some three megabytes. Those who ask more often than a thousand times per
-/// second for a minute are told a new epoch a little more often.
+/// Most nonces remembered: some three megabytes. Clients that ask more often than a thousand times
+/// per second for a minute learn of a new epoch a little more often.
 const ROOM: usize = 1 << 16;
 /// Nonces are forgotten by the second.
 const SECOND: u64 = 1000;
@@ -25,7 +25,7 @@ pub(super) type Epoch = [u8; 16];
 /// The memory of a daemon.
 pub(super) struct Guard {
     epoch: Epoch,
-    /// By the second of their time.
+    /// Nonces by the second of their time.
     seen: BTreeMap<u64, HashSet<Nonce>>,
     count: usize,
     /// The latest that the clock has shown.
@@ -34,16 +34,16 @@ pub(super) struct Guard {
     source: Random,
 }
 
-/// Why a request is not to be carried out.
+/// Reason why a request is not to be carried out.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// It is not for this epoch.
+    /// The request is not for this epoch.
     Epoch,
     /// Its time is so many milliseconds before ours, or after if that is negative.
     Clock(i128),
-    /// It was here before.
+    /// The request was here before.
     Repeated,
-    /// There are no random numbers for a new epoch.
+    /// No random numbers for a new epoch.
     NoEpoch,
 }
 
@@ -60,13 +60,13 @@ impl Guard {
         })
     }
 
-    /// What requests have to name.
+    /// Returns the epoch that requests have to name.
     pub(super) fn epoch(&self) -> &Epoch {
         &self.epoch
     }
 
-    /// Whether the request with this `nonce`, made for `epoch` at `time`, is to be carried out
-    /// `now`. If so, it is the last time.
+    /// Checks that the request with this `nonce`, made for `epoch` at `time`, is to be carried out
+    /// `now`. Admits each request only once.
     pub(super) fn admit(
         &mut self,
         now: u64,
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// Who sealed it was told that it was refused.
+    /// The client that sealed the request got a refusal.
     #[test]
     fn what_was_refused_for_being_early_stays_refused() {
         let mut guard = guard();
@@ -184,7 +184,7 @@ mod tests {
             guard.admit(NOW + 3_600_000, &nonce(1), &epoch, NOW + 3_600_000),
             Err(Refused::Epoch)
         );
-        // Nobody begins an epoch with what was never good.
+        // A request that was never good begins no epoch.
         let epoch = *guard.epoch();
         assert_eq!(
             guard.admit(NOW, &nonce(2), b"another", u64::MAX),
@@ -210,7 +210,7 @@ mod tests {
         );
     }
 
-    /// What was forgotten must not become good again.
+    /// Forgotten requests must not become good again.
     #[test]
     fn a_clock_that_is_set_back_begins_an_epoch() {
         let mut guard = guard();
@@ -271,7 +271,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the clock does and whoever sends what again: each is carried out once at most, and memory is bounded.
+        /// Each request is carried out at most once and memory is bounded, for all jumps of the
+        /// clock and all repetitions.
         #[test]
         fn nothing_is_carried_out_twice(steps in proptest::collection::vec((-90_000i64..120_000, 0u64..8, -70_000i64..70_000), 1..200)) {
             let mut guard = Guard { room: 16, ..guard() };

@@ -2,14 +2,14 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How far the clocks of a client and a daemon may be apart, and how long a request may be under
-/// way: milliseconds.
+/// Largest difference of a client's and a daemon's clock, and longest time under way of a request:
+/// milliseconds.
 pub const WINDOW: u64 = 60_000;
 
 /// Fills its argument with random bytes. Tests have others than the system's.
 pub type Random = fn(&mut [u8]) -> Result<(), getrandom::Error>;
 
-/// So many random bytes.
+/// Returns `N` random bytes.
 pub fn random<const N: usize>(source: Random) -> Result<[u8; N], getrandom::Error> {
     let mut bytes = [0; N];
     source(&mut bytes).map(|()| bytes)

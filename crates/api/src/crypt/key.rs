@@ -27,10 +27,10 @@ pub enum KeyError {
     Unreadable {
         /// Its path.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         reason: io::Error,
     },
-    /// What is in the file is none.
+    /// The file holds no key.
     #[error(
         "key file {path:?} {why}; a key is one line, the base64 of 32 bytes, as `openssl rand -base64 32` makes it"
     )]
@@ -55,9 +55,9 @@ fn advice(reason: &io::Error) -> &'static str {
 /// A key, and what is to be said of its file.
 #[derive(Debug)]
 pub struct KeyFile {
-    /// What is in it.
+    /// The key in the file.
     pub key: Key,
-    /// Who is neither its owner nor of its group can read or change it.
+    /// True if users other than its owner and its group can read or change it.
     pub open_to_others: bool,
 }
 
@@ -84,7 +84,7 @@ impl Key {
         Self(Zeroizing::new(bytes))
     }
 
-    /// What a key file says, or why it is none.
+    /// Reads the text of a key file. The error says why it holds no key.
     pub fn parse(text: &[u8]) -> Result<Self, &'static str> {
         let end = text.iter().rposition(|byte| !b"\r\n".contains(byte)).map_or(0, |last| last + 1);
         let line = &text[..end];

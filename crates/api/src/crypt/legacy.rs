@@ -1,9 +1,9 @@
 //! The original's encryption, `aes256cbc_sha512`, as it is on the wire: AES-256-CBC with its
 //! directions exchanged.
 //!
-//! Whoever sends *decrypts*, whoever receives encrypts; the original's description does not say so,
-//! and nobody who follows it can talk to an original. The digest tells whether the key is the same,
-//! and there is nothing else: whoever saw a message can send it again, whenever.
+//! The sender *decrypts*, the receiver encrypts. The original's description does not say so, and a
+//! program that follows it cannot talk to an original. The digest tells that the key is the same,
+//! and protects nothing else: an attacker who saw a message can send it again, at any time.
 
 use super::key::Key;
 use aes::{
@@ -48,7 +48,7 @@ pub(super) fn open(key: &Key, field: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     clear.get(place).map(|content| Zeroizing::new(content.to_vec()))
 }
 
-/// As [`open`], at its place: where in `field` the content is.
+/// Opens as [`open`] does, in place. Returns the range of the content in `field`.
 pub(super) fn open_in_place(key: &Key, field: &mut [u8]) -> Option<Range<usize>> {
     if field.len() < SHORTEST || !field.len().is_multiple_of(BLOCK) {
         return None;
@@ -59,8 +59,7 @@ pub(super) fn open_in_place(key: &Key, field: &mut [u8]) -> Option<Range<usize>>
 
     let padding = usize::from(*clear.last()?);
     let padded_well = padding <= BLOCK;
-    // The digest is computed whatever the padding says: how long a refusal takes tells nothing of
-    // it.
+    // The digest is computed for any padding: the time that a refusal takes tells nothing of it.
     let end = clear.len() - if padded_well { padding } else { 0 };
     let (digest, content) = clear.get(..end)?.split_at_checked(DIGEST)?;
     let same = Sha512::digest(content).ct_eq(digest);
@@ -114,7 +113,7 @@ mod tests {
         }
     }
 
-    /// As [`seal`], with the padding that is given.
+    /// Seals as [`seal`] does, with the padding that is given.
     fn padded(content: &[u8], padding: &[u8]) -> Vec<u8> {
         let mut clear = Sha512::digest(content).to_vec();
         clear.extend_from_slice(content);
@@ -163,8 +162,8 @@ mod tests {
         assert!(open(&key(), &[vec![0; 16], textbook].concat()).is_none(), "the usual direction");
     }
 
-    /// All bits but those of padding that nobody looks at: a change of the last block changes the
-    /// last byte, almost always.
+    /// All bits but those of padding that the receiver ignores. A change of the last block changes
+    /// the last byte, almost always.
     #[test]
     fn a_changed_bit_shows() {
         let good = seal(&key(), [3; 16], b"sixteen bytes...");

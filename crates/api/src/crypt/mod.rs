@@ -1,9 +1,8 @@
-//! What travels under the shared key, in both forms: the original's ([`legacy`]), which deployed
+//! Encryption under the shared key, in both forms: the original's ([`legacy`]), which deployed
 //! clients speak, and one that is sound ([`sealed`]).
 //!
 //! [`Gate`] is the daemon's end, [`Cipher`] the client's. Algorithms are those of well-kept crates;
-//! here is only their order. What a client in another language needs to know is in
-//! `docs/encryption.md`.
+//! here is only their order. The guide for clients in other languages is `docs/encryption.md`.
 
 mod client;
 mod gate;
@@ -18,5 +17,5 @@ pub use gate::Gate;
 pub(crate) use gate::{EncryptedFields, Opened, ReplyTo};
 pub use key::{Key, KeyError, KeyFile};
 
-/// What either form adds to a message is less than this.
+/// Upper bound of the bytes that either form adds to a message.
 pub const OVERHEAD: usize = 1024;

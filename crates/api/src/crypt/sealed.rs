@@ -1,10 +1,10 @@
-//! The sound form, `xchacha20_poly1305`: what nobody without the key can read, make, change, or
-//! move to another place.
+//! The sound form, `xchacha20_poly1305`: only a holder of the key can read, make, change or move a
+//! message.
 //!
-//! A nonce, then the content under XChaCha20-Poly1305 (draft-irtf-cfrg-xchacha-03), which is long
-//! enough for nonces made at random. Each direction has a key of its own (HKDF, RFC 5869), so that
-//! a request cannot come back as its reply; a reply is bound to the nonce of its request, so that
-//! it answers nothing else.
+//! A message is a nonce, then the content under XChaCha20-Poly1305 (draft-irtf-cfrg-xchacha-03).
+//! The nonce is long enough to be made at random. Each direction has a key of its own (HKDF, RFC
+//! 5869), so that a request cannot come back as its reply. A reply is bound to the nonce of its
+//! request, so that it answers nothing else.
 
 use super::key::Key;
 use chacha20poly1305::{
@@ -19,7 +19,7 @@ use zeroize::Zeroizing;
 /// Bytes of what tells that content is sound.
 const TAG: usize = 16;
 
-/// What each message has one of, made at random.
+/// Random number, one per message.
 pub(super) type Nonce = [u8; 24];
 
 /// The keys of both directions.
@@ -71,7 +71,8 @@ impl Sealer {
             .map(Into::into)
     }
 
-    /// As [`Self::open`], at its place: the nonce, and where in `field` the content is.
+    /// Opens as [`Self::open`] does, in place. Returns the nonce, and the range of the content in
+    /// `field`.
     pub(super) fn open_in_place(
         &self,
         associated: &[u8],

@@ -36,7 +36,7 @@ fn listed(counter: u64) -> String {
     )
 }
 
-/// What a client with `key` reads as the reply to `content`, and the last frame that it sent.
+/// Returns the reply to `content` as a client with `key` reads it, and the last frame that it sent.
 fn exchange(
     envelope: &mut Envelope<Recorder>,
     key: Key,
@@ -239,7 +239,7 @@ fn what_encryption_adds_has_room() {
     }
 }
 
-/// What is refused is told to the handler, what a client has to do anyway is not.
+/// The handler hears of refusals, but not of steps that every client has to take.
 #[test]
 fn refusals_are_told() {
     struct Listener(Vec<String>);

@@ -1,4 +1,4 @@
-//! Where the parts of an envelope are, without decoding or copying any.
+//! Finds the parts of an envelope, without decoding or copying any.
 //!
 //! Decoding multiplies what arrives; this only steps from field to field, as the decoder would.
 
@@ -15,7 +15,7 @@ pub(crate) enum Content {
     Varint(u64),
     /// Length-delimited: where its bytes are.
     Bytes(Range<usize>),
-    /// Of a fixed size, or a group, with the groups within it.
+    /// A field of fixed size, or a group, with the groups within it.
     Other,
 }
 
@@ -53,7 +53,7 @@ impl<'a> Fields<'a> {
         Self::within(self.bytes, range)
     }
 
-    /// Where the next field begins.
+    /// Returns the offset of the next field.
     pub(crate) fn position(&self) -> usize {
         self.at
     }

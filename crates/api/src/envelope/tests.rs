@@ -128,8 +128,8 @@ const UNDECODABLE: [&[u8]; 5] = [
     b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
 ];
 
-/// Three long answers fit nobody's message: the third is not given, and a change behind it is still
-/// carried out and told.
+/// Three long answers fit into no client's message. The third is not given. A change behind it is
+/// still carried out and reported.
 #[test]
 fn a_reply_is_no_longer_than_a_client_takes() {
     let message = |request: &str| {
@@ -293,7 +293,7 @@ fn a_message_that_is_large_when_decoded_is_refused() {
     assert_eq!(envelope.handler().0, ["NicList"]);
 }
 
-/// Nothing is carried out of a batch whose answers alone no reply has room for.
+/// A batch is refused as a whole if its answers alone exceed every reply.
 #[test]
 fn a_batch_of_too_many_messages_is_refused() {
     let mut envelope = envelope();

@@ -1,4 +1,4 @@
-//! How much memory a message would take when it is decoded, found out before that.
+//! Estimates the memory that a message takes when it is decoded, before that.
 //!
 //! A field of two bytes may become a structure of hundreds, so the length of a request says little
 //! about that.
@@ -13,14 +13,14 @@ use std::{collections::HashMap, ops::Range, sync::OnceLock};
 
 /// Messages up to this length are not weighed: the worst of them takes two megabytes.
 const LIGHT: usize = 4096;
-/// What a message may take: a group of a hundred thousand members does.
+/// Most bytes that a message may take: a group of a hundred thousand members does.
 pub(super) const MOST: usize = 12 << 20;
-/// What the allocator adds to a block, and the least that it gives.
+/// Bytes that the allocator adds to a block, and the least that it gives.
 const BLOCK: usize = 32;
-/// What a field that is not known takes, with its share of the table that has it.
+/// Bytes of an unknown field, with its share of the table that has it.
 const UNKNOWN: usize = 512;
 
-/// Whether the message that is `bytes[range]` may be decoded.
+/// True if the message that is `bytes[range]` may be decoded.
 pub(super) fn is_fit(bytes: &[u8], range: Range<usize>) -> bool {
     range.len() <= LIGHT || weight(bytes, range) <= MOST
 }
@@ -35,7 +35,7 @@ fn weight(bytes: &[u8], range: Range<usize>) -> usize {
     total
 }
 
-/// What a field becomes.
+/// Memory that a field becomes.
 #[derive(Clone, Copy)]
 enum Kind {
     /// One of [`Shapes`].
@@ -114,7 +114,7 @@ impl Shapes {
                 (Kind::Number, Content::Bytes(place)) if *repeated => {
                     *total += BLOCK + place.len() * size_of::<u64>() * places;
                 }
-                // One that is not repeated takes nothing, but time: nobody sends it a million
+                // One that is not repeated takes no memory, only time: no client sends it a million
                 // times.
                 (Kind::Number, Content::Varint(_)) => *total += size_of::<u64>() * places,
                 (_, Content::Bytes(place)) => *total += UNKNOWN + place.len(),
@@ -199,8 +199,8 @@ mod tests {
         }
     }
 
-    /// What is not weighed cannot be heavy: no repeated structure is so large that a light message
-    /// of them is.
+    /// Structures that are not weighed cannot be heavy: no repeated structure is so large that a
+    /// light message of them is.
     #[test]
     fn light_ones_are_light() {
         let shapes = Shapes::of(Message::descriptor());

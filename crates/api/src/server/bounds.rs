@@ -1,8 +1,12 @@
-//! What all clients together may take, and how long each may take for it.
+//! Bounds of the memory and time that all clients together may take, and each by itself.
 //!
-//! The sum stays below 64 MiB: requests longer than [`ALLOWANCE`](crate::zmtp::ALLOWANCE) 16, the
-//! reply that is being made 16, those that are not read yet 8 when it is begun and a batch's so far
-//! 16 or those 24, a decoded message 12, and what each connection has by itself 5.
+//! The sum stays below 64 MiB:
+//!
+//! - 16 for requests longer than [`ALLOWANCE`](crate::zmtp::ALLOWANCE),
+//! - 16 for the reply that is being made,
+//! - 8 for unread replies when it is begun, and 16 for a batch's reply so far, or 24 for both,
+//! - 12 for a decoded message,
+//! - 5 for what each connection has by itself.
 //!
 //! | bounded | by | beyond that |
 //! |---|---|---|
@@ -24,10 +28,11 @@ use std::time::Duration;
 
 /// Bytes of requests for which connections asked for room, received or still to come.
 pub(super) const BODIES: usize = MAX_FRAME;
-/// With those and unread replies up to this, a long request is gone on with, and another one gets
-/// room.
+/// Bound of those and unread replies, up to which a long request is gone on with, and another one
+/// gets room.
 pub(super) const FOR_LONG: usize = 28 << 20;
-/// With those, unread replies and a batch's reply so far up to this, a short request is answered.
+/// Bound of those, unread replies and a batch's reply so far, up to which a short request is
+/// answered.
 pub(super) const FOR_SHORT: usize = 40 << 20;
 /// Replies so far of several batches that go on side by side. With more, the oldest alone goes on.
 pub(super) const SIDE_BY_SIDE: usize = 2 << 20;
@@ -37,26 +42,26 @@ pub(super) const CONNECTIONS: usize = 1024;
 /// Buffers of each in the kernel, in either direction: a connection's cost there is bounded, too.
 pub(super) const SOCKET_BUFFER: usize = 64 << 10;
 
-/// How long a handshake may take.
+/// Time limit of a handshake.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long a message may take to come, or a reply to be read, beside [`SLOWEST`].
+/// Time limit of a message to come, or of a reply to be read, beside [`SLOWEST`].
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes a second that a message or a reply is given time for.
 pub(super) const SLOWEST: usize = 64 << 10;
 /// Bytes a second below which a client is cut when others need the room that it takes.
 pub(super) const SLOW: usize = 256 << 10;
-/// How long everybody has to become faster than that.
+/// Time that a client has to become faster than that.
 pub(super) const GRACE: Duration = Duration::from_secs(1);
-/// How long those have whose host or process holds more than one client needs.
+/// The same for clients whose host or process holds more than one client needs.
 pub(super) const SHORT_GRACE: Duration = Duration::from_millis(100);
-/// How long replies may take to leave once the server has stopped.
+/// Time that replies have to leave once the server has stopped.
 pub(super) const LINGER: Duration = Duration::from_secs(1);
-/// How long nobody is accepted after the process had no descriptor for a client.
+/// Time without new connections after the process had no descriptor for a client.
 pub(super) const EXHAUSTED: Duration = Duration::from_millis(500);
 
 /// Bytes that one connection is read in one turn.
 pub(super) const READ: usize = 64 << 10;
-/// How long a long request goes on before others have a turn.
+/// Time that a long request goes on before others have a turn.
 pub(super) const SLICE: Duration = Duration::from_millis(5);
 /// Connections that are accepted in one turn.
 pub(super) const ACCEPTED: usize = 64;

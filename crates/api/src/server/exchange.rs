@@ -1,4 +1,4 @@
-//! What the thread that moves bytes and the one that answers requests have in common.
+//! State shared by the thread that moves bytes and the one that answers requests.
 
 use super::{
     bounds::{FOR_LONG, FOR_SHORT},
@@ -24,7 +24,7 @@ pub(super) struct Job {
     pub(super) caller: Caller,
     pub(super) route: Vec<u8>,
     pub(super) body: Vec<u8>,
-    /// What it takes of the room for requests. A request that takes none is a short one.
+    /// Part that it takes of the room for requests. A request that takes none is a short one.
     pub(super) room: usize,
 }
 
@@ -130,7 +130,7 @@ impl Exchange {
         self.lock().long.pop()
     }
 
-    /// Whether there is memory to go on with a long request.
+    /// True if there is memory to go on with a long request.
     pub(super) fn may_go_on(&self) -> bool {
         let shared = self.lock();
         shared.bodies + shared.unread <= FOR_LONG || self.starve::<()>(shared).is_some()

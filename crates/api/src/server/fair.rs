@@ -27,7 +27,7 @@ impl<K: Copy + Eq + Hash, T> Fair<K, T> {
         of_caller.push_back(entry);
     }
 
-    /// The entry whose turn it is.
+    /// Returns the next entry in turn.
     pub(super) fn peek(&self) -> Option<&T> {
         self.waiting.get(self.turns.front()?)?.front()
     }

@@ -10,22 +10,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Makes way for a socket: removes one that nobody serves. One that is served is refused, and what
-/// is no socket.
+/// Makes way for a socket: removes one that no process serves. Refuses one that is served, and a
+/// file that is no socket.
 pub(super) fn make_free(path: &Path) -> io::Result<()> {
     let Ok(found) = path.symlink_metadata() else { return Ok(()) };
     if !found.file_type().is_socket() {
         return Err(Errno::NOTSOCK.into());
     }
     match UnixStream::connect(path) {
-        // Nobody listens: its process died without cleaning up.
+        // No process listens: it died without cleaning up.
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(Errno::ACCESS.into()),
         _ => Err(Errno::ADDRINUSE.into()),
     }
 }
 
-/// A path of our own for an endpoint that names none, in a directory that nobody else enters.
+/// Returns a path of our own for an endpoint that names none, in a directory that no other user
+/// enters.
 pub(super) fn free_path() -> io::Result<PathBuf> {
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
@@ -62,7 +63,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Whether it is a directory that [`free_path`] made.
+/// True if it is a directory that [`free_path`] made.
 fn is_of_free_path(directory: &Path) -> bool {
     let name = directory.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
     directory.parent() == Some(&std::env::temp_dir())

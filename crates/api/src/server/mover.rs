@@ -1,4 +1,4 @@
-//! The thread that moves bytes: accepts, reads and writes, and cuts who takes too much.
+//! The thread that moves bytes: accepts, reads and writes, and cuts clients that take too much.
 //!
 //! It never waits for a request to be answered, so heartbeats and handshakes of all are answered
 //! meanwhile.
@@ -28,9 +28,9 @@ use std::{
 };
 use tracing::warn;
 
-/// Time between two looks at who is late.
+/// Time between two looks for clients that are late.
 const LOOK: Duration = Duration::from_millis(100);
-/// What the poll calls peers is above what it calls all else.
+/// Least poll token of a peer; all else has smaller ones.
 const FIRST_PEER: u64 = 1 << 32;
 /// Events that are taken in one turn.
 const EVENTS: usize = 64;
@@ -46,11 +46,11 @@ pub(super) struct Mover<'a> {
     most: usize,
     peers: HashMap<u64, Peer>,
     next: u64,
-    /// Who waits for room.
+    /// Clients that wait for room.
     room: Fair<Origin, u64>,
-    /// Somebody waits for room that others take.
+    /// True if a client waits for room that others take.
     starved: bool,
-    /// Nobody is accepted until then.
+    /// Time until which no connection is accepted.
     paused: Option<Instant>,
     buffer: Vec<u8>,
 }
@@ -108,7 +108,7 @@ impl<'a> Mover<'a> {
         Ok(())
     }
 
-    /// Whether something has its time.
+    /// True if something has its time.
     fn is_busy(&self) -> bool {
         let has_its_time = |peer: &Peer| {
             !peer.machine.is_open() || peer.receiving.is_some() || peer.sending.is_some()
@@ -202,7 +202,7 @@ impl<'a> Mover<'a> {
         }
     }
 
-    /// Cuts the connection that is least needed of whoever has most of them.
+    /// Cuts the least needed connection of the origin with most of them.
     fn make_place(&mut self) {
         let mut counts: HashMap<Origin, usize> = HashMap::new();
         self.peers.values().for_each(|peer| *counts.entry(peer.who.origin).or_default() += 1);
@@ -290,7 +290,7 @@ impl<'a> Mover<'a> {
         }
     }
 
-    /// Does with a connection whatever can be done now.
+    /// Does all that can be done now with a connection.
     fn advance(&mut self, id: u64) {
         loop {
             let Some(peer) = self.peers.get_mut(&id) else { return };
@@ -384,7 +384,7 @@ impl<'a> Mover<'a> {
         }
     }
 
-    /// Gives room to those who wait for it, one caller after the other.
+    /// Gives room to waiting clients, one origin after the other.
     fn give_room(&mut self) {
         while let Some(id) = self.room.peek().copied() {
             let wanted = self.peers.get(&id).and_then(|peer| peer.machine.wanted());
@@ -410,7 +410,7 @@ impl<'a> Mover<'a> {
         }
     }
 
-    /// Replies of so many bytes were read, or nobody waits for them any more.
+    /// Replies of so many bytes were read, or no client waits for them any more.
     fn paid(&mut self, bytes: usize) {
         let mut shared = self.exchange.lock();
         shared.unread -= bytes.min(shared.unread);
@@ -420,7 +420,7 @@ impl<'a> Mover<'a> {
         }
     }
 
-    /// Cuts those who take room that others wait for, and are slow.
+    /// Cuts slow clients that take room for which others wait.
     fn cut_slow(&mut self, now: Instant) {
         let mut held: HashMap<Origin, usize> = HashMap::new();
         self.peers
@@ -462,7 +462,7 @@ impl<'a> Mover<'a> {
         drop(shared);
         self.paid(peer.owed);
         if let Some(socket) = &peer.socket {
-            // Closing does it, unless somebody else has the descriptor, too.
+            // Closing does it, unless another process has the descriptor, too.
             let _ = epoll::delete(&self.epoll, socket.as_fd());
         }
     }

@@ -1,4 +1,5 @@
-//! A client's connection: its socket, who it is, and since when it does what it does.
+//! A client's connection: its socket, its caller, its state, and the time since when it has that
+//! state.
 
 use super::bounds::{HANDSHAKE, PATIENCE, SLOW, SLOWEST};
 use crate::{Caller, zmtp::Connection};
@@ -10,15 +11,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Those who share a turn, and are counted together: a host, or a process of this one.
+/// Clients that share a turn, and are counted together: a host, or a process of this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Origin {
-    /// Of IPv6 the link, as one host has all of its addresses.
+    /// A host; of IPv6 the link, as one host has all of its addresses.
     Host(u128),
     Process(i32),
 }
 
-/// Who a client is.
+/// Identity of a client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Who {
     pub(super) origin: Origin,
@@ -31,7 +32,7 @@ impl Who {
     pub(super) fn of_host(address: SocketAddr) -> Self {
         let ip = address.ip().to_canonical();
         let origin = match ip {
-            // Whoever is on this host has all 16 million of them.
+            // A process on this host has all 16 million of them.
             IpAddr::V4(ip) if ip.is_loopback() => u128::from(Ipv4Addr::LOCALHOST.to_bits()),
             IpAddr::V4(ip) => u128::from(ip.to_bits()),
             IpAddr::V6(ip) => ip.to_bits() & u128::MAX << 64,
@@ -92,20 +93,20 @@ pub(super) struct Peer {
     pub(super) socket: Option<OwnedFd>,
     pub(super) who: Who,
     pub(super) machine: Connection,
-    /// What was received and cannot be looked at yet.
+    /// Bytes that were received and cannot be looked at yet.
     pub(super) kept: Vec<u8>,
-    /// What the poll looks for.
+    /// Events that the poll looks for.
     pub(super) interest: EventFlags,
     /// A request of it waits to be answered.
     pub(super) asks: bool,
-    /// It waits for room.
+    /// True if it waits for room.
     pub(super) waits: bool,
     /// Bytes of a reply that are counted as unread.
     pub(super) owed: usize,
     pub(super) receiving: Option<Transfer>,
     pub(super) sending: Option<Transfer>,
     accepted: Instant,
-    /// When it did something last.
+    /// Time at which it did something last.
     pub(super) active: Instant,
 }
 
@@ -132,7 +133,7 @@ impl Peer {
         self.owed + self.machine.room()
     }
 
-    /// Why it is to be cut when others wait for what it holds, if it is slow.
+    /// Returns why a slow client is to be cut when others wait for what it holds.
     pub(super) fn slow(&self, now: Instant, grace: Duration) -> Option<Cut> {
         let reads = self
             .sending
@@ -146,7 +147,7 @@ impl Peer {
         receiving.slow_rate(now, grace).map(|rate| Cut::SlowRequest { rate })
     }
 
-    /// What is to be looked for now.
+    /// Returns the events to be looked for now.
     pub(super) fn wanted_interest(&self) -> EventFlags {
         let mut interest = EventFlags::empty();
         if self.kept.is_empty() && self.machine.is_ready() {
@@ -158,7 +159,7 @@ impl Peer {
         interest
     }
 
-    /// Why its time is over, if it is.
+    /// Returns why its time is over, if it is.
     pub(super) fn overdue(&self, now: Instant) -> Option<Cut> {
         if !self.machine.is_open() {
             return (now.saturating_duration_since(self.accepted) > HANDSHAKE)
@@ -173,7 +174,7 @@ impl Peer {
         Some(Cut::Unfinished { received: receiving.done })
     }
 
-    /// How much it deserves its place when there are too many: the lowest goes first.
+    /// Ranks how much it deserves its place when there are too many: the lowest goes first.
     pub(super) fn rank(&self) -> (u8, Instant) {
         let class = match () {
             () if !self.machine.is_open() => 0,
@@ -188,7 +189,7 @@ impl Peer {
     }
 }
 
-/// Why a client is cut.
+/// Reason for cutting a client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Cut {
     #[error("{0}")]
@@ -214,7 +215,7 @@ pub(super) enum Cut {
 }
 
 impl Cut {
-    /// Whether it never came as far as asking.
+    /// True if the client never came as far as a request.
     pub(super) fn is_of_handshake(&self) -> bool {
         match self {
             Self::Refused(refusal) => refusal.is_of_handshake(),

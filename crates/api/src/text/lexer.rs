@@ -39,7 +39,7 @@ impl fmt::Display for Token {
     }
 }
 
-/// What is wrong with a literal.
+/// Mistake in a literal.
 pub(super) type Complaint = String;
 
 pub(super) struct Lexer<'a> {

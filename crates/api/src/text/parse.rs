@@ -9,23 +9,29 @@ use protobuf::{
     },
 };
 
-/// How deep messages may nest: far more than ours do.
+/// Depth to which messages may nest: far more than ours do.
 const MAX_DEPTH: usize = 64;
 
 /// A text that is not the message it should be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{position}: {message}")]
 pub struct ParseError {
-    /// Where the reader stumbled.
+    /// Place where the reader stumbled.
     pub position: Position,
-    /// What is wrong there.
+    /// Mistake at that place.
     pub message: String,
 }
 
 /// Reads a message in the text format.
 ///
-/// Takes what the C++ library takes: comments from `#` to the end of the line, `;` and `,` between
-/// fields, `<>` for `{}`, lists in `[]`, adjacent strings as one, enum values by name or number.
+/// Takes what the C++ library takes:
+///
+/// - comments from `#` to the end of the line,
+/// - `;` and `,` between fields,
+/// - `<>` for `{}`, and lists in `[]`,
+/// - adjacent strings as one,
+/// - enum values by name or number.
+///
 /// Refuses unknown fields, a second value for a field that is not repeated, and missing required
 /// fields.
 pub fn parse<M: MessageFull>(text: &str) -> Result<M, ParseError> {
@@ -401,7 +407,7 @@ messages {
     }
 
     proptest::proptest! {
-        /// Whatever the text, the reader ends with a message or a place.
+        /// The reader ends with a message or a place, for any text.
         #[test]
         fn no_text_harms(text in "(messages|revision|id|:|\\{|\\}|<|\"|'|\\[|\\]|,|-|[0-9]+|\\\\x?| |#|\n|\\PC){0,40}") {
             if let Ok(messages) = parse::<Messages>(&text) {

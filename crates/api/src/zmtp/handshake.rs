@@ -2,7 +2,7 @@
 
 use super::refusal::Refusal;
 
-/// What we greet with: ZMTP 3.1, the mechanism NULL, not as its server.
+/// Our greeting: ZMTP 3.1, the mechanism NULL, not as its server.
 pub(super) const GREETING: &[u8; 64] =
     b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
       \0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
@@ -20,8 +20,7 @@ impl Greeting {
     pub(super) fn take(&mut self, input: &[u8]) -> Result<(usize, bool), Refusal> {
         let taken = input.len().min(GREETING.len() - self.0.len());
         self.0.extend_from_slice(input.get(..taken).unwrap_or_default());
-        // Peers of older versions send no more than this and wait: they are told by what came so
-        // far.
+        // Peers of older versions send no more than this and wait: the bytes so far identify them.
         self.check()?;
         Ok((taken, self.0.len() == GREETING.len()))
     }
@@ -78,7 +77,7 @@ fn property(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((name, value, rest))
 }
 
-/// What a peer called something, short and fit for a log.
+/// Returns a peer's name for something, short and fit for a log.
 fn printable(name: &[u8]) -> String {
     name.iter()
         .take(20)

@@ -9,14 +9,14 @@ use crate::MAX_FRAME;
 /// Most parts of a way back, delimiter included.
 const MAX_HOPS: usize = 16;
 
-/// What the part that is being received is.
+/// Meaning of the part that is being received.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Part {
     /// An identity in front of the delimiter, kept.
     Hop,
     /// The request itself.
     Body,
-    /// Of no use.
+    /// A part of no use.
     #[default]
     Other,
 }
@@ -71,7 +71,7 @@ impl Incoming {
         }
     }
 
-    /// There is a place for the request that was [`Self::waiting`], with so much room.
+    /// Begins the request that was [`Self::waiting`], with so much room.
     pub(super) fn begin(&mut self, length: usize, room: usize) {
         self.waiting = None;
         self.room = room;

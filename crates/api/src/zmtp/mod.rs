@@ -1,12 +1,12 @@
 //! The daemon's end of ZMTP 3.0 and 3.1, one connection at a time, as a state machine without any
 //! input or output.
 //!
-//! RFC 23/ZMTP and 37/ZMTP 3.1 with the NULL mechanism, for REQ and DEALER sockets (and ROUTER ones
-//! of proxies) as ROUTER answers them (28/REQREP). A message is kept only as far as it is a
-//! request: the way back and the first part behind the empty delimiter. All other parts are counted
-//! and forgotten, so what a connection holds is bounded: [`ALLOWANCE`] for requests,
-//! [`LONGEST_ROUTE`] for the way back, [`LONGEST_COMMAND`] for a command, and for a longer
-//! request the room that its owner gave it.
+//! It speaks RFC 23/ZMTP and 37/ZMTP 3.1 with the NULL mechanism. For REQ and DEALER sockets (and
+//! ROUTER ones of proxies) it answers as ROUTER does (28/REQREP). It keeps a message only as far as
+//! it is a request: the way back and the first part behind the empty delimiter. It counts and
+//! forgets all other parts. So the memory of a connection is bounded: [`ALLOWANCE`] for requests,
+//! [`LONGEST_ROUTE`] for the way back, [`LONGEST_COMMAND`] for a command. A longer request has the
+//! room that its owner gave it.
 
 mod handshake;
 mod message;
@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 pub const ALLOWANCE: usize = 2048;
 /// Requests of one connection that wait to be answered.
 const WAITING: usize = 16;
-/// What a request that waits takes beside its bytes, about.
+/// Bytes of a waiting request beside its own, about.
 const OVERHEAD: usize = 64;
 /// A reply up to this length is sent in one piece with what is before it.
 const ONE_PIECE: usize = 4096;
@@ -49,7 +49,7 @@ impl Request {
     }
 }
 
-/// Where a connection is.
+/// Phase of a connection.
 #[derive(Debug)]
 enum Phase {
     Greeting(Greeting),
@@ -74,7 +74,7 @@ pub struct Connection {
     command: Vec<u8>,
     incoming: Incoming,
     requests: VecDeque<Request>,
-    /// What is sent first, and then `body`.
+    /// Bytes to send first, before `body`.
     head: Vec<u8>,
     body: Vec<u8>,
     sent: usize,
@@ -129,7 +129,7 @@ impl Connection {
         Ok(input.len() - rest.len())
     }
 
-    /// Whether it takes input: neither room nor answers are to come first.
+    /// True if it takes input: neither room nor answers are to come first.
     pub fn is_ready(&self) -> bool {
         self.wanted().is_none()
             && self.requests.len() < WAITING
@@ -151,7 +151,7 @@ impl Connection {
         }
     }
 
-    /// How many bytes it takes at least that belong to a request it has room for.
+    /// Returns how many bytes it takes at least that belong to a request it has room for.
     pub fn expects(&self) -> usize {
         match &self.frame {
             Some(frame) if self.incoming.is_receiving() => {
@@ -161,12 +161,12 @@ impl Connection {
         }
     }
 
-    /// Whether the handshake is over.
+    /// True if the handshake is over.
     pub fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Open)
     }
 
-    /// Whether a message has begun and is not whole.
+    /// True if a message has begun and is not complete.
     pub fn is_amid_a_message(&self) -> bool {
         self.is_open()
             && (self.frame.is_some() || !self.header.is_empty() || self.incoming.has_begun())
@@ -177,7 +177,7 @@ impl Connection {
         self.incoming.room() + self.requests.iter().map(|request| request.room).sum::<usize>()
     }
 
-    /// Whether there is a request.
+    /// True if there is a request.
     pub fn has_request(&self) -> bool {
         !self.requests.is_empty()
     }
@@ -206,7 +206,7 @@ impl Connection {
         }
     }
 
-    /// What is to be sent next; empty: nothing.
+    /// Returns the bytes to send next; empty if there are none.
     pub fn output(&self) -> &[u8] {
         match self.head.get(self.sent..) {
             Some(head) if !head.is_empty() => head,
@@ -219,7 +219,7 @@ impl Connection {
         (self.head.len() + self.body.len()).saturating_sub(self.sent)
     }
 
-    /// So many bytes of the output were sent.
+    /// Records that so many bytes of the output were sent.
     pub fn sent(&mut self, bytes: usize) {
         self.sent += bytes;
         if self.sent >= self.head.len() + self.body.len() {
@@ -241,7 +241,7 @@ impl Connection {
         self.requests.iter().map(Request::allowance).sum()
     }
 
-    /// Whether a short request waits until those before it are answered.
+    /// True if a short request waits until those before it are answered.
     fn waits_for_its_turn(&self) -> bool {
         self.incoming
             .waiting

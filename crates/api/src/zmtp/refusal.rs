@@ -1,4 +1,4 @@
-//! What a peer may not do.
+//! Violations of the protocol by a peer.
 
 use crate::MAX_FRAME;
 
@@ -12,7 +12,7 @@ pub const MOST_PARTS: u32 = 1024;
 /// Bytes of the longest message, parts without use included.
 pub const LONGEST_MESSAGE: u64 = MAX_FRAME as u64 + (64 << 10);
 
-/// Why a connection cannot go on.
+/// Reason why a connection cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// No peer of ours begins like that.
@@ -50,7 +50,8 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Whether the peer never came as far as asking: another program, perhaps, that meant no harm.
+    /// True if the peer never came as far as a request: another program, perhaps, that meant no
+    /// harm.
     pub fn is_of_handshake(&self) -> bool {
         matches!(
             self,

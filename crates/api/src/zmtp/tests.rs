@@ -225,7 +225,7 @@ fn frames_that_break_the_protocol_are_refused() {
     assert_eq!(refused(&with_length(MAX_FRAME + 1)), Refusal::LongMessage(MAX_FRAME as u64 + 1));
 }
 
-/// What a message without end makes us hold is what its way back does.
+/// A message without end makes us hold no more than its way back.
 #[test]
 fn messages_without_end_are_refused() {
     let mut connection = open();
@@ -250,7 +250,7 @@ fn messages_without_end_are_refused() {
     assert!(connection.incoming_bytes() <= LONGEST_ROUTE);
     assert_eq!(connection.room(), 0);
 
-    // A way back that is too long is no request, and harms nobody.
+    // A way back that is too long is no request, and does no harm.
     let mut connection = open();
     let hops = vec![&[5; 200][..]; 15];
     feed(&mut connection, &message(&[&hops[..], &[b"", b"body"]].concat())).unwrap();
@@ -335,7 +335,7 @@ fn heartbeats_are_answered_and_not_gathered() {
 }
 
 proptest::proptest! {
-    /// Whatever comes, and however it is cut: the same requests or the same refusal, within bounds.
+    /// Any bytes, cut in any way, give the same requests or the same refusal, within bounds.
     #[test]
     fn any_bytes_in_any_pieces(
         seed in proptest::collection::vec((0u8..8, proptest::collection::vec(0u8.., 0..40)), 0..40),

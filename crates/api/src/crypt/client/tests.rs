@@ -8,7 +8,7 @@ fn key() -> Key {
     Key::new([7; 32])
 }
 
-/// What a client makes of what `daemon` answers.
+/// Returns the client's outcome for the answers of `daemon`.
 fn outcome(legacy: bool, daemon: impl FnMut(&Messages) -> Vec<u8>) -> Result<Vec<u8>, String> {
     let mut daemon = daemon;
     let cipher = Cipher::new(key(), legacy);
@@ -58,8 +58,8 @@ fn it_asks_for_the_epoch_first() {
     assert_eq!(asked, [(None, None), known.clone(), known], "once; content only for an epoch");
 }
 
-/// Somebody between gives a request to the daemon it is for, keeps the reply, and gives it to
-/// another one with that key.
+/// An attacker in between passes a request to its daemon, keeps the reply, and passes the request
+/// to another daemon with that key.
 #[test]
 fn what_changes_something_is_sent_once() {
     for (only_asks, times) in [(false, 1), (true, 3)] {
@@ -90,7 +90,7 @@ fn what_changes_something_is_sent_once() {
     }
 }
 
-/// Whoever stands between can write these.
+/// An attacker in between can write these.
 #[test]
 fn replies_that_are_not_taken() {
     let clear = "messages { revision: 6 message_0 { response { status { status: true } } } }";
