@@ -19,7 +19,6 @@ COLUMNS = 100
 LEFT = {
     "bench": 24,
     "butterfly": 88,
-    "butterflyd": 166,
     "control": 11,
     "guest": 24,
     "manual": 4,
@@ -33,7 +32,7 @@ LEFT = {
 LONG = {
     "bench": 1,
     "butterfly": 3,
-    "butterflyd": 42,
+    "butterflyd": 5,
     "control": 1,
     "datapath": 39,
     "guest": 1,

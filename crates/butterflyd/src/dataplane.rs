@@ -1,4 +1,4 @@
-//! What the daemon needs from a data path.
+//! Interface of the daemon to a data path.
 
 use butterfly_datapath::{
     AddError, DropReport, Explanation, FdbRow, GroupChange, NoAnswer, Question, SessionFilter,
@@ -13,17 +13,18 @@ pub trait Dataplane {
     /// Makes a vnic. On an error nothing has changed.
     fn add_vnic(&mut self, spec: VnicSpec) -> Result<(), AddError>;
 
-    /// Whether a vnic could be made in place of the one with its id, which goes on meanwhile.
+    /// Checks that a vnic could be made in place of the one with its id, which goes on meanwhile.
     fn may_replace(&self, spec: &VnicSpec) -> Result<(), AddError>;
 
     /// Keeps a vnic's MAC address for it while it is made anew, until
     /// [`Dataplane::give_up_address`].
     fn keep_address(&mut self, id: &str);
 
-    /// Whoever waits for an address that was kept may have it, if the vnic did not come back.
+    /// Gives an address that was kept to a vnic that waits for it, if the old one did not come
+    /// back.
     fn give_up_address(&mut self);
 
-    /// Whether no machine can attach to a vnic any more: its socket was removed.
+    /// True if no VM can attach to a vnic any more: its socket was removed.
     fn socket_is_gone(&self, id: &str) -> bool;
 
     /// Gives a vnic another policy while its machine stays attached. On an error nothing has
@@ -44,22 +45,22 @@ pub trait Dataplane {
     /// Everything known about a vnic.
     fn vnic(&self, id: &str) -> Option<VnicReport>;
 
-    /// Who has the MAC address that a vnic waits for.
+    /// Returns the vnic that has the MAC address for which a vnic waits.
     fn waits_for(&self, id: &str) -> Option<String>;
 
     /// The addresses known in one network or in all.
     fn fdb(&self, vni: Option<u32>) -> Vec<FdbRow>;
 
-    /// What the workers did.
+    /// Returns the work of the workers so far.
     fn workers(&self) -> Vec<WorkerReport>;
 
-    /// How many sessions `filter` means, and the first `limit` of them.
+    /// Returns how many sessions match `filter`, and the first `limit` of them.
     fn sessions(&self, filter: &SessionFilter, limit: usize) -> (u64, Vec<SessionRow>);
 
     /// Ends the sessions that `filter` means and returns how many they were.
     fn flush_sessions(&mut self, filter: &SessionFilter) -> u64;
 
-    /// How many sessions each rule of a group admitted since it was added.
+    /// Returns how many sessions each rule of a group admitted since it was added.
     fn rule_admissions(&self, name: &GroupName) -> Vec<(Rule, u64)>;
 
     /// The table that holds the sessions.
@@ -71,7 +72,7 @@ pub trait Dataplane {
     /// The port that leads out of the host, if there is one.
     fn uplink(&self) -> Option<UplinkReport>;
 
-    /// What was dropped: of one vnic, which must exist, or of the whole host.
+    /// Returns the drops of one vnic, which must exist, or of the complete host.
     fn drops(&self, id: Option<&str>) -> Option<DropReport>;
 
     /// The largest IP packet of a virtual machine that reaches other hosts, if there is an uplink.

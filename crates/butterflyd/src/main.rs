@@ -74,7 +74,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes a line to standard error, if anybody reads it.
+/// Writes a line to standard error, if it is open.
 fn tell(line: impl Display) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

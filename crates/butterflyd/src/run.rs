@@ -36,7 +36,7 @@ use tracing::{error, info, warn};
 /// Runs until a signal or a client stops it.
 pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     let log_level = log::start(config.log_level, config.syslog);
-    // Before any thread is there: signals go to whoever is.
+    // Before any thread is there: a signal goes to any thread.
     let stop = Stop::on_signals()?;
     limits::raise_open_files();
     let mut server = Server::bind(&listen::resolved(&config.endpoints)?)?;
@@ -67,7 +67,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     if let (Some(tunnel), Some(wanted)) = (&mut config.tunnel, config.nic_mtu) {
         mtu::prepare(tunnel, wanted);
     }
-    // Whoever never heard of uplinks gets one all the same, as from the original.
+    // An operator who never heard of uplinks gets one all the same, as from the original.
     let hint = match config.tunnel {
         Some(TunnelSpec { uplink: UplinkSpec::Tap { name: None }, .. }) => {
             "; a TAP device needs root, and where networks end at this host --uplink none does without one"
@@ -203,7 +203,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     if !envelope.handler().quit {
         events.note(Note::new(Kind::DaemonStopping, "a signal asked the daemon to stop"));
     }
-    // Whoever asked to quit gets the reply while the rest is taken down.
+    // The client that asked to quit gets the reply while the rest is taken down.
     drop(server);
     // They hold the switch, too.
     drop(metrics);
@@ -249,9 +249,10 @@ fn told_of(dpdk: &Dpdk) {
     }
 }
 
-/// The name of the file with the daemon's sessions: the same at each of its starts. Who has no name
-/// is told by the first address of its API; as network namespaces may have the same ones, by its
-/// socket folder, too.
+/// Returns the name of the file with the daemon's sessions: the same at each of its starts.
+///
+/// A daemon without a name is identified by the first address of its API. Network namespaces may
+/// have the same addresses, so its socket folder is part of the name, too.
 fn session_file(name: Option<&str>, endpoints: &[String], socket_dir: &Path) -> String {
     let identity = match name {
         Some(name) => name.as_bytes().to_vec(),

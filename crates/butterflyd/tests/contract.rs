@@ -212,7 +212,7 @@ impl Host {
         host
     }
 
-    /// What systemd hears next.
+    /// Returns the next message to systemd.
     fn told(&self) -> String {
         let mut buffer = [0; 1000];
         // A machine that is frozen and thawed interrupts it.
@@ -304,7 +304,7 @@ fn each_signal_has_its_effect_and_systemd_hears_of_it() {
     }
 }
 
-/// Whatever keeps it from stopping.
+/// Something keeps it from stopping.
 #[test]
 fn a_second_signal_ends_it_at_once() {
     let mut host = Host::start(&["--no-syslog"], &[]);
@@ -379,8 +379,8 @@ fn every_option_of_the_original_is_taken() {
     }
 }
 
-/// What a daemon leaves in memory that does not end by itself: the next one for the folder takes it
-/// over, and removes it.
+/// Removes a daemon's sessions, which stay in memory. The next daemon for the folder would take
+/// them over, and remove them.
 fn remove_sessions(directory: &Path) {
     let mut next = Command::new(env!("CARGO_BIN_EXE_butterflyd"))
         .args([
@@ -431,8 +431,8 @@ fn lines_of_the_log_begin_with_their_level_and_with_syslog_with_name_and_process
     }
 }
 
-/// In a `/dev` of its own, with a logger of ours: facility LOCAL0, the name, the process; and the
-/// same on standard error.
+/// Runs in a `/dev` of its own, with a logger of ours: facility LOCAL0, the name, the process; and
+/// the same on standard error.
 #[test]
 fn syslog_gets_what_standard_error_has() {
     let directory = tempfile::tempdir().unwrap();
@@ -494,7 +494,7 @@ fn syslog_gets_what_standard_error_has() {
     assert!(sent.len() >= 4 && beside.is_superset(&sent), "{beside:?} is not {sent:?}");
 }
 
-/// As in a chroot that is not complete.
+/// Runs as in a chroot that is not complete.
 #[test]
 fn what_is_missing_in_dev_is_named() {
     let directory = tempfile::tempdir().unwrap();

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Nothing here takes so long unless it is broken.
+/// Time limit that only a broken program exceeds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn butterflyd(arguments: &[&str]) -> Command {
@@ -234,14 +234,14 @@ fn wrong_options_end_it_with_two() {
     }
 }
 
-/// Who starts it as the original is told, whatever the level of the log, that anybody may command
-/// it.
+/// An operator who starts it as the original reads that any client may command it, at every level
+/// of the log.
 #[test]
 fn an_api_that_is_open_to_others_is_told_of() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    // It ends as nobody can have this address.
+    // It ends because no host can have this address.
     let started = |host: &str, level: &[&str]| {
         let api = format!("tcp://{host}:{free}");
         let usual = [
@@ -324,7 +324,7 @@ fn an_uplink_that_cannot_be_opened_is_told_with_what_to_do() {
         assert!(reasons.iter().all(|reason| stderr.contains(reason)), "{uplink}: {stderr}");
         assert_eq!(files(directory.path()), ["taken"], "{uplink}: nothing is left behind");
     }
-    // Nobody said that there is to be a TAP device.
+    // No option asked for a TAP device.
     let mut poor = Command::new("setpriv");
     poor.args([
         "--bounding-set=-all",
@@ -430,7 +430,7 @@ fn a_socket_of_somebody_else_is_not_taken() {
     );
 }
 
-/// What other programs watch for.
+/// Other programs watch for these lines.
 #[test]
 fn sockets_and_machines_are_announced() {
     let mut host = Host::start();
@@ -472,7 +472,7 @@ fn a_deleted_vnic_cuts_its_machine_and_says_so() {
     assert!(!host.path("qemu-vhost-a").exists());
 }
 
-/// In place the machine stays, made anew it is cut.
+/// Changed in place, the vnic keeps its VM; made anew, it loses it.
 #[test]
 fn a_change_in_place_keeps_the_machine() {
     let host = Host::start();

@@ -118,7 +118,7 @@ fn every_endpoint_is_served_and_told() {
     }
 }
 
-/// Of several that are fine but one, none is served.
+/// Of several endpoints of which one is bad, none is served.
 #[test]
 fn it_starts_on_all_or_not_at_all() {
     let directory = tempfile::tempdir().unwrap();

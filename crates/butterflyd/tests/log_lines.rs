@@ -1,5 +1,5 @@
-//! What the daemon writes, occasion by occasion: the log on standard error, announcements on
-//! standard output.
+//! Output of the daemon, occasion by occasion: the log on standard error, announcements on standard
+//! output.
 
 use butterfly_api::{client::Client, proto::Messages, text};
 use std::{
@@ -12,7 +12,7 @@ use std::{
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What happens, and the lines that it makes, in order. `DIR` is the folder of the sockets.
+/// An event, and the lines that it makes, in order. `DIR` is the folder of the sockets.
 struct Row {
     occasion: Occasion,
     log: &'static [&'static str],
@@ -139,8 +139,8 @@ impl Drop for Daemon {
     }
 }
 
-/// What a file has beyond `read`, once it has all of `expected` or time is up. It is in order, and
-/// each is in a line of its own.
+/// Returns the lines of a file beyond `read`, once it has all of `expected` or time is up. Each is
+/// in order and in a line of its own.
 fn lines(file: &Path, read: &mut usize, expected: &[String]) -> Result<String, String> {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -4,7 +4,8 @@
 //!
 //! - 16 for requests longer than [`ALLOWANCE`](crate::zmtp::ALLOWANCE),
 //! - 16 for the reply that is being made,
-//! - 8 for unread replies when it is begun, and 16 for a batch's reply so far, or 24 for both,
+//! - 8 for unread replies when it is begun and 16 for a batch's reply so far, or 24 for unread
+//!   replies,
 //! - 12 for a decoded message,
 //! - 5 for what each connection has by itself.
 //!

@@ -1,11 +1,12 @@
-//! What the original passed on to DPDK, and what becomes of it where there are no ports of DPDK.
+//! Arguments that the original passed on to DPDK, and their effect where there are no ports of
+//! DPDK.
 
 use crate::config::tunnel::interface;
 
-/// What the original takes without `--dpdk-args`.
+/// Arguments of the original without `--dpdk-args`.
 pub const DEFAULT_ARGS: &str = "-c1 -n1 --socket-mem 64 --no-shconf --huge-unlink";
 
-/// What `--dpdk-args` and `--dpdk-port` come to.
+/// Result of `--dpdk-args` and `--dpdk-port`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Dpdk {
     /// The way to other hosts, if one is named.
@@ -17,7 +18,7 @@ pub struct Dpdk {
 /// A device that the uplink stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// As DPDK calls it.
+    /// Name of the port in DPDK.
     pub name: String,
     /// The network interface behind it. Without one it leads nowhere: to itself, or to nothing.
     pub interface: Option<String>,
@@ -27,7 +28,7 @@ pub struct Device {
 enum Takes {
     Nothing,
     Value,
-    /// With an equals sign only.
+    /// A value after an equals sign only.
     Perhaps,
 }
 
@@ -39,7 +40,8 @@ enum Means {
     Nothing,
 }
 
-/// What DPDK 19.02 (the original's) and 22.11 (Debian's) know, without what they know for tests of their own.
+/// Arguments known to DPDK 19.02 (the original's) and 22.11 (Debian's), without those for their own
+/// tests.
 #[rustfmt::skip]
 const ARGUMENTS: &[(&[&str], Takes, Means)] = &[
     (&["--vdev"], Takes::Value, Means::Device),
@@ -90,7 +92,7 @@ const ARGUMENTS: &[(&[&str], Takes, Means)] = &[
     (&["-v"], Takes::Nothing, Means::Nothing),
 ];
 
-/// What `--dpdk-help` prints.
+/// Returns the text of `--dpdk-help`.
 pub fn help() -> String {
     let names: Vec<_> = ARGUMENTS
         .iter()
@@ -202,7 +204,7 @@ impl Found {
         self.problems.push(format!("dpdk-args: {what} is refused: {why}"));
     }
 
-    /// As getopt_long reads them.
+    /// Reads arguments as getopt_long does.
     fn arguments(&mut self, words: Vec<String>) {
         let mut words = words.into_iter();
         while let Some(word) = words.next() {

@@ -1,4 +1,4 @@
-//! How the API is encrypted, as the operator wants it.
+//! Encryption of the API, as the operator wants it.
 
 use butterfly_api::crypt::{Gate, Key, KeyFile};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,8 @@ pub struct Encryption {
     open_to_others: bool,
 }
 
-/// Two are the same when they were read from the same file to the same end: nobody compares keys.
+/// Two are the same when they were read from the same file for the same purpose: no code compares
+/// keys.
 impl PartialEq for Encryption {
     fn eq(&self, other: &Self) -> bool {
         (&self.path, self.legacy, self.open_to_others)
@@ -23,7 +24,7 @@ impl PartialEq for Encryption {
 impl Eq for Encryption {}
 
 impl Encryption {
-    /// What decides on requests.
+    /// Makes the gate that decides on requests.
     pub fn gate(self) -> Result<Gate, String> {
         Gate::new(self.key, self.legacy)
             .map_err(|error| format!("cannot encrypt the API: no random numbers: {error}"))
@@ -35,7 +36,7 @@ pub fn load(path: Option<&Path>, legacy: bool) -> Result<Option<Encryption>, Str
     let Some(path) = path else {
         return match legacy {
             true => Ok(None),
-            // Whoever says so does not want an API that everybody can use.
+            // An operator who sets this does not want an API that is open to all.
             false => {
                 Err("--no-legacy-encryption (legacy_encryption=false) is refused: there is no key, so the API would be in clear \
                           text; name a key with -k, or encryption_key_path in [security]"
@@ -49,7 +50,7 @@ pub fn load(path: Option<&Path>, legacy: bool) -> Result<Option<Encryption>, Str
     Ok(Some(Encryption { path: path.to_owned(), key, legacy, open_to_others }))
 }
 
-/// What is told at the start.
+/// Returns the log's words at the start.
 pub fn state(encryption: Option<&Encryption>) -> String {
     match encryption {
         None => "No encryption configured".into(),

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ini {
     values: BTreeMap<(String, String), Value>,
-    /// What was looked for: group and key.
+    /// Group and key of each lookup.
     pub asked: BTreeSet<(String, String)>,
 }
 
@@ -25,10 +25,11 @@ pub struct IniError {
 }
 
 impl Ini {
-    /// Reads `text`: `[group]`, `key=value`, `# comment` and blank lines. White space around keys
-    /// and values does not count; and quotation marks around a value are not part of it; of a
-    /// key that is given twice in a group the last value holds; `\s`, `\n`, `\t`, `\r` and `\\`
-    /// stand for what they do in C.
+    /// Reads `text`: `[group]`, `key=value`, `# comment` and blank lines.
+    ///
+    /// White space around keys and values does not count, and quotation marks around a value are
+    /// not part of it. Of a key that is given twice in a group the last value holds. `\s`, `\n`,
+    /// `\t`, `\r` and `\\` stand for the same characters as in C.
     pub fn parse(text: &str) -> Result<Self, IniError> {
         let mut ini = Self::default();
         let mut group = None;
@@ -64,7 +65,7 @@ impl Ini {
         self.values.remove(&(group.to_owned(), key.to_owned())).map(|value| value.text)
     }
 
-    /// What nobody took: group, key and line of each.
+    /// Returns the lines that were not looked up: group, key and line of each.
     pub fn rest(&self) -> impl Iterator<Item = (&str, &str, usize)> {
         self.values.iter().map(|((group, key), value)| (group.as_str(), key.as_str(), value.line))
     }

@@ -88,7 +88,7 @@ mod tests {
         line.split_once('=').expect(line).0.trim()
     }
 
-    /// What the daemon makes of a file with these lines, beside what it must be told.
+    /// Loads a file with these lines and the required options.
     fn loaded<'a>(ip: &str, lines: impl IntoIterator<Item = (&'a str, &'a str)>) -> Config {
         let directory = std::env::temp_dir();
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -128,7 +128,7 @@ mod tests {
         assert!(defaults.len() > 25, "{defaults:?}");
         // Two are refused with an endpoint over IPv4.
         assert_eq!(loaded("2001:db8::1", defaults.iter().copied()), loaded("2001:db8::1", []));
-        // None of them is told twice, and each is one that can be told from others.
+        // Each key is unique, and can be told from the others.
         let mut seen = BTreeMap::new();
         for (group, line) in defaults {
             assert_eq!(seen.insert((group, key(line)), line), None, "{line}");

@@ -4,7 +4,7 @@ use crate::config::{keys::keys, options::Options};
 use butterfly_manual::{KINDS, Page, completions};
 use clap::CommandFactory;
 
-/// What `--generate` is asked for.
+/// Generates the document named by `--generate`.
 pub fn generate(what: &str) -> Result<String, String> {
     let made = if what == "manual" { Some(page()) } else { completions(what, Options::command()) };
     made.ok_or_else(|| format!("{what:?} cannot be generated: there are {}", KINDS.join(", ")))

@@ -1,4 +1,4 @@
-//! What the daemon was told to do: the command line, overridden by the configuration file, checked.
+//! Settings of the daemon: the command line, overridden by the configuration file, checked.
 
 pub mod dpdk;
 pub mod encryption;
@@ -26,7 +26,7 @@ use timeouts::Timeout;
 use tunnel::NicMtu;
 
 const DEFAULT_ENDPOINT: &str = "tcp://0.0.0.0:9999";
-/// What IEEE 802.1Q recommends for learnt addresses.
+/// Time that IEEE 802.1Q recommends for learnt addresses.
 const DEFAULT_FDB_AGEING: u32 = 300;
 const DEFAULT_SESSIONS: u32 = 1_000_000;
 /// Two gibibytes of them.
@@ -45,21 +45,21 @@ const MAX_TIMEOUT: u32 = 365 * 24 * 3600;
 pub struct Config {
     /// The VXLAN endpoint.
     pub ip: IpAddr,
-    /// Where the sockets go: absolute, without symbolic links.
+    /// Folder of the sockets: absolute, without symbolic links.
     pub socket_dir: PathBuf,
-    /// What tells it from other daemons of the host, if that is not its API's address.
+    /// Name that tells it from other daemons of the host, if that is not its API's address.
     pub name: Option<String>,
-    /// Where the API listens.
+    /// Endpoints of the API.
     pub endpoints: Vec<String>,
-    /// Where metrics are served.
+    /// Address at which metrics are served.
     pub metrics: Option<SocketAddr>,
-    /// How the API is encrypted; without it, everybody who reaches it commands the switch.
+    /// Encryption of the API; without it, every client that reaches the API commands the switch.
     pub encryption: Option<Encryption>,
-    /// What is logged.
+    /// Least severity of logged events.
     pub log_level: Level,
     /// The core of the packet thread.
     pub core: usize,
-    /// It never sleeps.
+    /// True if the workers never sleep.
     pub poll: bool,
     /// Seconds a learnt address lives without traffic.
     pub fdb_ageing: u32,
@@ -69,21 +69,21 @@ pub struct Config {
     pub session_share: u32,
     /// Seconds in which TCP connections are picked up in their middle.
     pub tcp_pickup: u32,
-    /// When silent sessions end.
+    /// Times after which silent sessions end.
     pub timeouts: Timeouts,
     /// The way to other hosts; without one, networks end at this host.
     pub tunnel: Option<TunnelSpec>,
     /// The MTU that the uplink should have.
     pub nic_mtu: Option<NicMtu>,
-    /// What became of arguments for DPDK.
+    /// Result of reading the arguments for DPDK.
     pub dpdk: Dpdk,
-    /// What was accepted and is not, or not quite, as it was written: for the log.
+    /// Settings that were accepted and have no effect, or not quite the written one: for the log.
     pub notices: Vec<String>,
     /// Machines are offered no checksum and segmentation offloads.
     pub no_offload: bool,
-    /// Whether packets are recorded unless a vnic says otherwise, and the uplink's with them.
+    /// True if packets are recorded unless a vnic says otherwise, and the uplink's with them.
     pub packet_trace: bool,
-    /// Whether the log also goes to syslog.
+    /// True if the log also goes to syslog.
     pub syslog: bool,
 }
 
@@ -121,7 +121,7 @@ impl Config {
     }
 }
 
-/// Collects problems, so that all are told at once, and what is accepted with a notice.
+/// Collects problems, so that all are reported at once, and notices of accepted settings.
 #[derive(Default)]
 struct Problems {
     found: Vec<String>,
@@ -137,7 +137,7 @@ impl Problems {
         self.notices.push(notice.into());
     }
 
-    /// What is good; a problem is kept.
+    /// Returns a good value; keeps a problem.
     fn sort_out<T>(&mut self, result: Result<T, String>) -> Option<T> {
         result.map_err(|problem| self.found.push(problem)).ok()
     }
@@ -232,24 +232,27 @@ fn unknown_lines(ini: &Ini, problems: &mut Problems) {
     }
 }
 
-/// Why a line of the configuration file that nobody asked for is refused.
+/// Reason for refusing an unknown line of the configuration file.
 enum Slip {
-    /// It is written much like another.
+    /// A name written much like another.
     Of(String),
-    /// The original has no such group, or its key: one who writes it has this program in mind, and
-    /// safety may hang on it.
+    /// A name that the original does not have. An operator who writes it has this program in mind,
+    /// and safety may hang on it.
     InOurs,
 }
 
-/// Lines that mean something to somebody else have no effect, as in the original. Who only misspelt
-/// one is told before it hurts: the API would be open, or an underlay would believe everybody.
+/// Finds the mistake in an unknown line, if it looks like one.
+///
+/// Lines that mean something to another program have no effect, as in the original. An operator who
+/// only misspelt one learns of it before it hurts: else the API would be open, or an underlay would
+/// believe every host.
 fn slip(group: &str, key: &str, known: &BTreeSet<(String, String)>) -> Option<Slip> {
     let plain = |text: &str| text.to_lowercase().replace(['_', ' '], "-");
     let alike = |one: &str, other: &str| {
         let (one, other) = (plain(one), plain(other));
         strsim::damerau_levenshtein(&one, &other) <= other.len() / 4
     };
-    // Groups of somebody else may have keys like ours.
+    // Groups of another program may have keys like ours.
     let secret = plain(key).contains("encrypt");
     let near =
         known.iter().filter(|(ours, known)| alike(key, known) && (secret || alike(group, ours)));
@@ -404,14 +407,14 @@ fn directory(path: &Path) -> Result<PathBuf, String> {
     if !real.is_dir() {
         return Err(refused(&"it is not a directory"));
     }
-    // Paths of sockets are told to clients as text.
+    // Clients get paths of sockets as text.
     if real.to_str().is_none_or(|text| text.contains(char::is_control)) {
         return Err(refused(&"its real path has to be printable UTF-8"));
     }
     Ok(real)
 }
 
-/// Where the API listens; of several that are the same, one.
+/// Returns the endpoints of the API; of several that are the same, one.
 fn api_endpoints(given: &[String]) -> Result<Vec<String>, String> {
     let mut endpoints = Vec::new();
     for endpoint in given {
@@ -426,14 +429,14 @@ fn api_endpoints(given: &[String]) -> Result<Vec<String>, String> {
     Ok(endpoints)
 }
 
-/// What a daemon is called: it is part of lines that people read.
+/// Checks the name of a daemon: it is part of lines that people read.
 fn name(text: &str) -> Result<String, String> {
     let fits = (1..=MAX_NAME).contains(&text.len()) && !text.chars().any(char::is_control);
     fits.then(|| text.to_owned())
         .ok_or_else(|| format!("name {text:?} is refused: it has 1 to {MAX_NAME} bytes, none of them a control character"))
 }
 
-/// Nothing is off.
+/// Reads the address of metrics. An empty text switches them off.
 fn metrics(text: &str) -> Result<Option<SocketAddr>, String> {
     if text.is_empty() {
         return Ok(None);
@@ -536,7 +539,7 @@ mod tests {
         assert_eq!(config, Ok(expected));
     }
 
-    /// What a TAP device without anything else makes.
+    /// Makes the tunnel of a TAP device with all else at its default.
     fn tap(endpoint: &str) -> TunnelSpec {
         TunnelSpec {
             endpoint: endpoint.parse().unwrap(),
@@ -839,7 +842,7 @@ mod tests {
         }
     }
 
-    /// As in the original: whoever manages the file may have lines of its own in it.
+    /// The original takes them, too: another program may have lines of its own in the file.
     #[test]
     fn a_key_of_somebody_else_has_no_effect() {
         let ini = "[general]\nmanaged_by=ansible\n[inventory]\nrack=7\nname=r7\nowner=";
@@ -851,7 +854,7 @@ mod tests {
         assert_eq!(notices, expected);
     }
 
-    /// What the original takes: the least that works is done, and said.
+    /// The original takes these: the least that works is done, and said.
     #[test]
     fn an_odd_address_or_mtu_is_no_reason_not_to_start() {
         for ip in ["127.0.0.1", "0.0.0.0", "230.0.0.1", "::1"] {

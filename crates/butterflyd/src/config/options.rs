@@ -25,8 +25,8 @@ pub struct Options {
     /// Existing directory for the vhost-user sockets (mandatory)
     #[arg(short, long, value_name = "DIR")]
     pub socket_dir: Option<PathBuf>,
-    /// What this daemon is called where a host has several: what it keeps outside of its memory
-    /// carries it [default: the first endpoint of its API, and its socket folder]
+    /// Name of this daemon where a host has several: what it keeps outside of its memory carries it
+    /// [default: the first endpoint of its API, and its socket folder]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// ZeroMQ endpoint of the API: tcp://ADDRESS:PORT, where ADDRESS is one of this host's, * for
@@ -35,7 +35,8 @@ pub struct Options {
     #[allow(rustdoc::broken_intra_doc_links)] // an address, as the help prints it
     #[arg(short, long = "endpoint", value_name = "ENDPOINT", action = clap::ArgAction::Append)]
     pub endpoints: Vec<String>,
-    /// Serve metrics for Prometheus at http://ADDR:PORT/metrics; port 0: any that is free, the log tells which [default: off]
+    /// Serve metrics for Prometheus at http://ADDR:PORT/metrics; port 0: any that is free, the log
+    /// tells which [default: off]
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<String>,
     /// none, error, warning, info or debug [default: error]
@@ -86,7 +87,7 @@ pub struct Options {
     /// be repeated
     #[arg(long = "gateway", value_name = "IP", action = clap::ArgAction::Append)]
     pub gateways: Vec<String>,
-    /// What multicast groups of networks over IPv6 begin with; the VNI is in the last four bytes
+    /// Prefix of multicast groups of networks over IPv6; the VNI is in the last four bytes
     /// [default: ff00::]
     #[arg(long, value_name = "PREFIX")]
     pub group6: Option<String>,

@@ -5,9 +5,9 @@ use butterfly_datapath::Timeouts;
 
 /// One of [`Timeouts`].
 pub struct Timeout {
-    /// As an option and in the configuration file.
+    /// Name as an option and in the configuration file.
     pub name: &'static str,
-    /// What it is for.
+    /// Purpose.
     pub description: &'static str,
     field: fn(&mut Timeouts) -> &mut u32,
 }

@@ -1,4 +1,4 @@
-//! What the operator says of tunnels and the uplink, checked.
+//! The operator's settings of tunnels and the uplink, checked.
 
 use crate::config::options::Options;
 use butterfly_datapath::{Role, TunnelSpec, UplinkSpec};
@@ -8,10 +8,10 @@ use std::{
     path::Path,
 };
 
-/// Where networks have their groups over IPv6 if nobody says anything else.
+/// Default prefix of networks' groups over IPv6.
 const DEFAULT_GROUP6: Ipv6Addr = Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0);
-/// What every IPv6 link carries (RFC 8200, 5). For IPv6 inside it takes more, which is warned of at
-/// the start.
+/// Bytes that every IPv6 link carries (RFC 8200, 5). IPv6 inside needs more, of which a warning at
+/// the start tells.
 const MIN_MTU: u32 = 1280;
 /// The largest that a TAP device can have.
 pub const MAX_MTU: u32 = 65_521;
@@ -25,7 +25,7 @@ const LONGEST_NAME: usize = 15;
 /// The MTU that the uplink should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NicMtu {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u32),
     /// The most it can have.
     Max,
@@ -62,7 +62,7 @@ pub fn tunnel(
     let group6 =
         options.group6.as_deref().map_or(Ok(DEFAULT_GROUP6), group6).map_err(&mut sort_out).ok();
     match uplink {
-        // It has no effect then, which nobody meant who gave it.
+        // It has no effect then, and no operator meant it so.
         Some(None) => useless(options).map(without_uplink).for_each(&mut sort_out),
         Some(Some(_)) if !is_host(ip) => sort_out(format!(
             "ip {ip} is refused: no other host can send to it; give this host's address on the network between hosts, or --uplink none"
@@ -124,8 +124,8 @@ pub fn nic_mtu(text: &str) -> Result<(NicMtu, Option<String>), String> {
     Ok((NicMtu::Bytes(bytes), (bytes != wanted).then_some(notice)))
 }
 
-/// Whether networks end at this host although nobody said so: no other host can send to the
-/// endpoint, and nothing about others is asked for.
+/// True if networks end at this host without a setting for that: no other host can send to the
+/// endpoint, and no option about others is given.
 pub fn ends_here(options: &Options, ip: IpAddr) -> bool {
     // The original takes an MTU for any device, which says nothing about others.
     !is_host(ip) && options.uplink.is_none() && useless(options).all(|name| name == "nic-mtu")
@@ -180,7 +180,7 @@ pub fn interface(name: &str) -> Result<String, String> {
     }
 }
 
-/// What the values of a list name: addresses of the endpoint's family, of hosts.
+/// Reads the values of a list: addresses of the endpoint's family, of hosts.
 fn addresses(name: &str, values: &[String], endpoint: IpAddr) -> Result<Vec<IpAddr>, String> {
     let mut addresses = Vec::new();
     let separators = |letter: char| letter.is_whitespace() || matches!(letter, ',' | ';');
@@ -206,7 +206,7 @@ fn addresses(name: &str, values: &[String], endpoint: IpAddr) -> Result<Vec<IpAd
     Ok(addresses)
 }
 
-/// Whether packets can be sent to it from other hosts.
+/// True if packets can be sent to it from other hosts.
 fn is_host(address: IpAddr) -> bool {
     let special = match address {
         IpAddr::V4(ip) => ip.is_broadcast(),
@@ -225,7 +225,7 @@ fn group6(text: &str) -> Result<Ipv6Addr, String> {
     })
 }
 
-/// What has no effect without an uplink.
+/// Returns the options that have no effect without an uplink.
 fn useless(options: &Options) -> impl Iterator<Item = &'static str> {
     let given = [
         (!options.peers.is_empty(), "peer"),
@@ -242,7 +242,7 @@ fn useless(options: &Options) -> impl Iterator<Item = &'static str> {
         .chain(over_ipv6_only(options))
 }
 
-/// What has no effect over IPv4.
+/// Returns the options that have no effect over IPv4.
 fn over_ipv6_only(options: &Options) -> impl Iterator<Item = &'static str> + use<> {
     let given = [(options.group6.is_some(), "group6"), (options.udp6_checksum, "udp6-checksum")];
     given.into_iter().filter(|(given, _)| *given).map(|(_, name)| name)

@@ -18,7 +18,7 @@ use tracing::{debug, info, warn};
 
 /// Lines wait for a reader at most this many; more are left out.
 const BACKLOG: usize = 10_000;
-/// How long the last lines may take to be read when the daemon stops.
+/// Time that the last lines have to be read when the daemon stops.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 struct Socket {
@@ -50,10 +50,10 @@ impl Announcer {
         let (finish, finished) = mpsc::channel();
         std::thread::Builder::new().name("announcer".into()).spawn(move || {
             for line in receiver {
-                // Whoever read it may be gone.
+                // The reader may be gone.
                 let _ = writeln!(out, "{line}").and_then(|()| out.flush());
             }
-            // Nobody may be interested any more.
+            // There may be no reader any more.
             let _ = finish.send(());
         })?;
         Ok((Self { lines, sockets: Arc::default(), events }, Writer { finished }))
@@ -64,7 +64,7 @@ impl Announcer {
         self.sockets().insert(id.to_owned(), Socket { path, unannounced: ours });
     }
 
-    /// It was made.
+    /// Records that the vnic was made.
     pub fn made(&self, id: &str) {
         let first = |socket: &mut Socket| {
             std::mem::take(&mut socket.unannounced).then(|| socket.path.clone())
@@ -75,7 +75,7 @@ impl Announcer {
         }
     }
 
-    /// It is gone, or was not made after all.
+    /// Forgets a vnic that is gone, or was not made after all.
     pub fn forget(&self, id: &str) {
         self.sockets().remove(id);
     }
@@ -92,7 +92,7 @@ impl Announcer {
     }
 
     fn line(&self, line: String) {
-        // Without room, or without the thread, nobody reads.
+        // Without room, or without the thread, no line is written.
         let _ = self.lines.try_send(line);
     }
 }
@@ -102,7 +102,7 @@ impl SwitchEvents for Announcer {
         let note = switch_note(about, what);
         match (about.nic, what) {
             (Some(id), Happening::Attached) => {
-                // A machine may be faster than whoever made the vnic.
+                // A VM may attach before the request that made the vnic is finished.
                 self.made(id);
                 self.line_about(id, "VM connecting to socket: ");
             }
@@ -127,7 +127,7 @@ impl SwitchEvents for Announcer {
     }
 }
 
-/// Tells the log what the switch told, with fields for who reads it by program.
+/// Logs an event of the switch, with fields for programs that read the log.
 fn log(note: &Note, what: Happening<'_>) {
     let Note { kind, nic, vni, text, .. } = note;
     let nic = nic.as_deref();
@@ -142,7 +142,7 @@ fn log(note: &Note, what: Happening<'_>) {
         Happening::Detached(reason) => {
             info!(EVENT = kind, NIC = nic, VNI = vni, REASON = reason, "{about}{text}")
         }
-        // The one who sees it logs it.
+        // The code that notices it logs it.
         Happening::UplinkUp(_) | Happening::UplinkDown(_) | Happening::UplinkMtu(_) => {}
         Happening::Dropped(reason, _) => {
             warn!(EVENT = kind, NIC = nic, VNI = vni, REASON = reason.name, "{about}{text}");

@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-/// How often an operator wants to read of one kind about one vnic, or of none.
+/// Rate at which an operator wants to read of one kind about one vnic, or of none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// So many at once.
+    /// Events at once.
     pub burst: u32,
     /// Then one in so long.
     pub every: Duration,
 }
 
-/// What a guest, other hosts or whoever reaches the API can bring about.
+/// Events that a guest, other hosts or any client of the API can cause.
 const USUAL: Limit = Limit { burst: 10, every: Duration::from_secs(1) };
-/// What an operator decided, and wants to find again.
+/// Events that an operator decided, and wants to find again.
 const CHANGE: Limit = Limit { burst: 100, every: Duration::from_millis(100) };
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])+ $name:ident = $text:literal, $limit:ident;)+) => {
-        /// What sort of thing happened.
+        /// Sort of an event.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Kind {
             $($(#[doc = $doc])+ $name,)+
@@ -36,7 +36,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// What it means, for the operator.
+            /// Returns its meaning, for the operator.
             #[cfg_attr(not(test), allow(dead_code))]
             pub const fn meaning(self) -> &'static str {
                 match self {
@@ -44,7 +44,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// How often it may be told.
+            /// Returns the rate at which it may be reported.
             pub const fn limit(self) -> Limit {
                 match self {
                     $(Kind::$name => $limit,)+
@@ -59,39 +59,47 @@ kinds! {
     DaemonStarted = "daemon-started", CHANGE;
     /// A client or a signal asked the daemon to stop.
     DaemonStopping = "daemon-stopping", CHANGE;
-    /// A nic was added.
+    /// A vnic was added.
     NicAdded = "nic-added", CHANGE;
-    /// A nic was changed while its machine stayed attached: what was changed from what to what.
+    /// A vnic was changed while its VM stayed attached: what was changed from what to what.
     NicUpdated = "nic-updated", CHANGE;
-    /// A nic was made anew because of its type, MAC, VNI or path; its machine was cut off and may attach again.
+    /// A vnic was made anew because of its type, MAC, VNI or path; its VM was cut off and may
+    /// attach again.
     NicRemade = "nic-remade", CHANGE;
-    /// A nic was deleted.
+    /// A vnic was deleted.
     NicRemoved = "nic-removed", CHANGE;
-    /// A nic waits for its MAC address, which one that was declared before has: it gets nothing and may send nothing until then.
+    /// A vnic waits for its MAC address, which one that was declared before has: it gets nothing
+    /// and may send nothing until then.
     NicWaits = "nic-waits", CHANGE;
-    /// A nic that waited has its MAC address.
+    /// A vnic that waited has its MAC address.
     NicTookOver = "nic-took-over", CHANGE;
-    /// The nic, or the uplink, is to be recorded and is not, as its file cannot be written, and why.
+    /// The vnic, or the uplink, is to be recorded and is not, as its file cannot be written, and
+    /// why.
     NotRecorded = "not-recorded", USUAL;
-    /// A virtual machine attached to the nic's socket.
+    /// A VM attached to the vnic's socket.
     GuestAttached = "guest-attached", USUAL;
-    /// The virtual machine left or was detached, and why.
+    /// The VM left or was detached, and why.
     GuestDetached = "guest-detached", USUAL;
-    /// The guest's driver, or the machine's firmware before it, took virtio features: which, and which it refused.
+    /// The guest's driver, or the VM's firmware before it, took virtio features: which, and which
+    /// it refused.
     FeaturesNegotiated = "features-negotiated", USUAL;
     /// The guest's driver uses both its queues: frames flow.
     QueuesStarted = "queues-started", USUAL;
-    /// The guest's driver stopped a queue, as when it is unloaded, restarted or the machine migrates.
+    /// The guest's driver stopped a queue, as when it is unloaded, restarted or the VM migrates.
     QueuesStopped = "queues-stopped", USUAL;
-    /// A queue that was started cannot run, or nothing that the machine writes is to be seen, and why.
+    /// A queue that was started cannot run, or nothing that the VM writes is to be seen, and why.
     QueueTrouble = "queue-trouble", USUAL;
-    /// The guest put something impossible into a queue, which rests until its driver sets it up anew.
+    /// The guest put something impossible into a queue, which rests until its driver sets it up
+    /// anew.
     QueueBroken = "queue-broken", USUAL;
-    /// Interrupting the machine takes long, as too much waits for its interrupts: a thread of their own sends them until another one attaches.
+    /// Interrupting the VM takes long, as too much waits for its interrupts: a thread of their own
+    /// sends them until another one attaches.
     SlowInterrupts = "slow-interrupts", USUAL;
-    /// The switch had to touch more of the machine's memory first than there is a budget for: the nic rests now and then.
+    /// The switch had to touch more of the VM's memory first than there is a budget for: the vnic
+    /// rests now and then.
     FirstTouches = "first-touches", USUAL;
-    /// The switch had to sleep for a page of the machine's memory, which is in swap or where a hole is punched: the nic rests twenty times as long.
+    /// The switch had to sleep for a page of the VM's memory, which is in swap or where a hole is
+    /// punched: the vnic rests twenty times as long.
     MemoryStalled = "memory-stalled", USUAL;
     /// A security group was made, or given other content as a whole.
     SgDeclared = "sg-declared", CHANGE;
@@ -105,7 +113,8 @@ kinds! {
     SgMemberAdded = "sg-member-added", CHANGE;
     /// A member was taken from a security group.
     SgMemberRemoved = "sg-member-removed", CHANGE;
-    /// A group of the nic lost its last OUTBOUND rule, and no other of its groups has one: the nic may send anything.
+    /// A group of the vnic lost its last OUTBOUND rule, and no other of its groups has one: the
+    /// vnic may send anything.
     EgressOpened = "egress-opened", CHANGE;
     /// Sessions were ended by request.
     SessionsFlushed = "sessions-flushed", CHANGE;
@@ -113,9 +122,11 @@ kinds! {
     LogLevel = "log-level", CHANGE;
     /// A request was refused, and why. Nothing has changed by it unless the text says so.
     RequestFailed = "request-failed", USUAL;
-    /// The connection of a client was ended because it took more of the API than its part: which client, and what it did.
+    /// The connection of a client was ended because it took more of the API than its part: which
+    /// client, and what it did.
     ClientCut = "client-cut", USUAL;
-    /// The connection of somebody who never came as far as asking was ended: it speaks something else, another version of ZeroMQ's protocol, or nothing.
+    /// The connection of a client that never came as far as a request was ended: it speaks
+    /// something else, another version of ZeroMQ's protocol, or nothing.
     ClientRefused = "client-refused", USUAL;
     /// The table of sessions is more than 80 % full.
     SessionsNearlyFull = "sessions-nearly-full", USUAL;
@@ -123,37 +134,43 @@ kinds! {
     SessionsRoom = "sessions-room", USUAL;
     /// New sessions were refused because the table is full.
     SessionsFull = "sessions-full", USUAL;
-    /// New sessions were refused because the nic, or its network, has its share of the table.
+    /// New sessions were refused because the vnic, or its network, has its share of the table.
     SessionShare = "session-share", USUAL;
-    /// Source addresses were not learnt because the network, the nic or the table has as many as it may.
+    /// Source addresses were not learnt because the network, the vnic or the table has as many as
+    /// it may.
     LearnRefused = "learn-refused", USUAL;
     /// The table of other hosts is full: new ones are not learnt.
     PeersFull = "peers-full", USUAL;
     /// The table of other hosts has room again.
     PeersRoom = "peers-room", USUAL;
-    /// The machine sent frames with another source MAC address than its own; they were dropped.
+    /// The VM sent frames with another source MAC address than its own; they were dropped.
     SpoofedMac = "spoofed-mac", USUAL;
-    /// The machine sent ARP for an address that is not its own; it was dropped.
+    /// The VM sent ARP for an address that is not its own; it was dropped.
     SpoofedArp = "spoofed-arp", USUAL;
-    /// The machine sent IP packets with a source address that is not its own; they were dropped.
+    /// The VM sent IP packets with a source address that is not its own; they were dropped.
     SpoofedIp = "spoofed-ip", USUAL;
-    /// The machine sent neighbour or listener discovery that is invalid or speaks for others; it was dropped.
+    /// The VM sent neighbour or listener discovery that is invalid or speaks for others; it was
+    /// dropped.
     BadDiscovery = "bad-discovery", USUAL;
-    /// The nic, or another host if no nic is named, sent frames with the MAC address of a filtered nic of this host; they were dropped.
+    /// The vnic, or another host if no vnic is named, sent frames with the MAC address of a
+    /// filtered vnic of this host; they were dropped.
     MacClaimed = "mac-claimed", USUAL;
-    /// The nic, or another host if no nic is named, sent packets from the address of a filtered nic of this host, or said that it has that address; they were dropped.
+    /// The vnic, or another host if no vnic is named, sent packets from the address of a filtered
+    /// vnic of this host, or said that it has that address; they were dropped.
     IpClaimed = "ip-claimed", USUAL;
-    /// The guest made descriptor chains available to send that break the rules; their frames were dropped.
+    /// The guest made descriptor chains available to send that break the rules; their frames were
+    /// dropped.
     BadChain = "bad-chain", USUAL;
-    /// The guest made buffers available to receive that break the rules; frames for them were dropped.
+    /// The guest made buffers available to receive that break the rules; frames for them were
+    /// dropped.
     RxBadChain = "rx-bad-chain", USUAL;
     /// Another host was named by an operator.
     PeerNamed = "peer-named", CHANGE;
     /// Another host is not named any more.
     PeerUnnamed = "peer-unnamed", CHANGE;
-    /// Another host that nobody named was heard for the first time.
+    /// Another host that no option names was heard for the first time.
     PeerLearnt = "peer-learnt", USUAL;
-    /// Another host that nobody named was silent for too long.
+    /// Another host that no option names was silent for too long.
     PeerForgotten = "peer-forgotten", USUAL;
     /// The link address of the next hop to another host was found.
     NextHopFound = "next-hop-found", USUAL;
@@ -165,7 +182,8 @@ kinds! {
     UplinkUp = "uplink-up", USUAL;
     /// The uplink does not carry frames, and why.
     UplinkDown = "uplink-down", USUAL;
-    /// The largest packet on the uplink is another one: virtual machines need another host_mtu=, interfaces in network namespaces another mtu.
+    /// The largest packet on the uplink is another one: VMs need another host_mtu=, interfaces in
+    /// network namespaces another mtu.
     UplinkMtu = "uplink-mtu", USUAL;
 }
 

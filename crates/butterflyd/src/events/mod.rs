@@ -1,8 +1,7 @@
-//! What happened, for the operator: a bounded record in memory, of which [`kind`] says what there
-//! is.
+//! Events for the operator: a bounded record in memory. [`kind`] lists the sorts of events.
 //!
-//! Whoever tells of something makes a [`Note`] and never waits. The record gives it a number and a
-//! time, sums up what comes too fast, and forgets the oldest.
+//! The code that reports an event makes a [`Note`] and never waits. The record gives it a number
+//! and a time, sums up events that come too fast, and forgets the oldest.
 
 pub mod announce;
 mod kind;
@@ -23,9 +22,9 @@ use std::{
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// What is kept.
+/// Bounds of the record.
 const BOUNDS: Bounds = Bounds { events: 10_000, bytes: 4 << 20, share: 1_000 };
-/// Bytes of a text at most: it may quote what somebody sent.
+/// Most bytes of a text: it may quote a message from outside.
 const LONGEST: usize = 500;
 
 /// The record. Clones are the same one.
@@ -55,13 +54,13 @@ impl Default for Events {
 }
 
 impl Events {
-    /// When the record began, in milliseconds since the epoch.
+    /// Returns when the record began, in milliseconds since the epoch.
     pub fn started(&self) -> u64 {
         self.0.started
     }
 
-    /// Something happened. Whether it is told now: of what happens all the time some is only
-    /// counted.
+    /// Records an event. Returns whether it is reported now: frequent events are only counted at
+    /// times.
     pub fn note(&self, note: Note) -> bool {
         let now = self.now();
         let mut record = self.record();
@@ -74,7 +73,7 @@ impl Events {
         told
     }
 
-    /// What is kept of what is asked for.
+    /// Returns the kept events that match a query.
     pub fn list(&self, query: &Query<'_>) -> Listing {
         let now = self.now();
         let mut record = self.record();
@@ -92,8 +91,8 @@ impl Events {
 }
 
 impl Record {
-    /// Tells what was held back and is due. Nobody needs it before somebody looks, so no thread has
-    /// to wait for its time.
+    /// Reports events that were held back and are due. They are needed only when a reader looks, so
+    /// no thread has to wait for their time.
     fn catch_up(&mut self, now: u64) {
         for (note, more) in self.pace.due(now) {
             self.ring.push(event(note, more));
@@ -160,7 +159,7 @@ mod tests {
         assert!((events.started()..=milliseconds_since_epoch()).contains(&event.time));
     }
 
-    /// Nothing that comes too fast is lost without being counted.
+    /// Events that come too fast are all counted.
     #[test]
     fn noise_is_summed_up() {
         let events = Events::default();

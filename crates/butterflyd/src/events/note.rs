@@ -4,7 +4,7 @@ use super::kind::Kind;
 use butterfly_api::Caller;
 use std::sync::Arc;
 
-/// Something that happened, as it is told.
+/// An event, as it is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
     pub kind: Kind,
@@ -21,7 +21,7 @@ pub struct Note {
 pub struct Origin {
     /// Its name in the protocol.
     pub request: Option<&'static str>,
-    /// Who made it.
+    /// Caller of the request that caused it.
     pub caller: Option<Caller>,
 }
 
@@ -38,12 +38,12 @@ pub struct Event {
     pub text: String,
     pub request: Option<&'static str>,
     pub client: Option<Caller>,
-    /// How many like it were left out since the one before.
+    /// Number of similar events left out since the one before.
     pub more: u64,
 }
 
 impl Event {
-    /// What it takes, about.
+    /// Returns the bytes that it takes, about.
     pub fn bytes(&self) -> usize {
         size_of::<Self>() + self.text.capacity() + self.nic.as_ref().map_or(0, |nic| nic.len())
     }

@@ -1,7 +1,7 @@
-//! How often one kind of event about one vnic is told: whoever makes much noise is summed up.
+//! Limits the rate of one kind of event about one vnic: noise is summed up.
 //!
-//! What comes too fast is held back, the newest of a kind and how many there were, and told when
-//! its time has come.
+//! An event that comes too fast is held back: the newest of a kind, and how many there were. It is
+//! reported when its time has come.
 
 use super::{kind::Kind, note::Note};
 use std::{collections::HashMap, sync::Arc};
@@ -15,7 +15,7 @@ const REMEMBERED: usize = 1024;
 /// A vnic, or none, and a kind.
 type Key = (Option<Arc<str>>, Kind);
 
-/// What was held back.
+/// Events that were held back.
 struct Held {
     newest: Note,
     /// Those before it.
@@ -25,7 +25,7 @@ struct Held {
 /// Times are milliseconds of a clock that never goes back.
 #[derive(Default)]
 pub struct Pace {
-    /// When everything that was told of a key would have been told at its even pace.
+    /// Time at which all events of a key would have been reported at its even pace.
     told: HashMap<Key, u64>,
     held: HashMap<Key, Held>,
     next_look: u64,
@@ -47,7 +47,8 @@ impl Pace {
         None
     }
 
-    /// What was held back and may be told now, each with how many like it were left out.
+    /// Returns events that were held back and may be reported now, each with the number of similar
+    /// ones left out.
     pub fn due(&mut self, now: u64) -> Vec<(Note, u64)> {
         if self.held.is_empty() || now < self.next_look {
             return Vec::new();
@@ -61,7 +62,7 @@ impl Pace {
             .collect()
     }
 
-    /// Whether one of this key may be told now; if so it counts as told.
+    /// True if an event of this key may be reported now; if so it counts as reported.
     fn may(&mut self, key: &Key, now: u64) -> bool {
         if self.told.len() > REMEMBERED {
             self.told.retain(|_, even| *even > now);

@@ -1,5 +1,7 @@
-//! The newest events, within bounds. No vnic, and no kind of event that is about none, has more
-//! than its share of the room, so nobody who makes noise pushes out what happened to others.
+//! The newest events, within bounds.
+//!
+//! No vnic has more than its share of the room, nor has any kind of event without a vnic. So noise
+//! about one does not push out the events of others.
 
 use super::{kind::Kind, note::Event};
 use std::{
@@ -18,7 +20,7 @@ pub struct Bounds {
     pub share: usize,
 }
 
-/// What an event counts for.
+/// Owner of the share that an event counts for.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Subject {
     Nic(Arc<str>),
@@ -34,7 +36,7 @@ impl Subject {
     }
 }
 
-/// What is asked of a ring.
+/// Query to a ring.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Query<'a> {
     /// Only events with higher numbers.
@@ -47,12 +49,12 @@ pub struct Query<'a> {
     pub newest: bool,
 }
 
-/// What a ring answers.
+/// Answer of a ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
     /// Events in their order.
     pub events: Vec<Event>,
-    /// Where the next query goes on.
+    /// Number at which the next query goes on.
     pub next: u64,
     /// Events between there and where this one began that are gone.
     pub lost: u64,
@@ -73,7 +75,7 @@ impl Ring {
         Self { bounds, events: BTreeMap::new(), of: HashMap::new(), bytes: 0, last: 0 }
     }
 
-    /// Adds an event, which gets the next number. Whoever has too many loses its oldest.
+    /// Adds an event, which gets the next number. A subject with too many loses its oldest.
     pub fn push(&mut self, event: Event) {
         self.last += 1;
         let event = Event { seq: self.last, ..event };
@@ -106,7 +108,7 @@ impl Ring {
         }
     }
 
-    /// What is kept of what is asked for.
+    /// Returns the kept events that match a query.
     pub fn list(&self, query: &Query<'_>) -> Listing {
         let Query { since, limit, nic, newest } = *query;
         // A number that was not given yet is one of another daemon, before this one: there is

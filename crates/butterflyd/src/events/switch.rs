@@ -1,4 +1,4 @@
-//! What the switch tells, in words.
+//! Reports of the switch, in words.
 
 use super::{
     kind::Kind,
@@ -6,7 +6,7 @@ use super::{
 };
 use butterfly_datapath::{About, Features, Happening, Queue};
 
-/// What happened, for the record and the log.
+/// Makes the note of an event, for the record and the log.
 pub fn note(about: About<'_>, what: Happening<'_>) -> Note {
     let (kind, text) = match what {
         Happening::Attached => (Kind::GuestAttached, "a virtual machine attached".to_owned()),
@@ -50,7 +50,7 @@ pub fn note(about: About<'_>, what: Happening<'_>) -> Note {
             (Kind::of_drops(reason.name).unwrap_or(Kind::BadChain), text)
         }
         Happening::LearnRefused(frames) => {
-            // What comes from other hosts is about no nic.
+            // Frames from other hosts belong to no vnic.
             let hosts = if about.nic.is_none() { ", or too many hosts" } else { "" };
             (
                 Kind::LearnRefused,

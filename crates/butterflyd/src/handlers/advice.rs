@@ -1,4 +1,4 @@
-//! What to do about a drop, with the packet's own words in the commands.
+//! Advice about a drop, with the packet's own words in the commands.
 
 use super::Daemon;
 use crate::dataplane::Dataplane;
@@ -11,7 +11,7 @@ use butterfly_packet::{
 };
 use std::{collections::BTreeSet, net::IpAddr};
 
-/// What a rule says about a packet.
+/// The parts of a packet that rules match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Flow {
     source: IpAddr,
@@ -46,7 +46,7 @@ impl Flow {
         Some(Flow { source, destination, protocol, port })
     }
 
-    /// As `--ip-proto` takes it.
+    /// Returns the protocol as `--ip-proto` takes it.
     fn protocol(&self) -> String {
         match self.protocol {
             TCP => "tcp".into(),
@@ -68,7 +68,7 @@ impl Flow {
         }
     }
 
-    /// Whether a rule is about its protocol and port.
+    /// True if a rule is about its protocol and port.
     fn fits(&self, rule: &Rule) -> bool {
         let protocol = match rule.protocol() {
             Protocol::Any => true,
@@ -123,7 +123,7 @@ impl<'a, D: Dataplane> Adviser<'a, D> {
         for_packet(&remedy, &flow, nic.and_then(|nic| self.group_for_a_rule(nic)))
     }
 
-    /// What would do without a new rule, and where that goes if nothing does.
+    /// Returns the remedies that need no new rule, and where a new rule goes if none of them fits.
     fn without_a_rule(&mut self, nic: &Nic, flow: &Flow, direction: Direction) -> String {
         let (members, groups) = self.found(nic, flow, direction);
         let (id, peer) = (&nic.id, flow.peer(direction));
@@ -149,8 +149,8 @@ impl<'a, D: Dataplane> Adviser<'a, D> {
         }
     }
 
-    /// Groups that the other end would have to be a member of, and groups that the vnic would have
-    /// to be in, for rules that there are to let the packet pass.
+    /// Finds existing rules that could let the packet pass. Returns the groups that the other end
+    /// would have to join, and those that the vnic would have to join.
     fn found(
         &mut self,
         nic: &Nic,
@@ -209,17 +209,18 @@ impl<'a, D: Dataplane> Adviser<'a, D> {
     }
 }
 
-/// How a remedy begins that names a rule.
+/// Beginning of a remedy that names a rule.
 const NEEDS: &str =
     "add what the packet needs to one of its groups (`butterfly nic sg list NIC`): ";
-/// What it says of INBOUND rules only.
+/// Part of a remedy that stands for INBOUND rules only.
 const SOURCE: &str = "--cidr SOURCE/32";
-/// What it says where nothing is known of the packet.
+/// Part of a remedy where nothing is known of the packet.
 const JOIN: &str = ", or `butterfly sg member add GROUP SOURCE`";
 
-/// Puts what is known of a dropped packet into the commands of a remedy, which are between
-/// backticks: protocol, port, addresses, and the name of a group of the vnic that dropped it. What
-/// is not known stays as it is.
+/// Puts the facts of a dropped packet into the commands of a remedy, which are between backticks.
+///
+/// The facts are protocol, port, addresses, and the name of a group of the vnic that dropped it.
+/// Unknown ones stay as they are.
 fn for_packet(remedy: &str, flow: &Flow, group: Option<&str>) -> String {
     let parts = remedy.split('`').enumerate();
     let filled = parts

@@ -19,7 +19,7 @@ use tracing::{info, warn};
 const TOLD: usize = 1 << 20;
 /// Bytes of the details of one object.
 const DETAILS: usize = 2000;
-/// So many names are told when something could not be restored.
+/// Most names in a report of vnics that could not be restored.
 const NAMES: usize = 20;
 
 impl<D: Dataplane> Daemon<D> {
@@ -68,7 +68,7 @@ impl<D: Dataplane> Daemon<D> {
         })
     }
 
-    /// Vnics that are declared again although nobody can attach to them any more are made anew: the
+    /// Makes vnics anew that are declared again although no VM can attach to them any more: the
     /// operator wants them to work.
     fn remake_what_is_gone(
         &self,
@@ -105,7 +105,8 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Whatever this host would refuse is found before the first change, as far as it can be tried.
+    /// Finds everything that this host would refuse before the first change, as far as it can be
+    /// tried.
     fn can_carry_out(&self, changes: &[Change], new: &Desired) -> Result<(), Failure> {
         if let Some(beside) = new.vnics().len().checked_sub(1)
             && new.vnics().len() > self.desired.vnics().len()
@@ -137,7 +138,7 @@ impl<D: Dataplane> Daemon<D> {
         }
         let before = self.desired.clone();
         for change in changes {
-            // It may take long: who watches sees it get on.
+            // It may take long: systemd's watchdog sees it get on.
             self.turns.taken();
             let about = name_of(&change);
             if let Err(failure) = self.change(change) {

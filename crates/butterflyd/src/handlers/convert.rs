@@ -44,7 +44,7 @@ pub fn nic(declared: &proto::Nic, directory: &SocketDir) -> Result<Nic, Failure>
     })
 }
 
-/// Why the desired state cannot be so, in the texts of the protocol.
+/// Returns why the desired state is refused, in the texts of the protocol.
 pub fn refusal(why: Refused) -> Failure {
     let text = why.to_string();
     match why {

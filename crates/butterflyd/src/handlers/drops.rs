@@ -13,7 +13,7 @@ use butterfly_datapath::{DropPlace, DropReport, DropRow, PlaceDrops, reasons};
 use protobuf::MessageField;
 use std::{collections::BTreeSet, time::Duration};
 
-/// Vnics and networks that are told of at most: what surely fits into a reply.
+/// Most vnics and networks of a reply: this many surely fit.
 const MOST: usize = 10_000;
 
 impl<D: Dataplane> Daemon<D> {

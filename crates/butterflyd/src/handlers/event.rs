@@ -11,9 +11,9 @@ use butterfly_api::{
 };
 use protobuf::MessageField;
 
-/// How many are listed if no limit is given.
+/// Events listed if no limit is given.
 const DEFAULT_LIMIT: u32 = 1000;
-/// How many are listed at most: as many as are kept.
+/// Most events listed: as many as are kept.
 const MAX_LIMIT: u32 = 10_000;
 
 impl<D: Dataplane> Daemon<D> {

@@ -160,7 +160,7 @@ fn mac(text: &str) -> Result<Mac, Failure> {
         .map_err(|_| Failure::new(format!("{text:?} is no MAC address, such as 52:54:00:12:34:01")))
 }
 
-/// Why there is no answer, and what to ask instead.
+/// Returns why there is no answer, and what to ask instead.
 fn refused(why: NoAnswer) -> Failure {
     let help = match &why {
         NoAnswer::NeedsMac(_) => {

@@ -11,9 +11,9 @@ use std::{
     net::IpAddr,
 };
 
-/// The graph of `nics` behind the VXLAN endpoint `ip` and the port `uplink`, if there is one: its
-/// kind and what it is on. What passes there is recorded by the process `recorded`, if it is. Ends
-/// with a newline.
+/// Returns the graph of `nics` behind the VXLAN endpoint `ip` and the port `uplink`, if there is
+/// one. The port comes with its kind and what it is on. `recorded` is the process that records the
+/// traffic there, if any. Ends with a newline.
 pub fn dot<'a>(
     ip: IpAddr,
     uplink: Option<(&str, &str)>,
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(dot("192.0.2.1".parse().unwrap(), None, None, &nics), expected);
     }
 
-    /// What is behind a vnic is a brick of its own kind, filtered or not.
+    /// The guest behind a vnic is a brick of its own kind, filtered or not.
     #[test]
     fn guests_of_our_own_have_their_names() {
         let sender = Bench::IcmpSender {

@@ -1,4 +1,4 @@
-//! What somebody meant who names what is not there.
+//! Guesses the name that an operator meant who gave an unknown one.
 
 use super::{Daemon, nic::unknown};
 use crate::dataplane::Dataplane;
@@ -67,7 +67,7 @@ mod tests {
         }
     }
 
-    /// Nobody else is served meanwhile.
+    /// Other clients wait meanwhile.
     #[test]
     fn so_many_names_are_compared_and_no_more() {
         let names = |others: usize| {
@@ -81,7 +81,7 @@ mod tests {
         };
         assert_eq!(found(&names(MOST - 1)).as_deref(), Some("machine-07"));
         assert_eq!(found(&names(MOST)), None);
-        // Those whose length tells enough do not count.
+        // Names whose length tells enough do not count.
         let short: Vec<String> = (0..5 * MOST).map(|n| n.to_string()).chain(names(0)).collect();
         assert_eq!(found(&short).as_deref(), Some("machine-07"));
     }

@@ -1,4 +1,4 @@
-//! What the requests of the API do.
+//! Handlers of the API's requests.
 
 mod advice;
 mod app;
@@ -34,7 +34,7 @@ use butterfly_control::Desired;
 use butterfly_model::SocketDir;
 use std::net::IpAddr;
 
-/// What the daemon knows and may change.
+/// State that the daemon knows and may change.
 pub struct Daemon<D> {
     pub dataplane: D,
     /// Everything that was declared.
@@ -43,26 +43,26 @@ pub struct Daemon<D> {
     /// The VXLAN endpoint.
     pub ip: IpAddr,
     pub announcer: Announcer,
-    /// What happened.
+    /// Record of events.
     pub events: Events,
     /// The request that is being carried out.
     pub origin: Option<Origin>,
     /// Traces and captures.
     pub recorder: Recorder,
     pub log_level: LogLevel,
-    /// What it does is counted.
+    /// Counts of its turns.
     pub turns: Turns,
     /// An endpoint of the API where other hosts may command the switch without a key.
     pub open_endpoint: Option<String>,
     /// Seconds since the epoch.
     pub start_date: u64,
-    /// Somebody asked it to quit.
+    /// True if a client asked it to quit.
     pub quit: bool,
 }
 
 impl<D: Dataplane> Handler for Daemon<D> {
     fn handle(&mut self, action: Action<'_>, context: &Context) -> Answer {
-        // A batch may take long: whoever watches sees it get on.
+        // A batch may take long: systemd's watchdog sees it get on.
         self.turns.taken();
         self.origin = Some(Origin { request: Some(action.name()), caller: context.caller });
         let answer = self.carry_out(action, context);

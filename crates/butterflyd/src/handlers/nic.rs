@@ -26,7 +26,7 @@ impl<D: Dataplane> Daemon<D> {
         }
         let id = nic.id.as_str().to_owned();
         let change = self.desired.vnics().get(&id).map(|old| match NicChange::between(old, &nic) {
-            // Whoever declares it wants it to work.
+            // An operator who declares it wants it to work.
             change if self.guest_is_gone(&id) => gone_with(change, "interface, which was gone"),
             change if self.dataplane.socket_is_gone(&id) => {
                 gone_with(change, "socket, which was gone")
@@ -59,7 +59,7 @@ impl<D: Dataplane> Daemon<D> {
         let update = convert::nic_update(request)?;
         let old = self.desired.vnics().get(request.id()).ok_or_else(|| unknown(request.id()))?;
         let new = old.updated(update);
-        // Only whoever asks for a file is refused where there is none.
+        // Only a request that asks for a file is refused where there is none.
         let about_file = request.packet_trace.is_some()
             || request.packet_trace_path.is_some()
             || request.packet_trace_options.is_some();
@@ -67,7 +67,7 @@ impl<D: Dataplane> Daemon<D> {
         if new != *old {
             self.change_in_place(new, prepare)?;
         } else if self.recorder.without(request.id()).is_some() {
-            // Whoever asks again wants it to work now.
+            // An operator who asks again wants it to work now.
             let recording = prepare(&self.recorder, &new)?;
             self.recorder.commit(request.id(), recording);
         }
@@ -204,7 +204,7 @@ impl<D: Dataplane> Daemon<D> {
         proto::Nic { waiting: self.place_in_line(nic), ..convert::nic_details(nic, self.path(nic)) }
     }
 
-    /// From 1, among those that wait for the MAC address of a vnic.
+    /// Returns the place, from 1, among those that wait for the MAC address of a vnic.
     fn place_in_line(&self, nic: &Nic) -> Option<u32> {
         let mut waiting = self
             .desired
@@ -215,7 +215,7 @@ impl<D: Dataplane> Daemon<D> {
         waiting.position(|id| *id == nic.id).map(|place| place as u32 + 1)
     }
 
-    /// Who has the MAC address that a vnic waits for.
+    /// Returns the vnic that has the MAC address for which a vnic waits.
     fn waits_for(&self, id: &str) -> Option<String> {
         self.dataplane.waits_for(id)
     }
@@ -223,7 +223,7 @@ impl<D: Dataplane> Daemon<D> {
     /// Those that wait for the MAC address of a vnic, itself among them if it is there.
     fn waiting_beside(&self, nic: &Nic) -> Vec<NicId> {
         let sharing = self.desired.vnics().sharing(nic);
-        // Of most vnics nobody else has the address, and those who bypass filters share it.
+        // Of most vnics no other has the address, and those that bypass filters share it.
         let several = sharing.iter().any(|id| **id != nic.id);
         let filtered = sharing.iter().any(|id| {
             self.desired.vnics().get(id.as_str()).is_some_and(|nic| !nic.bypass_filtering)
@@ -236,8 +236,8 @@ impl<D: Dataplane> Daemon<D> {
             .collect()
     }
 
-    /// Tells who waits for a MAC address, and who has it, that did not before a vnic came, changed
-    /// or went.
+    /// Reports vnics that wait for a MAC address, or have it, and did not before a vnic came,
+    /// changed or went.
     fn tell_of_turns(&mut self, nic: &Nic, waited: &[NicId]) {
         let waiting = self.waiting_beside(nic);
         for id in waiting.iter().filter(|id| !waited.contains(id)) {
@@ -267,7 +267,7 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Where a vnic is attached to: its socket, or what its TAP device was called when it was made.
+    /// Returns the path of a vnic's socket, or the name of its TAP device when it was made.
     pub(super) fn path(&self, nic: &Nic) -> Option<String> {
         match &nic.kind {
             Kind::VhostUser { socket, .. } => Some(socket.to_string()),
@@ -300,7 +300,7 @@ impl<D: Dataplane> Daemon<D> {
             .is_some_and(|report| report.guest.is_some() && report.device.attached.is_none())
     }
 
-    /// Whether a vnic could be made in place of the one with its id.
+    /// Checks that a vnic could be made in place of the one with its id.
     pub(super) fn may_replace(&self, nic: &Nic) -> Result<(), Failure> {
         self.dataplane.may_replace(&self.spec(nic)).map_err(|why| self.not_made(why, &nic.kind))
     }
@@ -423,7 +423,7 @@ impl<D: Dataplane> Daemon<D> {
     }
 }
 
-/// What has to be made anew because nothing is left of it.
+/// Turns a change into making the vnic anew, because nothing is left of `what`.
 fn gone_with(change: NicChange, what: &'static str) -> NicChange {
     let mut reasons = match change {
         NicChange::Recreate(reasons) => reasons,
@@ -433,7 +433,7 @@ fn gone_with(change: NicChange, what: &'static str) -> NicChange {
     NicChange::Recreate(reasons)
 }
 
-/// What a vnic may beyond others, for the record of who gave it that.
+/// Returns the extra rights of a vnic, for the record of the request that gave them.
 fn rights(nic: &Nic) -> String {
     let all = [
         (nic.forwards, ", forwards"),
@@ -443,7 +443,7 @@ fn rights(nic: &Nic) -> String {
     all.into_iter().filter(|(has, _)| *has).map(|(_, words)| words).collect()
 }
 
-/// What is on the other side of a vnic, for the data path.
+/// Returns the other side of a vnic, for the data path.
 fn front(kind: &Kind) -> Front {
     match kind {
         Kind::VhostUser { role, socket } => Front::Socket {

@@ -1,4 +1,4 @@
-//! What requests leave in the record of events, and the lines of the log that say the same.
+//! Traces of requests in the record of events, and the lines of the log that say the same.
 
 use super::Daemon;
 use crate::{

@@ -198,7 +198,7 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
     }
 }
 
-/// What is wrong with the interface of a TAP vnic that is attached, and what to do. One that is gone
+/// Returns the trouble of the interface of an attached TAP vnic, and the remedy. One that is gone
 /// has detached, with its reason.
 fn interface_trouble(nic: &Nic, report: &VnicReport) -> Option<String> {
     let Some(GuestReport::Tap { state: StationState::Down(name), .. }) = &report.guest else {
@@ -212,7 +212,7 @@ fn interface_trouble(nic: &Nic, report: &VnicReport) -> Option<String> {
     Some(format!("its network interface {name} is down, nothing passes: `{command} set {name} up`"))
 }
 
-/// What a generator of ours asked, and how long the answers took.
+/// Returns the requests of a generator of ours, and the times of their answers.
 fn pings(report: &VnicReport) -> Option<Pings> {
     let Some(GuestReport::Bench(pings)) = &report.guest else { return None };
     let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);

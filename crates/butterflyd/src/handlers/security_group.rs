@@ -53,8 +53,8 @@ impl<D: Dataplane> Daemon<D> {
 
     pub(super) fn sg_rule_del(&mut self, request: &SgRuleDelReq) -> Answer {
         let wanted = convert::rule(&request.rule)?;
-        // Ports that mean nothing are not listed: who deletes what was listed means the rule
-        // whatever they are.
+        // Ports that mean nothing are not listed: an operator who deletes a listed rule means it
+        // with any ports.
         let alike = |rule: &&Rule| rule.ports().is_none() && rule.is_but_for_ports(&wanted);
         let Some(group) = self.desired.groups().get(request.sg_id()) else {
             return Ok(Response::new());
@@ -160,7 +160,7 @@ impl<D: Dataplane> Daemon<D> {
     }
 }
 
-/// Whether what the vnics of a group send needs a rule.
+/// True if the vnics of a group need a rule to send.
 pub(super) fn limits_egress(group: &SecurityGroup) -> bool {
     group.rules().any(|rule| rule.direction() == Direction::Outbound)
 }

@@ -18,9 +18,9 @@ use butterfly_datapath::{Admission, SessionEnd, SessionFilter, SessionRow};
 use butterfly_model::{Vni, canonical};
 use protobuf::MessageField;
 
-/// How many are listed if no limit is given.
+/// Sessions listed if no limit is given.
 const DEFAULT_LIMIT: u32 = 1000;
-/// How many are listed at most: what surely fits into a reply.
+/// Most sessions listed: this many surely fit into a reply.
 const MAX_LIMIT: u32 = 10_000;
 
 impl<D: Dataplane> Daemon<D> {

@@ -73,7 +73,7 @@ fn a_client_may_have_a_path_of_its_own_and_a_server_may_not() {
         assert_eq!(host.succeeds(&nic_with(request)), format!("nic_add {{ path: \"{path}\" }}"));
         let spec = &host.fake().vnics["n"];
         assert_eq!(spec.front, Front::Socket { role, path: path.into() });
-        // What is told can be declared again.
+        // Listed vnics can be declared again.
         let details = host.declared();
         assert!(details.contains(&format!("path: \"{path}\"")), "{details}");
         host.succeeds(&details.replacen("nic_details", "nic_add", 1));
@@ -145,7 +145,7 @@ fn a_type_from_the_future_is_a_server() {
     );
 }
 
-/// As in the original: it stands for nothing.
+/// A group without a name stands for nothing, as in the original.
 #[test]
 fn a_group_without_a_name_is_left_out() {
     let mut host = Host::new();
@@ -298,7 +298,7 @@ fn of_several_with_one_address_the_first_has_it_and_the_others_wait() {
     assert_eq!(waits(&mut host, "twin"), (Some("n".into()), Some(1)));
     assert_eq!(waits(&mut host, "third"), (Some("n".into()), Some(2)));
     assert_eq!(told(&mut host, "nic-waits").len(), 2);
-    // The same again changes nothing, and who is changed stays where it is.
+    // The same declaration again changes nothing, and a changed vnic stays in its place.
     host.succeeds(&nic("twin", "aa", 1, false));
     assert_eq!(waits(&mut host, "twin"), (Some("n".into()), Some(1)));
     host.succeeds("nic_del: \"n\"");
@@ -398,7 +398,7 @@ fn updates_follow_the_table() {
     assert_eq!(unknown, ("NIC does not exist with id x".into(), String::new()));
 }
 
-/// Nobody is cut off, or not let in, because a file cannot be written; whoever asks for nothing
+/// No VM is cut off, or kept out, because a file cannot be written; a client that asks for nothing
 /// else is told.
 #[test]
 fn a_vnic_is_made_without_a_file_that_cannot_be_written() {
@@ -427,7 +427,7 @@ fn a_vnic_is_made_without_a_file_that_cannot_be_written() {
             );
             let events = host.succeeds("event_list { nic_id: \"n\" }");
             assert_eq!(events.matches("not-recorded").count(), 1, "{events}");
-            // Who asks for something else gets it.
+            // A client that asks for something else gets it.
             assert_eq!(host.succeeds("nic_update { id: \"n\" ip: \"10.0.0.77\" }"), "");
             assert!(recorded(&mut host).contains(why));
             assert_eq!(

@@ -17,9 +17,9 @@ use protobuf::MessageField;
 const EGRESS_DENIED: &str = "egress-denied";
 const INGRESS_DENIED: &str = "ingress-denied";
 const FOR_ROUTERS: &str = "for-routers";
-/// What a vnic that is charged is told with.
+/// Prefix of a vnic that is charged.
 const NIC: &str = "nic ";
-/// Bytes of a packet in a capture, unless somebody wants others.
+/// Bytes of a packet in a capture, unless the client wants others.
 const SNAP: u32 = 65_535;
 
 impl<D: Dataplane> Daemon<D> {
@@ -73,8 +73,8 @@ impl<D: Dataplane> Daemon<D> {
         Ok(Response { capture: MessageField::some(result), ..Response::default() })
     }
 
-    /// Names the groups that refused a packet: who they are is known here, and of no interest to
-    /// the workers.
+    /// Names the groups that refused a packet: they are known here, and of no interest to the
+    /// workers.
     fn with_groups(&self, mut packet: TracedPacket) -> TracedPacket {
         if [EGRESS_DENIED, INGRESS_DENIED, FOR_ROUTERS].contains(&packet.reason())
             && let Some(nic) =

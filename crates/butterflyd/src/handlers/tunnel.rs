@@ -63,7 +63,7 @@ impl<D: Dataplane> Daemon<D> {
     }
 }
 
-/// What `report` says of one network, or all of it.
+/// Returns the part of `report` about one network, or all of it.
 fn show(report: TunnelReport, vni: Option<Vni>) -> TunnelShow {
     let vni = vni.map(|vni| vni.number());
     let wanted = |of: u32| vni.is_none_or(|vni| vni == of);

@@ -18,11 +18,11 @@ const FEWEST_CONNECTIONS: u64 = 16;
 const MOST_CONNECTIONS: u64 = 1024;
 /// One of so many open files may be a client's.
 const OF_A_CLIENT: u64 = 16;
-/// What we take if we may choose; beyond that tables in the kernel cost memory.
+/// Open files that we take if we may choose; beyond that tables in the kernel cost memory.
 const WANTED: u64 = 1 << 20;
-/// Below this somebody will run into the limit.
+/// Open files below which an operator will run into the limit.
 const COMFORTABLE: u64 = 1 << 14;
-/// What to do about it.
+/// Advice to the operator.
 const HOW_TO_RAISE: &str = "raise the hard limit of open files (LimitNOFILE= of the systemd unit, or ulimit -Hn) and restart";
 
 /// Raises the limit as far as it goes, and says how far that is.
@@ -57,13 +57,13 @@ pub struct NoRoom {
 }
 
 impl NoRoom {
-    /// What to do about it.
+    /// Returns the advice to the operator.
     pub fn help(&self) -> &'static str {
         HOW_TO_RAISE
     }
 }
 
-/// Whether there are open files for one vnic more than `present`.
+/// Checks that there are open files for one vnic more than `present`.
 pub fn room_beside(present: usize) -> Result<(), NoRoom> {
     room(present as u64, open_files())
 }
@@ -73,7 +73,7 @@ fn room(present: u64, limit: u64) -> Result<(), NoRoom> {
     if present < vnics { Ok(()) } else { Err(NoRoom { limit, vnics }) }
 }
 
-/// How many connections to the API there may be.
+/// Returns how many connections to the API there may be.
 pub fn connections() -> usize {
     connections_of(open_files()) as usize
 }

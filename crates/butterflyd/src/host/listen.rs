@@ -44,7 +44,7 @@ fn interface(endpoint: &str) -> Option<(&str, &str)> {
     (!is_address).then_some((host, port))
 }
 
-/// Whether others than this host's own programs may reach an endpoint as it was bound.
+/// True if others than this host's own programs may reach an endpoint as it was bound.
 pub fn is_beyond_this_host(endpoint: &str) -> bool {
     let Some((host, _)) =
         endpoint.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':'))

@@ -21,11 +21,10 @@ pub fn prepare(spec: &mut TunnelSpec, wanted: NicMtu) {
     };
 }
 
-/// What IPv6 needs of every link (RFC 8200, 5).
+/// Least MTU that IPv6 needs of every link (RFC 8200, 5).
 const LEAST: u32 = 1280;
 
-/// What is wrong with an uplink that leaves virtual machines `inner` bytes of its `mtu`, if
-/// anything is.
+/// Returns the trouble with an uplink that leaves VMs `inner` bytes of its `mtu`, if any.
 pub fn too_small(mtu: u32, inner: u32) -> Option<String> {
     let missing = LEAST.checked_sub(inner).filter(|missing| *missing > 0)?;
     Some(format!(
@@ -36,7 +35,7 @@ pub fn too_small(mtu: u32, inner: u32) -> Option<String> {
 }
 
 fn raise(name: &str, wanted: NicMtu) {
-    // Whoever opens the uplink tells what is wrong with the interface.
+    // The code that opens the uplink reports what is wrong with the interface.
     let Ok(mut kernel) = Kernel::open() else { return };
     let Ok(interface) = kernel.interface(name) else { return };
     let most = match wanted {
@@ -142,7 +141,7 @@ mod tests {
             prepare(&mut spec, NicMtu::Max);
             assert_eq!(spec.mtu, Some(MAX_MTU));
         }
-        // The interface is not there: whoever opens it says so.
+        // The interface is not there: the code that opens it says so.
         let mut spec = spec(UplinkSpec::Xdp { interface: "no such one".into(), queues: None });
         prepare(&mut spec, NicMtu::Bytes(9000));
         assert_eq!(spec.mtu, Some(9000));

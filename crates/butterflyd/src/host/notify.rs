@@ -19,11 +19,11 @@ use std::{
     time::Duration,
 };
 
-/// How long systemd may be busy: ten seconds.
+/// Tries while systemd is busy: ten seconds.
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Where systemd listens.
+/// Socket on which systemd listens.
 #[derive(Debug)]
 pub struct Notify {
     socket: UnixDatagram,
@@ -31,26 +31,26 @@ pub struct Notify {
 }
 
 impl Notify {
-    /// To whoever started us, if that wants to hear.
+    /// Connects to the process that started us, if that wants to hear.
     pub fn from_environment() -> Option<Self> {
         Self::to(&env::var_os("NOTIFY_SOCKET")?).ok()
     }
 
-    /// To a path, or with @ before it to a name in the abstract space.
+    /// Connects to a path, or after an @ to a name in the abstract space.
     pub fn to(place: &OsStr) -> io::Result<Self> {
         let address = match place.as_bytes() {
             [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
             _ => SocketAddr::from_pathname(place)?,
         };
         let socket = UnixDatagram::unbound()?;
-        // Signs of life wait for nobody: of two the second tells as much.
+        // Signs of life do not wait: of two the second tells as much.
         socket.set_nonblocking(true)?;
         Ok(Self { socket, address })
     }
 
     /// Says `state`, such as `WATCHDOG=1`; not if systemd is busy.
     pub fn say(&self, state: &str) {
-        // There is nobody to tell that nobody listens.
+        // If systemd does not listen, there is no other place to report it.
         let _ = self.socket.send_to_addr(state.as_bytes(), &self.address);
     }
 
@@ -68,10 +68,10 @@ impl Notify {
     }
 }
 
-/// How often systemd wants a sign of life of this process, if it does.
+/// Returns how often systemd wants a sign of life of this process, if it does.
 pub fn watchdog() -> Option<Duration> {
     let number = |name| env::var(name).ok()?.parse::<u64>().ok();
-    // Without the second, the first is for whoever has it.
+    // Without the second, the first is for any process.
     let ours =
         number("WATCHDOG_PID").is_none_or(|process| process == u64::from(std::process::id()));
     number("WATCHDOG_USEC").filter(|time| ours && *time > 0).map(Duration::from_micros)

@@ -1,4 +1,4 @@
-//! What stops the daemon.
+//! Signals that stop the daemon.
 
 use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
 use std::{

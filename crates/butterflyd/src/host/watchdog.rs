@@ -1,8 +1,8 @@
 //! Signs of life for systemd, while packet threads and the API take turns. A stuck one ends them,
 //! and systemd restarts us.
 //!
-//! A restart costs every machine of the host its network until it is declared again, so it is not
-//! the remedy for an API that waits for something while packets flow: that is told at once, and
+//! A restart costs every VM of the host its network until it is declared again. So it is not the
+//! remedy for an API that waits for something while packets flow. That is reported at once, and
 //! ends the signs only when it goes on for long.
 
 use crate::host::notify::Notify;
@@ -39,7 +39,7 @@ impl Turns {
     }
 }
 
-/// How often a thread has to take a turn at least, if there is to be a sign of life in each
+/// Returns how often a thread has to take a turn at least, if there is to be a sign of life in each
 /// `interval`.
 pub fn turn(interval: Duration) -> Duration {
     interval / MARGIN / 2

@@ -21,8 +21,8 @@ impl Datagrams {
         Self { path, socket: Mutex::new(None), lost: AtomicU64::new(0) }
     }
 
-    /// Sends what `make` makes if that is possible now: a stuck logger must not stop a switch. It
-    /// is told how many were lost before, or nothing.
+    /// Sends the datagram of `make` if that is possible now: a stuck logger must not stop a switch.
+    /// `make` gets a note of how many lines were lost before, or an empty one.
     pub(super) fn send(&self, make: impl FnOnce(&str) -> Vec<u8>) {
         let lost = self.lost.load(Ordering::Relaxed);
         let note =

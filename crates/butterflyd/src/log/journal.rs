@@ -69,7 +69,7 @@ fn journal_name(name: &str) -> String {
 
 fn field(entry: &mut Vec<u8>, name: &str, value: &str) {
     let mut head = String::new();
-    // A value of several lines is told with its length; writing to a string does not fail.
+    // A value of several lines is sent with its length; writing to a string does not fail.
     if value.contains('\n') {
         let _ = writeln!(head, "{name}");
         entry.extend(head.as_bytes());

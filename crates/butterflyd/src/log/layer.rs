@@ -11,11 +11,11 @@ use tracing::{
 };
 use tracing_subscriber::layer::{Context, Layer};
 
-/// Where events go, beside what gets lines.
+/// Destination of events, beside the one for lines.
 pub(super) enum Logger {
     None,
     Syslog(Syslog),
-    /// It alone: what gets lines would be the same journal.
+    /// The journal alone: the lines would go to the same journal.
     Journal(Journal),
 }
 
@@ -60,7 +60,7 @@ impl<S: Subscriber, W: Fn(&str) + 'static> Layer<S> for Lines<W> {
 #[derive(Default)]
 struct Line {
     message: String,
-    /// As ` key=value`.
+    /// Fields in the form ` key=value`.
     shown: String,
     fields: Vec<(String, String)>,
 }
@@ -107,7 +107,7 @@ mod tests {
     };
     use tracing_subscriber::{layer::SubscriberExt, reload};
 
-    /// What arrives at syslog, and beside it, while `body` runs with a log at `level`.
+    /// Returns the lines at syslog, and beside it, while `body` runs with a log at `level`.
     fn logged(level: log::Level, body: impl FnOnce(&LogLevel)) -> (Vec<String>, String) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("log");

@@ -19,7 +19,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-/// How much is logged.
+/// Least severity of logged events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Level {
@@ -31,7 +31,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// By its name in options and requests.
+    /// Returns the level of that name in options and requests.
     pub fn parse(name: &str) -> Option<Self> {
         Some(match name {
             "none" => Self::None,
@@ -58,7 +58,7 @@ impl Level {
 pub struct LogLevel(Box<dyn Fn(Level) + Send>);
 
 impl LogLevel {
-    /// From now on log at `level`.
+    /// Logs at `level` from now on.
     pub fn set(&self, level: Level) {
         (self.0)(level);
     }
@@ -68,7 +68,7 @@ impl LogLevel {
         Self(Box::new(move |level| drop(handle.reload(level.filter()))))
     }
 
-    /// One that records what it is told.
+    /// Makes a level that records its changes.
     #[cfg(test)]
     pub fn recorded(levels: std::sync::mpsc::Sender<Level>) -> Self {
         Self(Box::new(move |level| levels.send(level).unwrap()))
@@ -92,7 +92,7 @@ pub fn start(level: Level, syslog: bool) -> LogLevel {
     };
     let (filter, handle) = reload::Layer::new(level.filter());
     tracing_subscriber::registry().with(filter).with(Lines::new(logger, stderr)).init();
-    // What goes wrong in a thread nobody waits for should be in the log too.
+    // The log should also show failures in a thread for which no other thread waits.
     std::panic::set_hook(Box::new(|panic| tracing::error!("defect: {panic}")));
     LogLevel::of(handle)
 }

@@ -30,7 +30,7 @@ impl Syslog {
         Self { tag, datagrams: Datagrams::to(path) }
     }
 
-    /// What every line begins with.
+    /// Returns the beginning of every line.
     pub(super) fn tag(&self) -> &str {
         &self.tag
     }

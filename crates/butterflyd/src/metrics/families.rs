@@ -1,15 +1,14 @@
-//! What there is to be scraped: every metric is declared once, here, and is in docs/metrics.md by
-//! that.
+//! Metrics to be scraped: each is declared once, here, and docs/metrics.md is made of that.
 //!
-//! Names and units follow Prometheus' conventions. `in` is what the switch received from a machine,
-//! `out` what it delivered to it, as everywhere else. Labels have values from small sets, or name
-//! what an operator declared; of peers, which strangers can make up, there are at most
-//! [`MOST_PEERS`].
+//! Names and units follow Prometheus' conventions. `in` counts frames that the switch received from
+//! a VM, `out` frames that it delivered to it, as everywhere else. Labels have values from small
+//! sets, or name objects that an operator declared. Of peers, which strangers can make up, there
+//! are at most [`MOST_PEERS`].
 
 /// Peers with numbers of their own: those that were named, then others, by their addresses.
 pub const MOST_PEERS: usize = 256;
 
-/// How a number moves.
+/// Way in which a number moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MetricKind {
     /// Up, until the daemon is restarted or what it is about is gone.
@@ -20,15 +19,15 @@ pub enum MetricKind {
     Histogram,
 }
 
-/// What is said about a metric.
+/// Declaration of a metric.
 pub struct Declaration {
     /// Its name.
     pub name: &'static str,
-    /// How it moves.
+    /// Way in which it moves.
     pub kind: MetricKind,
     /// Its labels.
     pub labels: &'static [&'static str],
-    /// What it means.
+    /// Meaning of the metric.
     pub help: &'static str,
 }
 
@@ -38,7 +37,7 @@ macro_rules! families {
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub enum Family { $($(#[doc = $help])+ $variant),+ }
 
-        /// What is said about all of them, in the order of [`Family`].
+        /// Declarations of all metrics, in the order of [`Family`].
         pub const FAMILIES: &[Declaration] = &[$(Declaration {
             name: $name,
             kind: MetricKind::$kind,
@@ -51,32 +50,32 @@ macro_rules! families {
 families! {
     /// The version that runs; always 1.
     BuildInfo = Gauge "butterfly_build_info" ["version", "commit"];
-    /// When the daemon started, in seconds since the epoch.
+    /// Time at which the daemon started, in seconds since the epoch.
     StartTime = Gauge "butterfly_start_time_seconds" [];
 
-    /// Frames received from the machine, faulty ones included.
+    /// Frames received from the VM, faulty ones included.
     NicInPackets = Counter "butterfly_nic_in_packets_total" ["nic", "vni"];
-    /// Bytes of frames received from the machine, with Ethernet headers.
+    /// Bytes of frames received from the VM, with Ethernet headers.
     NicInBytes = Counter "butterfly_nic_in_bytes_total" ["nic", "vni"];
-    /// Frames delivered to the machine.
+    /// Frames delivered to the VM.
     NicOutPackets = Counter "butterfly_nic_out_packets_total" ["nic", "vni"];
-    /// Bytes of frames delivered to the machine, with Ethernet headers.
+    /// Bytes of frames delivered to the VM, with Ethernet headers.
     NicOutBytes = Counter "butterfly_nic_out_bytes_total" ["nic", "vni"];
-    /// Frames dropped and charged to this nic, by reason; a reason appears when it first happens.
+    /// Frames dropped and charged to this vnic, by reason; a reason appears when it first happens.
     NicDrops = Counter "butterfly_nic_drops_total" ["nic", "vni", "reason"];
-    /// Frames of the machine that went to several receivers.
+    /// Frames of the VM that went to several receivers.
     NicFlooded = Counter "butterfly_nic_flooded_packets_total" ["nic", "vni"];
-    /// Frames of the machine whose source address was not learnt because a bound was reached.
+    /// Frames of the VM whose source address was not learnt because a bound was reached.
     NicLearnRefused = Counter "butterfly_nic_learn_refused_packets_total" ["nic", "vni"];
-    /// Frames that said for the machine where it is now, as after a live migration.
+    /// Frames that said for the VM where it is now, as after a live migration.
     NicAnnounced = Counter "butterfly_nic_announced_packets_total" ["nic", "vni"];
-    /// Addresses learnt behind the nic.
+    /// Addresses learnt behind the vnic.
     NicLearnt = Gauge "butterfly_nic_learnt_addresses" ["nic", "vni"];
-    /// Sessions that the nic is an end of.
+    /// Sessions that the vnic is an end of.
     NicSessions = Gauge "butterfly_nic_sessions" ["nic", "vni"];
-    /// Whether a machine is attached: 1 or 0.
+    /// 1 if a VM is attached, else 0.
     NicAttached = Gauge "butterfly_nic_attached" ["nic", "vni"];
-    /// How often a machine attached.
+    /// Times that a VM attached.
     NicAttachments = Counter "butterfly_nic_attachments_total" ["nic", "vni"];
 
     /// Nics of the network on this host.
@@ -93,19 +92,23 @@ families! {
     NetworkOutPackets = Counter "butterfly_network_tunnel_out_packets_total" ["vni"];
     /// Bytes of frames that went to other hosts, without outer headers.
     NetworkOutBytes = Counter "butterfly_network_tunnel_out_bytes_total" ["vni"];
-    /// Frames dropped and charged to the network, by reason; a reason appears when it first happens.
+    /// Frames dropped and charged to the network, by reason; a reason appears when it first
+    /// happens.
     NetworkDrops = Counter "butterfly_network_drops_total" ["vni", "reason"];
 
-    /// Frames dropped on this host, by reason, those of nics that are gone included. Every reason there is.
+    /// Frames dropped on this host, by reason, those of vnics that are gone included. Every reason
+    /// there is.
     Drops = Counter "butterfly_drops_total" ["reason"];
-    /// Changes of nics, groups and peers that workers were given.
+    /// Changes of vnics, groups and peers that workers were given.
     PolicyUpdates = Counter "butterfly_policy_updates_total" ["kind"];
 
-    /// Cycles of the time stamp counter in rounds that found frames. Divided by packets: what a packet costs.
+    /// Cycles of the time stamp counter in rounds that found frames. Divided by packets: what a
+    /// packet costs.
     WorkerBusyCycles = Counter "butterfly_worker_busy_cycles_total" ["worker"];
-    /// Seconds in rounds that found frames: the rate is the share of a processor that traffic takes.
+    /// Seconds in rounds that found frames: the rate is the share of a processor that traffic
+    /// takes.
     WorkerBusySeconds = Counter "butterfly_worker_busy_seconds_total" ["worker"];
-    /// Frames taken from machines and from the uplink.
+    /// Frames taken from VMs and from the uplink.
     WorkerPackets = Counter "butterfly_worker_packets_total" ["worker"];
     /// Batches in which frames were taken.
     WorkerBatches = Counter "butterfly_worker_batches_total" ["worker"];
@@ -117,21 +120,27 @@ families! {
     WorkerIdlePolls = Counter "butterfly_worker_idle_polls_total" ["worker"];
     /// Rings that are polled now.
     WorkerActiveRings = Gauge "butterfly_worker_active_rings" ["worker"];
-    /// Seconds of the longest turn, one batch of one ring, that all others waited for. What the host took the processor away for is part of it.
+    /// Seconds of the longest turn, one batch of one ring, that all others waited for. What the
+    /// host took the processor away for is part of it.
     WorkerLongestTurn = Gauge "butterfly_worker_longest_turn_seconds" ["worker"];
 
-    /// Sessions by protocol and state, counted every two seconds. Those that were cut let nothing pass and are only remembered.
+    /// Sessions by protocol and state, counted every two seconds. Those that were cut let nothing
+    /// pass and are only remembered.
     Sessions = Gauge "butterfly_sessions" ["protocol", "state"];
-    /// Records of the session table in use, those that have ended and were not removed yet included.
+    /// Records of the session table in use, those that have ended and were not removed yet
+    /// included.
     SessionTableUsed = Gauge "butterfly_session_table_used" [];
     /// Records of the session table.
     SessionTableCapacity = Gauge "butterfly_session_table_capacity" [];
-    /// Most sessions that one network may have; a nic opens half of that at most, and receives as many.
+    /// Most sessions that one network may have; a vnic opens half of that at most, and receives as
+    /// many.
     SessionShareLimit = Gauge "butterfly_session_share_limit" [];
 
-    /// What the uplink is; always 1. With an uplink only, as everything else about it and about peers.
+    /// Kind, interface and mode of the uplink; always 1. With an uplink only, as everything else
+    /// about it and about peers.
     UplinkInfo = Gauge "butterfly_uplink_info" ["kind", "interface", "mode"];
-    /// Whether frames can leave: 1, or 0 if the interface is down, without a carrier or gone, or nobody is at the other end of a vhost-user port.
+    /// 1 if frames can leave; 0 if the interface is down, without a carrier or gone, or no program
+    /// is at the other end of a vhost-user port.
     UplinkUp = Gauge "butterfly_uplink_up" [];
     /// Largest IP packet on the uplink.
     UplinkMtu = Gauge "butterfly_uplink_mtu_bytes" [];
@@ -143,17 +152,20 @@ families! {
     UplinkOutPackets = Counter "butterfly_uplink_out_packets_total" [];
     /// Bytes sent on the uplink, without outer headers where they are of networks.
     UplinkOutBytes = Counter "butterfly_uplink_out_bytes_total" [];
-    /// Frames on the uplink that were dropped and are no network's, by reason; a reason appears when it first happens.
+    /// Frames on the uplink that were dropped and are no network's, by reason; a reason appears
+    /// when it first happens.
     UplinkDrops = Counter "butterfly_uplink_drops_total" ["reason"];
-    /// What the port and the kernel counted, under the names of "butterfly uplink"; none for a vhost-user port.
+    /// Counts of the port and the kernel, under the names of "butterfly uplink"; none for a
+    /// vhost-user port.
     UplinkPortEvents = Counter "butterfly_uplink_port_events_total" ["event"];
-    /// What became of frames for the endpoint itself, under the names of "butterfly tunnels".
+    /// Frames for the endpoint itself by their fate, under the names of "butterfly tunnels".
     TunnelControlEvents = Counter "butterfly_tunnel_control_events_total" ["event"];
     /// Other hosts that are known: named by the operator, or learnt from what they sent.
     TunnelPeers = Gauge "butterfly_tunnel_peers" ["origin"];
-    /// Other hosts that have no numbers of their own below, since there are too many: 256 have, named ones first.
+    /// Other hosts that have no numbers of their own below, since there are too many: 256 have,
+    /// named ones first.
     TunnelPeersNotShown = Gauge "butterfly_tunnel_peers_not_shown" [];
-    /// Whether the link address of the next hop to the other host is known: 1 or 0.
+    /// 1 if the link address of the next hop to the other host is known, else 0.
     PeerNeighbourKnown = Gauge "butterfly_tunnel_peer_neighbour_known" ["peer"];
     /// Seconds since something came from the other host; nothing if nothing ever did.
     PeerIdle = Gauge "butterfly_tunnel_peer_idle_seconds" ["peer"];
@@ -168,8 +180,8 @@ families! {
     /// Frames for the other host that were dropped on their way out.
     PeerDrops = Counter "butterfly_tunnel_peer_drops_total" ["peer"];
 
-    /// Requests of the API, by the name of their field in the protocol (none: it asked for nothing that is known; undecodable: it was no
-    /// envelope) and by outcome: success or failure.
+    /// Requests of the API, by the name of their field in the protocol (none: it asked for nothing
+    /// that is known; undecodable: it was no envelope) and by outcome: success or failure.
     ApiRequests = Counter "butterfly_api_requests_total" ["request", "outcome"];
     /// Seconds that requests of the API took.
     ApiRequestSeconds = Counter "butterfly_api_request_seconds_total" ["request"];

@@ -17,17 +17,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The page is not made again before so many times the time that it took have passed: anybody may
-/// ask without pause, and making pages takes a quarter of a processor at most.
+/// Factor of the pause after a page: the page is not made again before so many times the time that
+/// it took have passed. Any client may ask without pause, and making pages takes a quarter of a
+/// processor at most.
 const PAUSE: u32 = 3;
 
-/// Where the numbers come from.
+/// Sources of the numbers.
 pub struct Source {
-    /// What moves frames.
+    /// The switch that moves frames.
     pub switch: Arc<Switch>,
-    /// What the API answered.
+    /// Counts of the API's answers.
     pub requests: Arc<Requests>,
-    /// When the daemon started, in seconds since the epoch.
+    /// Time at which the daemon started, in seconds since the epoch.
     pub start_date: u64,
 }
 
@@ -36,7 +37,7 @@ pub struct Source {
 struct Cache(Mutex<Option<(String, Instant)>>);
 
 impl Source {
-    /// What a scrape gets. Fails only if something is declared wrong.
+    /// Returns the page for a scrape. Fails only if something is declared wrong.
     fn page(&self) -> Result<String, prometheus::Error> {
         page::page(&self.switch.observe(), &self.requests, self.start_date)
     }

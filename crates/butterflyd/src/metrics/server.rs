@@ -1,7 +1,8 @@
 //! The HTTP end: one thread, few connections, no patience.
 //!
-//! Whoever reaches the port may be hostile. A connection is good for one request and for a few
-//! seconds; when there are too many, the oldest goes, so that holding many open keeps nobody out.
+//! A client that reaches the port may be hostile. A connection is good for one request and for a
+//! few seconds. When there are too many, the oldest goes, so that holding many open keeps no client
+//! out.
 
 use super::{Cache, Source};
 use hyper::{
@@ -25,9 +26,9 @@ use tracing::{error, warn};
 
 /// Connections at a time.
 const MOST_CONNECTIONS: usize = 32;
-/// How long a request may take to arrive.
+/// Time that a request has to arrive.
 const REQUEST_WITHIN: Duration = Duration::from_secs(2);
-/// How long a connection lives.
+/// Longest life of a connection.
 const DONE_WITHIN: Duration = Duration::from_secs(10);
 /// Largest request line with headers: the least that the library takes.
 const MOST_REQUEST: usize = 8192;
@@ -43,11 +44,11 @@ pub enum MetricsError {
     /// The address cannot be listened on.
     #[error("cannot serve metrics on {address}: {reason}; {advice}")]
     Bind {
-        /// As it was given.
+        /// The address as it was given.
         address: SocketAddr,
-        /// What the system said.
+        /// Error of the system.
         reason: io::Error,
-        /// What to do about it.
+        /// Advice for the operator.
         advice: &'static str,
     },
     /// The thread cannot be started.
@@ -83,7 +84,7 @@ impl Server {
 }
 
 impl Bound {
-    /// Where it listens, with the port that the system chose if that was 0.
+    /// Returns the address on which it listens, with the port that the system chose if that was 0.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -146,7 +147,7 @@ fn advice(kind: io::ErrorKind) -> &'static str {
     }
 }
 
-/// What is served.
+/// State of the server.
 struct Metrics<F> {
     make: F,
     cache: Cache,
@@ -163,7 +164,7 @@ where
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(why) => {
-                // Descriptors are used up, most likely, and waiting costs nobody anything.
+                // Descriptors are used up, most likely, and waiting costs nothing.
                 if !std::mem::replace(&mut failing, true) {
                     warn!("cannot accept a scraper of metrics: {why}");
                 }

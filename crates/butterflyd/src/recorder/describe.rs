@@ -7,7 +7,7 @@ use butterfly_model::{Direction, Peer, Protocol, canonical};
 use butterfly_packet::summary::Summary;
 use std::fmt::Write;
 
-/// What a trace has copied of each packet: headers.
+/// Bytes of each packet that a trace has copied: headers.
 pub const HEADERS: u32 = 128;
 
 fn nic(end: &TapEnd) -> Option<String> {
@@ -25,7 +25,7 @@ fn host(end: &TapEnd) -> Option<String> {
     }
 }
 
-/// Who it is, in words.
+/// Returns the name of an end, in words.
 fn who(end: &TapEnd) -> String {
     match end {
         TapEnd::Vnic(id) => format!("nic {id}"),

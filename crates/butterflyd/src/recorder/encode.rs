@@ -1,4 +1,4 @@
-//! How packets are written down: classic pcap, or pcapng with a comment on each.
+//! Encodes packets: classic pcap, or pcapng with a comment on each.
 
 use super::describe::comment;
 use butterfly_datapath::{TapPacket, TapRole};
@@ -25,7 +25,7 @@ use std::{
 const INBOUND: u32 = 1;
 const OUTBOUND: u32 = 2;
 
-/// What was encoded and is to be taken: the writers of the library keep what they write to.
+/// Encoded bytes that are to be taken: the writers of the library keep what they write to.
 #[derive(Clone, Default)]
 struct Buffer(Arc<Mutex<Vec<u8>>>);
 

@@ -14,14 +14,14 @@ use std::{
     },
 };
 
-/// Bytes of a packet at most, unless somebody wants fewer.
+/// Most bytes of a packet, unless the operator wants fewer.
 pub const SNAP: u32 = 65_535;
-/// Files of a ring, unless somebody wants others.
+/// Files of a ring, unless the operator wants others.
 const FILES: u32 = 2;
 /// Bytes that are written at once.
 const CHUNK: usize = 1 << 16;
 
-/// What became of a file, for whoever asks.
+/// Fate of a file, for queries.
 #[derive(Debug, Default)]
 pub struct FileStats {
     pub packets: AtomicU64,
@@ -32,12 +32,12 @@ pub struct FileStats {
 }
 
 impl FileStats {
-    /// Of a file that could not be opened.
+    /// Makes the stats of a file that could not be opened.
     pub fn without(why: String) -> FileStats {
         FileStats { trouble: Mutex::new(Some(why)), ..FileStats::default() }
     }
 
-    /// Why nothing is written any more.
+    /// Returns why nothing is written any more.
     pub fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -61,8 +61,8 @@ pub struct TraceFile {
 }
 
 impl TraceFile {
-    /// Opens the first file, which is as it was until [`Self::begin`]. What is not an own regular
-    /// file is refused: the default path is in a directory where anybody may have put
+    /// Opens the first file, which is as it was until [`Self::begin`]. Refuses everything but an
+    /// own regular file: the default path is in a directory into which any user may have put
     /// something.
     pub fn create(
         path: &Path,
@@ -100,8 +100,8 @@ impl TraceFile {
         self.note(begun);
     }
 
-    /// Whether the packets a vnic did not get are told, too: in comments, which classic pcap has
-    /// not.
+    /// True if the packets that a vnic did not get are reported, too: in comments, which classic
+    /// pcap has not.
     fn has_comments(&self) -> bool {
         is_pcapng(&self.path)
     }
@@ -175,8 +175,7 @@ impl TraceFile {
     }
 }
 
-/// What keeps a packet from a virtual machine behind its filter. The original recorded in front of
-/// that.
+/// Reasons that keep a packet from a VM behind its filter. The original recorded in front of that.
 const IN_SPITE: [&str; 4] = ["ring-full", "not-attached", "rx-too-large", "rx-bad-chain"];
 
 /// Bytes of a packet that are wanted.
@@ -197,7 +196,7 @@ fn encoder(path: &Path, interface: &str, snap: u32) -> Result<Encoder, String> {
     encoder.map_err(|error| error.to_string())
 }
 
-/// What files of packets begin with, in either byte order: pcap with microseconds and with
+/// First bytes of files of packets, in either byte order: pcap with microseconds and with
 /// nanoseconds, pcapng.
 const MAGIC: [[u8; 4]; 5] = [
     0xa1b2_c3d4_u32.to_be_bytes(),
@@ -207,8 +206,8 @@ const MAGIC: [[u8; 4]; 5] = [
     0x0a0d_0d0a_u32.to_be_bytes(),
 ];
 
-/// Whether nothing is in a file, or packets are. The daemon's user has other files, which are
-/// nobody's to empty.
+/// True if a file is empty, or holds packets. The daemon's user has other files, which must not be
+/// emptied.
 fn holds_packets(file: &File) -> io::Result<bool> {
     let mut begin = [0; 4];
     Ok(match file.read_at(&mut begin, 0)? {

@@ -12,12 +12,12 @@ use std::{
 
 /// Bytes of a filter's text at most.
 const LONGEST: usize = 1024;
-/// How long compiling may take. It takes microseconds, unless a name is to be asked for somewhere.
+/// Time limit of compiling. It takes microseconds, unless a name has to be resolved.
 const PATIENCE: Duration = Duration::from_millis(300);
 /// Room for the largest frame.
 const ROOM: usize = 1 << 17;
 
-/// Somebody's filter.
+/// A client's filter.
 pub struct Filter {
     program: BpfProgram,
     /// A frame as the filter sees it: the bytes that are known, zeros up to its length. Else
@@ -25,7 +25,8 @@ pub struct Filter {
     frame: Vec<u8>,
 }
 
-/// There is one compilation at a time, and one that asks the network for a name may take long.
+/// True during a compilation: there is one at a time, and one that asks the network for a name may
+/// take long.
 static COMPILING: AtomicBool = AtomicBool::new(false);
 
 impl Filter {
@@ -47,7 +48,7 @@ impl Filter {
         }
         let (sender, receiver) = mpsc::sync_channel(1);
         let own = text.to_owned();
-        // libpcap asks the resolver for names, and the API waits for nobody.
+        // libpcap asks the resolver for names, and the API must not wait.
         let thread = std::thread::Builder::new().name("filter".into()).spawn(move || {
             let compiled = compile(&own);
             COMPILING.store(false, Ordering::Release);
@@ -66,7 +67,7 @@ impl Filter {
         }
     }
 
-    /// Whether a frame of `len` bytes that begins with `data` passes.
+    /// True if a frame of `len` bytes that begins with `data` passes.
     pub fn passes(&mut self, data: &[u8], len: u32) -> bool {
         let len = (len as usize).clamp(data.len(), ROOM);
         let known = data.len().min(ROOM);

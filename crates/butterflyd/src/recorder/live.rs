@@ -1,4 +1,4 @@
-//! What somebody watches through the API: kept until it is asked for, within bounds.
+//! Packets that a client watches through the API: kept until it asks for them, within bounds.
 
 use super::{describe::traced, encode::Encoder};
 use butterfly_api::proto::TracedPacket;
@@ -14,7 +14,7 @@ const WAITING: usize = 8192;
 const REPLIED: usize = 2000;
 /// Bytes of a capture that wait at most: half of what a message may have.
 const BYTES: usize = butterfly_api::MAX_FRAME / 2;
-/// Whoever has not asked for so long is gone.
+/// Time without a query after which a client is gone.
 const GONE: Duration = Duration::from_secs(10);
 
 /// A trace or a capture.
@@ -26,7 +26,7 @@ pub struct Live {
 struct State {
     asked: Instant,
     seen: u64,
-    /// What was not kept: beyond the rate, or beyond what can wait.
+    /// Packets that were not kept: beyond the rate, or beyond what can wait.
     suppressed: u64,
     output: Output,
 }
@@ -36,7 +36,7 @@ enum Output {
     Capture { encoder: Encoder, packets: u64 },
 }
 
-/// What a client is told.
+/// Reply to a client.
 #[derive(Default)]
 pub struct Told {
     pub packets: Vec<TracedPacket>,
@@ -45,7 +45,7 @@ pub struct Told {
     pub seen: u64,
     pub lost: u64,
     pub suppressed: u64,
-    /// There is more to tell.
+    /// True if there is more.
     pub more: bool,
 }
 
@@ -75,12 +75,12 @@ impl Live {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it is a trace, and no capture.
+    /// True if it is a trace, and no capture.
     pub fn is_trace(&self) -> bool {
         matches!(self.state().output, Output::Trace { .. })
     }
 
-    /// Nobody has asked for long.
+    /// True if the client has not asked for long.
     pub fn is_abandoned(&self) -> bool {
         self.state().asked.elapsed() > GONE
     }
@@ -115,7 +115,7 @@ impl Live {
         state.suppressed += u64::from(!kept);
     }
 
-    /// What came since the last time, as much as a reply holds.
+    /// Returns the packets since the last call, as many as a reply holds.
     pub fn tell(&self) -> Told {
         let mut state = self.state();
         state.asked = Instant::now();

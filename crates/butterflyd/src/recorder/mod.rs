@@ -1,4 +1,4 @@
-//! Traces and captures: who wants packets, and what they get.
+//! Traces and captures: the consumers of packets, and their packets.
 //!
 //! Requests are short: they tell the workers what to copy and a thread of its own ([`thread`]) what
 //! to do with it.
@@ -38,7 +38,7 @@ const LIVE: usize = 8;
 /// Packets of a trace per second, unless the client wants others; and at most.
 pub const RATE: u32 = 1000;
 const MAX_RATE: u32 = 100_000;
-/// How long a request waits for what is under way to be written.
+/// Time that a request waits for packets under way to be written.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Packets of a vnic, or of the uplink, that are written into a file.
@@ -49,7 +49,7 @@ struct Tape {
     file: Option<Arc<Mutex<TraceFile>>>,
     stats: Arc<FileStats>,
     on: Option<Arc<TapSink>>,
-    /// What was lost before it was switched off.
+    /// Packets lost before it was switched off.
     lost: u64,
 }
 
@@ -61,13 +61,13 @@ impl Tape {
 
 /// A tape that was opened, or the one that is there, and what is to pass.
 pub enum Prepared {
-    /// Nothing is to change.
+    /// No change.
     Nothing,
     Off,
     New(Box<NewTape>, Option<Filter>),
     /// The same file goes on.
     Same(TraceOptions, Option<Filter>),
-    /// There is no file, and why.
+    /// No file, and why.
     Without(PathBuf, TraceOptions, String),
 }
 
@@ -78,16 +78,16 @@ pub struct NewTape {
     stats: Arc<FileStats>,
 }
 
-/// What a client watches.
+/// A trace or capture of a client.
 struct Watched {
     live: Arc<Live>,
-    /// It was stopped: something comes when all is through.
+    /// Signal that all is through, once it was stopped.
     through: Option<Receiver<()>>,
 }
 
 /// The recorder of a host.
 pub struct Recorder {
-    /// There is none in tests of requests.
+    /// The taps; none in tests of requests.
     taps: Option<Taps>,
     chosen: Arc<Chosen>,
     orders: Option<Sender<Order>>,
@@ -141,18 +141,18 @@ impl Recorder {
         Ok(())
     }
 
-    /// Whether vnics are recorded unless they say otherwise.
+    /// True if vnics are recorded unless they say otherwise.
     pub fn by_default(&self) -> bool {
         self.by_default
     }
 
-    /// Where a vnic's packets go if nobody says anything else.
+    /// Returns the default path of a vnic's packets.
     fn default_path(id: &str) -> PathBuf {
         PathBuf::from(format!("/tmp/butterfly-{}-{id}.pcap", std::process::id()))
     }
 
-    /// Opens what a vnic's declaration needs, or goes without: nobody is cut off because a file
-    /// cannot be written. Refused is what cannot be meant, a filter. Nothing is recorded yet.
+    /// Opens what a vnic's declaration needs, or goes without: no VM is cut off because a file
+    /// cannot be written. Refuses only a filter that cannot be meant. Nothing is recorded yet.
     pub fn prepare_or_go_without(&self, nic: &Nic) -> Result<Prepared, Failure> {
         Ok(self.attempt(nic)?.unwrap_or_else(|failure| {
             let why = failure.description.unwrap_or_default();
@@ -288,7 +288,8 @@ impl Recorder {
         self.begin(sink, consumer, filter);
     }
 
-    /// When this returns, what passed before is in the file, if its disk is not slow.
+    /// Ends a recording. Earlier packets are in the file when this returns, if its disk is not
+    /// slow.
     fn switch_off(&mut self, id: &str) {
         let Some(sink) = self.tapes.get_mut(id).and_then(|tape| tape.on.take()) else { return };
         let _ = self.end(&sink).recv_timeout(PATIENCE);
@@ -304,7 +305,7 @@ impl Recorder {
         self.refresh();
     }
 
-    /// Why a vnic that is to be recorded has no file.
+    /// Returns why a vnic that is to be recorded has no file.
     pub fn without(&self, id: &str) -> Option<String> {
         self.tapes.get(id).filter(|tape| tape.file.is_none()).and_then(|tape| tape.stats.trouble())
     }
@@ -374,7 +375,7 @@ impl Recorder {
         }
         let filter = Filter::compile(filter)?;
         let number = self.number();
-        // A filter sees as much as it needs, whatever is kept.
+        // A filter sees as much as it needs, however little is kept.
         let sink = Arc::new(TapSink::new(number, what, every, snap.max(HEADERS)));
         let live = Arc::new(make(sink.clone())?);
         self.live.insert(number, Watched { live: live.clone(), through: None });
@@ -382,8 +383,8 @@ impl Recorder {
         Ok(number)
     }
 
-    /// What a trace, or a capture, has seen since the last time. If it is to `end`, and there is
-    /// nothing more, it is forgotten.
+    /// Returns the packets that a trace, or a capture, has seen since the last time. If it is to
+    /// `end`, and there is nothing more, it is forgotten.
     pub fn read(&mut self, number: u64, is_trace: bool, end: bool) -> Result<Told, Failure> {
         let meant =
             |watched: &Watched| watched.live.is_trace() == is_trace && !watched.live.is_abandoned();
@@ -407,7 +408,7 @@ impl Recorder {
         Ok(told)
     }
 
-    /// Vnics came or went: those who are watched are looked for again.
+    /// Looks for the watched vnics again, as vnics came or went.
     pub fn refresh(&self) {
         self.choose(|_| {});
     }
@@ -420,7 +421,7 @@ impl Recorder {
 
     fn begin(&self, sink: Arc<TapSink>, consumer: Consumer, filter: Option<Filter>) {
         if let Some(orders) = &self.orders {
-            // Told before the workers are: no packet comes to nobody.
+            // The thread hears of it before the workers do: every packet has a consumer.
             let _ = orders.send(Order::Begin(sink.number, consumer, filter));
         }
         self.choose(|chosen| chosen.push(sink));
@@ -450,16 +451,16 @@ impl Recorder {
     }
 }
 
-/// Whether something is not through yet, after a moment.
+/// True if something is not through yet, after a moment.
 fn is_under_way(through: &Receiver<()>) -> bool {
-    // Whoever said it once is gone, and so says it again.
+    // A sender that said so once is gone, and its absence says it again.
     through.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout)
 }
 
 impl Drop for Recorder {
     fn drop(&mut self) {
         self.choose(Vec::clear);
-        // Without somebody who gives orders the thread ends, when it has taken what is left.
+        // Without a sender of orders the thread ends, when it has taken what is left.
         self.orders = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

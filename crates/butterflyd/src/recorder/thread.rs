@@ -1,5 +1,5 @@
-//! The thread that takes packets from the workers and gives each to those who want it. It alone
-//! writes files.
+//! The thread that takes packets from the workers and gives each to its consumers. It alone writes
+//! files.
 
 use super::{file::TraceFile, filter::Filter, live::Live};
 use butterfly_datapath::{TapPacket, TapRead, TapSink, Taps};
@@ -12,23 +12,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the workers are left alone when there was nothing. Their rings hold more than they can
-/// fill in that time.
+/// Pause after a look that found nothing. The workers' rings hold more than they can fill in that
+/// time.
 const PAUSE: Duration = Duration::from_millis(1);
-/// How often those who are gone are looked for.
+/// Time between two looks for clients that are gone.
 const LOOK: Duration = Duration::from_secs(1);
 /// A pass takes a quarter of a ring at most.
 const LAST: u32 = 5;
 
-/// What is done with the packets of a sink.
+/// Consumer of the packets of a sink.
 pub enum Consumer {
     Live(Arc<Live>),
     File(Arc<Mutex<TraceFile>>),
 }
 
-/// What the thread is told.
+/// Order to the thread.
 pub enum Order {
-    /// Packets of the sink with this number are for somebody from now on.
+    /// Gives packets of the sink with this number to a consumer from now on.
     Begin(u32, Consumer, Option<Filter>),
     /// No worker copies for this sink any more: when all is through, say so.
     End(u32, SyncSender<()>),
@@ -37,7 +37,7 @@ pub enum Order {
 /// The sinks that workers copy for.
 pub type Chosen = Mutex<Vec<Arc<TapSink>>>;
 
-/// Works until nobody can give orders any more.
+/// Works until every sender of orders is gone.
 pub fn run(taps: &Taps, orders: &Receiver<Order>, chosen: &Chosen) {
     let mut desk = Desk {
         taps,
@@ -80,7 +80,7 @@ struct Desk<'a> {
     orders: &'a Receiver<Order>,
     read: TapRead,
     consumers: BTreeMap<u32, (Consumer, Option<Filter>)>,
-    /// Sinks that are to end, and who waits for that.
+    /// Sinks that are to end, and the request that waits for each.
     ends: Vec<(u32, SyncSender<()>)>,
 }
 
@@ -119,7 +119,7 @@ impl Desk<'_> {
     /// Takes some packets and gives them out. Returns whether there may be more.
     fn pass(&mut self) -> bool {
         let more = self.taps.take(&mut self.read);
-        // Whoever these were copied for has begun before: nobody's first packets come to nobody.
+        // Orders first: a consumer begins before its packets are copied, and loses none of them.
         while let Ok(order) = self.orders.try_recv() {
             self.obey(order);
         }

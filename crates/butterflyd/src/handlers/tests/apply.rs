@@ -87,7 +87,7 @@ fn who_is_cut_off_is_told() {
     let moved = N.replace("vni: 1", "vni: 3");
     assert_eq!(applied(&mut host, &moved), ["NIC n REMADE: vni 1 -> 3"]);
     assert_eq!(calls(&mut host), ["remove n", "add n"]);
-    // One to which nobody can attach any more is made anew, as by nic add.
+    // A vnic to which no VM can attach any more is made anew, as by nic add.
     host.fake().sockets_gone.insert("n".into());
     assert_eq!(applied(&mut host, &moved), ["NIC n REMADE: socket, which was gone"]);
     assert_eq!(calls(&mut host), ["remove n", "add n"]);
@@ -170,7 +170,7 @@ fn a_failure_half_way_restores_what_was() {
     assert_eq!(calls(&mut host), ["update n", "add z", "update n"]);
     assert_eq!((host.declared(), vnics(&mut host)), before);
     assert!(host.fake().groups.is_empty());
-    // Who was deleted comes back, without the machine that was attached.
+    // A deleted vnic comes back, without the VM that was attached.
     host.fake().refusals = [Some("no")].into();
     let only = "nic { id: \"z\" mac: \"42:00:00:00:00:09\" vni: 1 } prune: true";
     let (_, help) = host.fails(&format!("apply {{ {only} }}"));

@@ -53,7 +53,7 @@ fn drops_of_one_vnic_are_listed_alone() {
     assert_eq!(host.fails("drop_list { nic_id: \"\" }").0, "NIC does not exist with id ");
 }
 
-/// As `explain` does.
+/// The advice is that of `explain`.
 #[test]
 fn what_to_do_has_the_words_of_the_last_packet() {
     let mut host = Host::with_nics();

@@ -1,4 +1,4 @@
-//! What requests leave in the record of events.
+//! Traces of requests in the record of events.
 
 use super::{BYPASS, NIC, host::Host, nic_with};
 use butterfly_api::{
@@ -13,7 +13,7 @@ fn list(host: &mut Host, query: &str) -> EventListRes {
     host.ask(&format!("event_list {{ {query} }}")).event_list.unwrap()
 }
 
-/// What was noted since the last call, as `kind nic/vni request: text`.
+/// Returns the notes since the last call, as `kind nic/vni request: text`.
 fn noted(host: &mut Host, since: &mut u64) -> Vec<String> {
     let list = list(host, &format!("since: {since}"));
     *since = list.next();
@@ -30,8 +30,8 @@ fn line(event: &Event) -> String {
 
 const RULE: &str = "rule { direction: INBOUND protocol: 6 port_start: 80 port_end: 90 cidr { address: \"10.0.0.0\" mask_size: 8 } }";
 
-/// Without an OUTBOUND rule everything may leave: who takes the last one away finds it in the
-/// record of each vnic that is concerned.
+/// Without an OUTBOUND rule everything may leave. An operator who removes the last one finds it in
+/// the record of each vnic that is concerned.
 #[test]
 fn egress_that_opens_is_an_event() {
     let mut host = Host::new();
@@ -133,7 +133,7 @@ fn each_change_is_an_event_and_what_changes_nothing_is_none() {
     ] {
         let response = host.ask(&request);
         assert!(response.status.status(), "{request}: {response}");
-        // The other spelling of the MAC address is told as it was declared.
+        // The report has the other spelling of the MAC address, as it was declared.
         assert_eq!(noted(&mut host, &mut since).join("\n"), expected, "{request}");
     }
 }
@@ -245,7 +245,7 @@ fn events_are_listed_by_number_vnic_and_page() {
     assert!(all.event.iter().all(|event| event.time() >= all.started() && !event.has_more()));
 }
 
-/// Somebody who asks for what is not there, again and again, leaves room for others.
+/// A client that asks for missing things again and again leaves room for others.
 #[test]
 fn failures_are_summed_up() {
     let mut host = Host::with_nics();

@@ -79,7 +79,7 @@ fn questions_that_say_nothing_are_refused() {
     }
 }
 
-/// It is an answer, and the answer is no.
+/// The query has an answer, and the answer is no.
 #[test]
 fn one_that_waits_for_its_mac_address_gets_nothing() {
     let mut host = Host::new();

@@ -71,7 +71,7 @@ fn another_type_or_namespace_makes_it_anew_and_addresses_do_not() {
     step(&declare(""), anew);
 }
 
-/// What could neither be sent nor answered is refused, whichever request it comes with.
+/// Addresses that could neither send nor answer are refused, with any request.
 #[test]
 fn addresses_that_a_generator_cannot_use_are_refused() {
     let mut host = Host::new();
@@ -93,13 +93,13 @@ fn addresses_that_a_generator_cannot_use_are_refused() {
     }
     host.succeeds(&update(r#"ip: "10.0.0.9" ip: "fd00::1""#));
     assert_eq!(host.fake().take_calls(), ["update n"]);
-    // Who answers has no family.
+    // A responder has no family.
     host.succeeds(&declare(RECEIVER));
     host.succeeds(&update(r#"ip: "fd00::1""#));
     assert!(host.fails(&update(r#"ip: """#)).1.contains("needs an ip"));
 }
 
-/// What fails is as it was before, whatever is behind it.
+/// A vnic that fails is as it was before, with any guest behind it.
 #[test]
 fn a_guest_that_cannot_be_made_anew_is_restored() {
     let mut host = Host::new();
@@ -125,7 +125,7 @@ fn a_guest_that_is_gone_is_made_anew_by_the_same_declaration() {
     assert!(host.fake().take_calls().is_empty());
 }
 
-/// Somebody removed its file: the same declaration makes it again.
+/// An operator removed its file: the same declaration makes it again.
 #[test]
 fn a_socket_that_is_gone_is_made_anew_by_the_same_declaration() {
     let mut host = Host::new();

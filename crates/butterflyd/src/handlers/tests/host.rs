@@ -36,27 +36,27 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-/// Remembers vnics, groups and what was asked; refuses what it is told to.
+/// Remembers vnics, groups and queries; refuses as the test tells it to.
 #[derive(Default)]
 pub(super) struct Fake {
     pub(super) vnics: BTreeMap<String, VnicSpec>,
     pub(super) groups: BTreeMap<GroupName, SecurityGroup>,
-    /// What the last question about sessions was, and how many were to be told.
+    /// Last query about sessions, and its limit.
     pub(super) asked: RefCell<Option<(SessionFilter, usize)>>,
     /// The last packet that was to be explained.
     pub(super) question: RefCell<Option<Question>>,
-    /// Why vnics dropped something, if not as usual, and the last packet.
+    /// Reason for which vnics dropped something, if not the usual one, and the last packet.
     pub(super) reason: Option<&'static str>,
     pub(super) head: Vec<u8>,
-    /// It has an uplink.
+    /// True if it has an uplink.
     pub(super) uplink: bool,
     pub(super) peers: Peers,
     /// Vnics whose own guests ended.
     pub(super) gone: BTreeSet<String>,
     pub(super) sockets_gone: BTreeSet<String>,
-    /// Why no vnic can be made in place of another.
+    /// Reason why no vnic can be made in place of another.
     pub(super) irreplaceable: Option<&'static str>,
-    /// Whose address is kept.
+    /// Vnic whose address is kept.
     kept: Option<String>,
     calls: Vec<String>,
     /// The next calls that may fail: do they?
@@ -137,7 +137,7 @@ impl Dataplane for Fake {
 
     fn remove_vnic(&mut self, id: &str) {
         self.calls.push(format!("remove {id}"));
-        // Whoever is made anew keeps its address; else nobody does.
+        // A vnic that is made anew keeps its address; else none does.
         assert!(self.kept.as_deref().is_none_or(|kept| kept == id));
         assert!(self.vnics.remove(id).is_some(), "{id} is not there");
     }
@@ -238,7 +238,7 @@ impl Dataplane for Fake {
                 Some(GuestReport::Bench(Pings { requests: 3, times: Some(times) }))
             }
         };
-        // The first of several has the address, as long as nobody bypasses filters.
+        // The first of several has the address, as long as none bypasses filters.
         let first = self
             .vnics
             .values()
@@ -338,7 +338,7 @@ impl Dataplane for Fake {
         71
     }
 
-    /// Of the outbound rules of a group only, in some order.
+    /// Counts admissions of the outbound rules of a group only, in some order.
     fn rule_admissions(&self, name: &GroupName) -> Vec<(Rule, u64)> {
         let rules = self.groups[name]
             .rules()

@@ -25,7 +25,7 @@ fn host() -> Host {
     host
 }
 
-/// What `g` is at first.
+/// Returns `g` as it is at first.
 fn g() -> String {
     format!("sg_details {{ id: \"g\" member: \"10.0.0.1\" rule {{ {UDP_OF_A_BLOCK} }} }}")
 }
@@ -118,7 +118,7 @@ fn changes_follow_the_table() {
         assert_eq!(there.replace(" }", "}"), then.replace(" }", "}"), "{request}");
         let daemon = host.envelope.handler();
         assert_eq!(*daemon.desired.groups(), daemon.dataplane.groups, "{request}");
-        // Refused by the data path it has not happened, and the reason is told.
+        // A change that the data path refuses has not happened, and the reason is reported.
         if !calls.is_empty() {
             let mut host = self::host();
             host.fake().refusals = [Some("no room for this")].into();
@@ -273,8 +273,8 @@ fn what_means_nothing_is_part_of_the_identity() {
         .collect::<Vec<_>>();
     there.sort();
     assert_eq!(there, ["0-1-0-0-10.0.0.0/24-", "0-1-0-0-10.0.0.1/24-", "0-1-1-70000-10.0.0.0/24-"]);
-    // Whoever deletes what is listed is never left with a rule: first the one that was meant, then
-    // those that are listed alike.
+    // An operator who deletes what is listed is never left with a rule: first the one that was
+    // meant goes, then those that are listed alike.
     let delete = format!("sg_rule_del {{ sg_id: \"g\" rule {{ {} }} }}", block("10.0.0.0"));
     for left in [2, 1, 1] {
         host.succeeds(&delete);
@@ -296,7 +296,7 @@ fn vnics_keep_the_names_of_groups_that_go() {
     );
 }
 
-/// What `butterfly dump` asks for, given back: nics first, then groups.
+/// Declares the replies to `butterfly dump` again: nics first, then groups.
 #[test]
 fn what_is_told_can_be_declared_again() {
     let rules = [TO_SG_42, UDP_OF_A_BLOCK, TO_SOME_SG, OUT]

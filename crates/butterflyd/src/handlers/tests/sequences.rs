@@ -65,8 +65,8 @@ fn any_request() -> impl proptest::strategy::Strategy<Value = String> {
     prop_oneof![4 => add, 3 => apply, 1 => update, 1 => id.prop_map(|id| format!("nic_del: \"{id}\"")), 6 => group]
 }
 
-/// What was declared and what the data path has are the same, and no two vnics have what only one
-/// may have.
+/// Checks that the data path has what was declared, and that no two vnics have what only one may
+/// have.
 fn check_invariants(host: &mut Host) {
     let daemon = host.envelope.handler();
     let declared: Vec<_> = daemon.desired.vnics().iter().collect();

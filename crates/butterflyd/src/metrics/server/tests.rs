@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-/// Nothing here takes so long unless it is broken.
+/// Time limit that only a broken program exceeds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn serving(page: &str) -> (Server, SocketAddr) {
@@ -79,7 +79,7 @@ fn metrics_are_read_and_nothing_else() {
         assert!(body.contains(words), "{what}: {body}");
         assert_eq!(head.contains("allow: get, head"), expected == 405, "{what}: {head}");
     }
-    // One answer per connection, whatever else was asked for.
+    // One answer per connection; further requests on it are ignored.
     let twice = "GET / HTTP/1.1\r\nHost: x\r\n\r\n".repeat(2);
     assert_eq!(ask(address, &twice).matches("HTTP/1.1 200").count(), 1);
 }
