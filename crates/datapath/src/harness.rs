@@ -24,25 +24,23 @@ use butterfly_vhost::{
     ring::{CallFd, RingSetup},
 };
 
-use crate::{
-    engine::counters::{Counter, Totals},
-    overlay::{Tunnel, TunnelConfig, UplinkPort},
-    plane::{
-        AddError, Attachment, Plane, PlaneConfig,
-        sessions::{SessionFilter, SessionRow},
-    },
-    report::{
-        drops::DropReport,
-        explain::{Explanation, NoAnswer, Origin, Question, Walk},
-    },
-    session::{FormerTable, SessionConfig},
-    stages::{pipeline::STAGES, reasons::reasons},
-    worker::Worker,
-    world::{
-        policy::VnicPolicy,
-        rules::{GroupChange, number as number_of_ip},
-        snapshot::Vnic,
-    },
+use crate::engine::counters::{Counter, Totals};
+use crate::overlay::{Tunnel, TunnelConfig, UplinkPort};
+use crate::plane::{
+    AddError, Attachment, Plane, PlaneConfig,
+    sessions::{SessionFilter, SessionRow},
+};
+use crate::report::{
+    drops::DropReport,
+    explain::{Explanation, NoAnswer, Origin, Question, Walk},
+};
+use crate::session::{FormerTable, SessionConfig};
+use crate::stages::{pipeline::STAGES, reasons::reasons};
+use crate::worker::Worker;
+use crate::world::{
+    policy::VnicPolicy,
+    rules::{GroupChange, number as number_of_ip},
+    snapshot::Vnic,
 };
 
 /// Any error of a harness ends a test.

@@ -15,21 +15,17 @@ use butterfly_packet::{ethernet, mac::Mac, protocol};
 use butterfly_uplink::{groups::Groups, kernel::Kernel, packet::PacketSocket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::{
-    endpoint::{
-        control::{Control, ControlConfig, Count, Event, Output},
-        link::{LinkState, LinkWatch, News},
-        silence::{Refusal, Silences, Told},
-        watch::PeerWatch,
-    },
-    engine::place::PeerRef,
-    overlay::{Own, Punted, Tunnel},
+use crate::endpoint::{
+    control::{Control, ControlConfig, Count, Event, Output},
+    link::{LinkState, LinkWatch, News},
+    silence::{Refusal, Silences, Told},
+    watch::PeerWatch,
 };
-use crate::{
-    engine::events::{About, Happening, SwitchEvents},
-    plane::Plane,
-    world::rules::address as ip_of,
-};
+use crate::engine::events::{About, Happening, SwitchEvents};
+use crate::engine::place::PeerRef;
+use crate::overlay::{Own, Punted, Tunnel};
+use crate::plane::Plane;
+use crate::world::rules::address as ip_of;
 
 /// Longest time, in milliseconds, between two looks at anything that waits.
 const TICK: u64 = 100;
@@ -677,11 +673,9 @@ fn is_encapsulated(frame: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        overlay::{TunnelConfig, UplinkPort},
-        plane::PlaneConfig,
-        session::SessionConfig,
-    };
+    use crate::overlay::{TunnelConfig, UplinkPort};
+    use crate::plane::PlaneConfig;
+    use crate::session::SessionConfig;
 
     fn keeper() -> Keeper {
         let (endpoint, mac) = (IpAddr::from([10, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 1]));

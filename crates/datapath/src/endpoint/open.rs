@@ -18,10 +18,8 @@ use butterfly_uplink::{
 };
 use butterfly_vhost::{control::Role, port::Port};
 
-use crate::{
-    endpoint::{control::ControlConfig, keeper::HostSide, link::LinkWatch},
-    overlay::{Tunnel, TunnelConfig, UplinkPort},
-};
+use crate::endpoint::{control::ControlConfig, keeper::HostSide, link::LinkWatch};
+use crate::overlay::{Tunnel, TunnelConfig, UplinkPort};
 
 /// The tunnel endpoint of a host, as an operator declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,18 +16,14 @@ use butterfly_vhost::{
     port::PortEvents,
 };
 
-use crate::{
-    endpoint::{
-        keeper::Keeper,
-        open::{OpenedUplink, TunnelSpec, UplinkSpec, check_peer},
-    },
-    engine::place::UPLINK,
-    overlay::Tunnel,
+use crate::endpoint::{
+    keeper::Keeper,
+    open::{OpenedUplink, TunnelSpec, UplinkSpec, check_peer},
 };
-use crate::{
-    engine::events::{About, Happening, SwitchEvents},
-    plane::{Attachment, Plane},
-};
+use crate::engine::events::{About, Happening, SwitchEvents};
+use crate::engine::place::UPLINK;
+use crate::overlay::Tunnel;
+use crate::plane::{Attachment, Plane};
 
 /// A switch's handle of its tunnel endpoint.
 pub(crate) struct EndpointSide {

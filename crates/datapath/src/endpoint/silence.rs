@@ -6,7 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::{engine::place::PeerRef, overlay::peers::PeerRow};
+use crate::engine::place::PeerRef;
+use crate::overlay::peers::PeerRow;
 
 /// Seconds for which a refusal holds that is not repeated. Guests soon ask by broadcast only, and
 /// no host refuses packets to multicast groups. Peers that were learnt are forgotten after that

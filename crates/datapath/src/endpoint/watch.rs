@@ -5,10 +5,8 @@ use std::{collections::BTreeMap, net::IpAddr};
 use butterfly_packet::mac::Mac;
 
 use crate::engine::events::{About, Happening, SwitchEvents};
-use crate::{
-    engine::place::PeerRef,
-    overlay::peers::{MAX_PEERS, PeerRow},
-};
+use crate::engine::place::PeerRef;
+use crate::overlay::peers::{MAX_PEERS, PeerRow};
 
 struct Seen {
     address: IpAddr,

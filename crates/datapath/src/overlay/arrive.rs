@@ -14,18 +14,14 @@ use butterfly_packet::{
 };
 use butterfly_vhost::{net::NetHeader, ring::Frames};
 
-use crate::{
-    engine::place::PeerRef,
-    overlay::{
-        NOT_OURS, OTHER_VLAN, OUTER_FRAGMENT, OUTER_MALFORMED, Tunnel, UNKNOWN_PEER, UNKNOWN_VNI,
-        VXLAN_FLAGS, peers::PeerCounter,
-    },
+use crate::engine::place::PeerRef;
+use crate::engine::reason::DropReason;
+use crate::ip::{Address, mapped};
+use crate::overlay::{
+    NOT_OURS, OTHER_VLAN, OUTER_FRAGMENT, OUTER_MALFORMED, Tunnel, UNKNOWN_PEER, UNKNOWN_VNI,
+    VXLAN_FLAGS, peers::PeerCounter,
 };
-use crate::{
-    engine::reason::DropReason,
-    ip::{Address, mapped},
-    world::snapshot::Snapshot,
-};
+use crate::world::snapshot::Snapshot;
 
 /// Kind of a frame from the uplink.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -24,13 +24,11 @@ use std::{
 
 use butterfly_packet::{mac::Mac, vxlan};
 
-use crate::{
-    engine::{
-        counters::{Counters, Totals},
-        reason::drop_reasons,
-    },
-    ip::{Address, mapped},
+use crate::engine::{
+    counters::{Counters, Totals},
+    reason::drop_reasons,
 };
+use crate::ip::{Address, mapped};
 
 pub(crate) use arrive::{Arrivals, Arrived};
 pub(crate) use outer::Source;

@@ -23,14 +23,12 @@ use std::{
 use butterfly_packet::mac::Mac;
 
 use crate::engine::place::PeerRef;
-use crate::{
-    engine::{
-        mac::{address as mac_of, number},
-        quota::Quota,
-    },
-    ip::Address,
-    world::rules::{address as ip_of, number as number_of_ip},
+use crate::engine::{
+    mac::{address as mac_of, number},
+    quota::Quota,
 };
+use crate::ip::Address;
+use crate::world::rules::{address as ip_of, number as number_of_ip};
 
 /// Most peers.
 pub(crate) const MAX_PEERS: usize = 4096;

@@ -54,11 +54,9 @@ mod tests {
     use butterfly_vhost::net::NetHeader;
 
     use super::*;
-    use crate::{
-        harness::{Host, LINUX},
-        overlay::{Own, TunnelConfig},
-        world::policy::VnicPolicy,
-    };
+    use crate::harness::{Host, LINUX};
+    use crate::overlay::{Own, TunnelConfig};
+    use crate::world::policy::VnicPolicy;
 
     /// An uplink that holds no more than the smallest there is.
     struct Small {

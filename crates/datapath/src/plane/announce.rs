@@ -22,10 +22,8 @@ use butterfly_packet::{
     mac::Mac,
 };
 
-use crate::{
-    plane::Plane,
-    world::{rules::address, snapshot::Vnic},
-};
+use crate::plane::Plane;
+use crate::world::{rules::address, snapshot::Vnic};
 
 /// Most addresses of a vnic that are announced.
 const ADDRESSES: usize = 16;

@@ -5,14 +5,12 @@ use std::{
     sync::{MutexGuard, PoisonError},
 };
 
-use crate::{
-    engine::{
-        place::{PortRef, UPLINK},
-        reason::DropReason,
-    },
-    plane::Plane,
-    stages::reasons::counted,
+use crate::engine::{
+    place::{PortRef, UPLINK},
+    reason::DropReason,
 };
+use crate::plane::Plane;
+use crate::stages::reasons::counted;
 
 /// Period between two looks at the counts, in tenths of a second. A rate is that of the last one to
 /// two periods.

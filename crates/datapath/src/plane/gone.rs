@@ -7,10 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 
-use crate::{
-    engine::counters::Totals,
-    world::snapshot::{Snapshot, Vnic},
-};
+use crate::engine::counters::Totals;
+use crate::world::snapshot::{Snapshot, Vnic};
 
 /// Counters of vnics that left, and vnics that are about to leave.
 #[derive(Default)]
@@ -83,13 +81,11 @@ mod tests {
 
     use butterfly_packet::mac::Mac;
 
-    use crate::{
-        engine::counters::Counter,
-        plane::{Plane, PlaneConfig},
-        session::SessionConfig,
-        stages::reasons::reasons,
-        world::policy::VnicPolicy,
-    };
+    use crate::engine::counters::Counter;
+    use crate::plane::{Plane, PlaneConfig};
+    use crate::session::SessionConfig;
+    use crate::stages::reasons::reasons;
+    use crate::world::policy::VnicPolicy;
 
     /// An observer counts everything once while vnics come and go: sums never decrease, and none is
     /// lost.

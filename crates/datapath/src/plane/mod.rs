@@ -23,37 +23,35 @@ use butterfly_model::{GroupName, Rule, Vni};
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::port::{Port, PortEvents};
 
+use crate::engine::{
+    clock::Clock,
+    counters::{Counters, Totals},
+    mac::number,
+    numbers::Numbers,
+    place::{PeerRef, PortRef, UPLINK},
+    slab::Slab,
+    tap::{Mirror, Ring, Selection},
+};
+use crate::overlay::Tunnel;
+use crate::plane::{
+    drop_window::DropWindow,
+    gone::Gone,
+    updates::{Update, Updates},
+};
 pub use crate::session::SessionConfig;
-use crate::{
-    engine::{
-        clock::Clock,
-        counters::{Counters, Totals},
-        mac::number,
-        numbers::Numbers,
-        place::{PeerRef, PortRef, UPLINK},
-        slab::Slab,
-        tap::{Mirror, Ring, Selection},
-    },
-    overlay::Tunnel,
-    plane::{
-        drop_window::DropWindow,
-        gone::Gone,
-        updates::{Update, Updates},
-    },
-    session::{
-        Admitted, FormerTable, HashKey, Here, Name, Shares, Table, VnicSessions, tally::Tally,
-    },
-    worker::{Handle, Shared},
-    world::{
-        bindings::Bindings,
-        bound::Bound,
-        fdb::{self, Fdb, Learnt},
-        holders::addresses,
-        policy::VnicPolicy,
-        rules::{Cells, GroupChange, Groups, MAX_CELLS, number as number_of_ip},
-        snapshot::{Network, PortKind, Remote, Rules, Snapshot, Vnic, VnicShared},
-        waiting::{claim_of, waiting},
-    },
+use crate::session::{
+    Admitted, FormerTable, HashKey, Here, Name, Shares, Table, VnicSessions, tally::Tally,
+};
+use crate::worker::{Handle, Shared};
+use crate::world::{
+    bindings::Bindings,
+    bound::Bound,
+    fdb::{self, Fdb, Learnt},
+    holders::addresses,
+    policy::VnicPolicy,
+    rules::{Cells, GroupChange, Groups, MAX_CELLS, number as number_of_ip},
+    snapshot::{Network, PortKind, Remote, Rules, Snapshot, Vnic, VnicShared},
+    waiting::{claim_of, waiting},
 };
 
 fn rules(policy: &VnicPolicy, groups: &mut Groups) -> Rules {

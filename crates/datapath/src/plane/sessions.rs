@@ -4,12 +4,10 @@ use std::net::IpAddr;
 
 use butterfly_model::{GroupName, Rule};
 
-use crate::{
-    ip::tcp::TcpState,
-    plane::Plane,
-    session::{Admitted, Key, Record, State, Timeouts},
-    world::{rules::address, snapshot::Snapshot},
-};
+use crate::ip::tcp::TcpState;
+use crate::plane::Plane;
+use crate::session::{Admitted, Key, Record, State, Timeouts};
+use crate::world::{rules::address, snapshot::Snapshot};
 
 /// Selection of sessions: all given fields must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -300,7 +298,8 @@ mod tests {
     use butterfly_vhost::net::NetHeader;
 
     use super::*;
-    use crate::{harness::Host, world::policy::VnicPolicy};
+    use crate::harness::Host;
+    use crate::world::policy::VnicPolicy;
 
     const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
     const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);

@@ -1,9 +1,7 @@
 //! Counters as reports show them.
 
-use crate::{
-    engine::counters::{Counter, Totals},
-    stages::reasons::reasons,
-};
+use crate::engine::counters::{Counter, Totals};
+use crate::stages::reasons::reasons;
 
 /// Returns two counters that belong together.
 pub(crate) fn pair(totals: &Totals, packets: Counter, bytes: Counter) -> (u64, u64) {

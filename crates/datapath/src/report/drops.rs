@@ -4,19 +4,17 @@ use std::time::Duration;
 
 use butterfly_packet::summary::Summary;
 
-use crate::plane::drop_window::DropWindow;
-use crate::{
-    engine::{
-        counters::{Counters, Totals},
-        last_drops::LastDrop,
-        place::{PortRef, UPLINK},
-        reason::ReasonInfo,
-    },
-    overlay::Tunnel,
-    plane::Plane,
-    stages::reasons::counted,
-    world::snapshot::{Snapshot, Vnic},
+use crate::engine::{
+    counters::{Counters, Totals},
+    last_drops::LastDrop,
+    place::{PortRef, UPLINK},
+    reason::ReasonInfo,
 };
+use crate::overlay::Tunnel;
+use crate::plane::Plane;
+use crate::plane::drop_window::DropWindow;
+use crate::stages::reasons::counted;
+use crate::world::snapshot::{Snapshot, Vnic};
 
 /// Place that drops are charged to.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -9,17 +9,16 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use crate::{endpoint::side::EndpointSide, report::uplink::observe_uplink};
-use crate::{
-    engine::{counters::Counter, reason::ReasonInfo},
-    plane::Plane,
-    report::{
-        counts::{happened, pair},
-        workers::WorkerReport,
-    },
-    stages::reasons::reasons,
-    world::snapshot::Vnic,
+use crate::endpoint::side::EndpointSide;
+use crate::engine::{counters::Counter, reason::ReasonInfo};
+use crate::plane::Plane;
+use crate::report::uplink::observe_uplink;
+use crate::report::{
+    counts::{happened, pair},
+    workers::WorkerReport,
 };
+use crate::stages::reasons::reasons;
+use crate::world::snapshot::Vnic;
 
 /// All counters, at about one moment.
 #[derive(Clone, Debug, Default)]

@@ -17,15 +17,13 @@ use crate::engine::tap::{
     ring::Ring,
     selection::Selection,
 };
-use crate::{
-    engine::{
-        place::{PeerRef, PortRef, UPLINK},
-        reason::DropReason,
-    },
-    overlay::TOO_BIG,
-    plane::Plane,
-    world::snapshot::Snapshot,
+use crate::engine::{
+    place::{PeerRef, PortRef, UPLINK},
+    reason::DropReason,
 };
+use crate::overlay::TOO_BIG;
+use crate::plane::Plane;
+use crate::world::snapshot::Snapshot;
 
 /// Words of a worker's ring: 8 MiB, allocated only while there are sinks.
 const RING: usize = 1 << 20;

@@ -5,26 +5,22 @@ use std::{collections::BTreeMap, net::IpAddr, sync::atomic::Ordering};
 use butterfly_packet::mac::Mac;
 
 use crate::endpoint::side::{EndpointSide, PortInfo};
-use crate::{
-    endpoint::{
-        keeper::{GroupRow, NeighbourRow},
-        link::LinkState,
-        open::Peers,
-        silence::{Refusal, Told},
-    },
-    engine::place::PeerRef,
-    overlay::peers::PeerRow,
+use crate::endpoint::{
+    keeper::{GroupRow, NeighbourRow},
+    link::LinkState,
+    open::Peers,
+    silence::{Refusal, Told},
 };
-use crate::{
-    engine::{
-        counters::{Counter, Totals},
-        mac::address,
-        reason::ReasonInfo,
-    },
-    plane::Plane,
-    report::counts::pair,
-    stages::reasons::reasons,
+use crate::engine::place::PeerRef;
+use crate::engine::{
+    counters::{Counter, Totals},
+    mac::address,
+    reason::ReasonInfo,
 };
+use crate::overlay::peers::PeerRow;
+use crate::plane::Plane;
+use crate::report::counts::pair;
+use crate::stages::reasons::reasons;
 
 /// Another host.
 #[derive(Clone, Debug, PartialEq, Eq)]

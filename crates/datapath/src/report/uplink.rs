@@ -2,14 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::{endpoint::side::EndpointSide, report::tunnel::sent};
-use crate::{
-    engine::counters::Counter,
-    plane::Plane,
-    report::{
-        counts::{happened, pair},
-        observe::{PeerObservation, UplinkObservation},
-    },
+use crate::endpoint::side::EndpointSide;
+use crate::engine::counters::Counter;
+use crate::plane::Plane;
+use crate::report::tunnel::sent;
+use crate::report::{
+    counts::{happened, pair},
+    observe::{PeerObservation, UplinkObservation},
 };
 
 /// Reads the counters of the uplink; `None` if networks end at this host.

@@ -7,26 +7,24 @@ use std::{collections::HashMap, time::Duration};
 
 use butterfly_vhost::port::Queue;
 
-use crate::{
-    engine::{
-        counters::Counter,
-        events::{About, Happening, SwitchEvents},
-        place::PortRef,
-        reason::{DropReason, ReasonInfo},
-    },
-    ip::BAD_DISCOVERY,
-    plane::Plane,
-    stages::{
-        antispoof::{SPOOFED_ARP, SPOOFED_MAC},
-        claims::IP_CLAIMED,
-        deliver::RX_BAD_CHAIN,
-        filter::{SESSION_SHARE, SESSIONS_FULL, SPOOFED_IP},
-        forward::MAC_CLAIMED,
-        headers::BAD_CHAIN,
-        reasons::reasons,
-    },
-    world::snapshot::Vnic,
+use crate::engine::{
+    counters::Counter,
+    events::{About, Happening, SwitchEvents},
+    place::PortRef,
+    reason::{DropReason, ReasonInfo},
 };
+use crate::ip::BAD_DISCOVERY;
+use crate::plane::Plane;
+use crate::stages::{
+    antispoof::{SPOOFED_ARP, SPOOFED_MAC},
+    claims::IP_CLAIMED,
+    deliver::RX_BAD_CHAIN,
+    filter::{SESSION_SHARE, SESSIONS_FULL, SPOOFED_IP},
+    forward::MAC_CLAIMED,
+    headers::BAD_CHAIN,
+    reasons::reasons,
+};
+use crate::world::snapshot::Vnic;
 
 /// The reasons that are watched.
 pub(crate) const DROPS: [DropReason; WATCHED] = [
@@ -162,8 +160,9 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plane::PlaneConfig;
+    use crate::session::SessionConfig;
     use crate::world::policy::VnicPolicy;
-    use crate::{plane::PlaneConfig, session::SessionConfig};
     use butterfly_packet::mac::Mac;
     use std::sync::Mutex;
 

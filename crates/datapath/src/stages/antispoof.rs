@@ -3,19 +3,19 @@
 //! Decides on frames *from* a vnic, before anything learns from them. RFC 826 (ARP sender fields),
 //! RFC 903 (reverse ARP).
 
-use crate::{
-    engine::reason::ReasonInfo,
-    engine::{
-        batch::{Batch, BatchOrigin, Verdict},
-        inside::Inside,
-        mac::number,
-        reason::{DropReason, drop_reasons},
-    },
-    ip::frame::arp,
-    stages::stage::{Stage, StageConfig},
-    stages::{forward::MAC_CLAIMED, site::Context},
-    world::snapshot::Vnic,
+use crate::engine::{
+    batch::{Batch, BatchOrigin, Verdict},
+    inside::Inside,
+    mac::number,
+    reason::{DropReason, ReasonInfo, drop_reasons},
 };
+use crate::ip::frame::arp;
+use crate::stages::{
+    forward::MAC_CLAIMED,
+    site::Context,
+    stage::{Stage, StageConfig},
+};
+use crate::world::snapshot::Vnic;
 
 drop_reasons! { 1;
     /// The source MAC address is not the vnic's own.

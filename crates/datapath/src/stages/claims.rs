@@ -15,22 +15,22 @@ use butterfly_packet::{
 
 use crate::world::bindings::Voice;
 
-use crate::{
-    engine::reason::ReasonInfo,
-    engine::{
-        batch::{Batch, BatchOrigin, Verdict},
-        inside::Inside,
-        reason::drop_reasons,
-    },
-    ip::{
-        Address, Discovery, L4, Packet,
-        discovery::{link_local, solicited_node},
-        mapped,
-    },
-    stages::stage::{Stage, StageConfig},
-    stages::{filter::read::read as read_packet, site::Context},
-    world::snapshot::Vnic,
+use crate::engine::{
+    batch::{Batch, BatchOrigin, Verdict},
+    inside::Inside,
+    reason::{ReasonInfo, drop_reasons},
 };
+use crate::ip::{
+    Address, Discovery, L4, Packet,
+    discovery::{link_local, solicited_node},
+    mapped,
+};
+use crate::stages::{
+    filter::read::read as read_packet,
+    site::Context,
+    stage::{Stage, StageConfig},
+};
+use crate::world::snapshot::Vnic;
 
 drop_reasons! { 8;
     /// The packet says that it is from the address of a filtered vnic of this host, or that its sender has that address, and the sender is

@@ -12,26 +12,24 @@ use butterfly_vhost::{
     ring::{BATCH, CallFd, Delivery, Finish, Frames, NotDelivered},
 };
 
-use crate::{
-    engine::{
-        batch::{Batch, Meta, Verdict},
-        counters::Counter,
-        reason::{DropReason, drop_reasons},
-    },
-    stages::{
-        filter::{FilterRoom, admits_flooded, note_flooded},
-        forward::nobody,
-        leave::{Departures, leave},
-        leaving::Leaving,
-        mirror::{mirror, mirror_answer},
-        outlet::{Outlet, Receive},
-        segment::Segments,
-        site::Context,
-        take::take,
-        turn::{Turn, weight},
-    },
-    world::snapshot::{Budgets, Vnic},
+use crate::engine::{
+    batch::{Batch, Meta, Verdict},
+    counters::Counter,
+    reason::{DropReason, drop_reasons},
 };
+use crate::stages::{
+    filter::{FilterRoom, admits_flooded, note_flooded},
+    forward::nobody,
+    leave::{Departures, leave},
+    leaving::Leaving,
+    mirror::{mirror, mirror_answer},
+    outlet::{Outlet, Receive},
+    segment::Segments,
+    site::Context,
+    take::take,
+    turn::{Turn, weight},
+};
+use crate::world::snapshot::{Budgets, Vnic};
 
 drop_reasons! { 5;
     /// The receiving guest had no buffers left: it does not read fast enough.

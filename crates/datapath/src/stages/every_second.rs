@@ -1,15 +1,13 @@
 //! Drops every second frame. This stage exists for tests alone, to show that a stage is one file
 //! and one line of the pipeline.
 
-use crate::{
-    engine::{
-        batch::{Batch, Verdict},
-        reason::{ReasonInfo, drop_reasons},
-    },
-    stages::{
-        site::Context,
-        stage::{Stage, StageConfig},
-    },
+use crate::engine::{
+    batch::{Batch, Verdict},
+    reason::{ReasonInfo, drop_reasons},
+};
+use crate::stages::{
+    site::Context,
+    stage::{Stage, StageConfig},
 };
 
 drop_reasons! { 15;

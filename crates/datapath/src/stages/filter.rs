@@ -16,19 +16,18 @@ mod slow;
 
 use butterfly_vhost::ring::Slot;
 
-use crate::{
-    engine::reason::ReasonInfo,
-    engine::{
-        batch::{Batch, Verdict},
-        inside::Inside,
-        reason::DropReason,
-    },
-    ip::tcp::{self, Outcome},
-    session::{Found, Key, State},
-    stages::site::Context,
-    stages::stage::{Stage, StageConfig},
-    world::snapshot::Vnic,
+use crate::engine::{
+    batch::{Batch, Verdict},
+    inside::Inside,
+    reason::{DropReason, ReasonInfo},
 };
+use crate::ip::tcp::{self, Outcome};
+use crate::session::{Found, Key, State};
+use crate::stages::{
+    site::Context,
+    stage::{Stage, StageConfig},
+};
+use crate::world::snapshot::Vnic;
 
 pub(crate) use read::read as read_packet;
 pub(crate) use reasons::*;

@@ -7,21 +7,20 @@ use std::sync::atomic::Ordering;
 
 use butterfly_packet::mac::Mac;
 
-use crate::{
-    engine::reason::ReasonInfo,
-    engine::{
-        batch::{Batch, Meta, Verdict},
-        counters::Counter,
-        mac::number,
-        place::{PeerRef, PortRef},
-        reason::{DropReason, drop_reasons},
-    },
-    stages::site::Context,
-    stages::stage::{Stage, StageConfig},
-    world::{
-        fdb::{Learning, MAX_PER_NETWORK, MAX_PER_VNIC},
-        snapshot::Vnic,
-    },
+use crate::engine::{
+    batch::{Batch, Meta, Verdict},
+    counters::Counter,
+    mac::number,
+    place::{PeerRef, PortRef},
+    reason::{DropReason, ReasonInfo, drop_reasons},
+};
+use crate::stages::{
+    site::Context,
+    stage::{Stage, StageConfig},
+};
+use crate::world::{
+    fdb::{Learning, MAX_PER_NETWORK, MAX_PER_VNIC},
+    snapshot::Vnic,
 };
 
 drop_reasons! { 3;

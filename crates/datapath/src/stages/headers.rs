@@ -5,16 +5,15 @@
 use butterfly_packet::ethernet;
 use butterfly_vhost::ring::FrameFault;
 
-use crate::{
-    engine::reason::ReasonInfo,
-    engine::{
-        batch::{Batch, Verdict},
-        inside::PLAIN_IP,
-        reason::drop_reasons,
-    },
-    ip::frame::inside,
-    stages::site::Context,
-    stages::stage::{Stage, StageConfig},
+use crate::engine::{
+    batch::{Batch, Verdict},
+    inside::PLAIN_IP,
+    reason::{ReasonInfo, drop_reasons},
+};
+use crate::ip::frame::inside;
+use crate::stages::{
+    site::Context,
+    stage::{Stage, StageConfig},
 };
 
 drop_reasons! { 0;

@@ -12,27 +12,23 @@ use butterfly_vhost::{
     ring::{Delivery, FIELDS, Finish, Frames, HEAD_MAX, NotDelivered, OUTER_MAX, RxRing},
 };
 
-use crate::{
-    engine::place::PeerRef,
-    overlay::{
-        NO_NEIGHBOUR, Punted, TOO_BIG, Tunnel, UPLINK_DOWN, UPLINK_FULL,
-        outer::{Outer, source_port},
-        peers::PeerCounter,
-    },
-    stages::{
-        leaving::{Leaving, Way},
-        outlet::Outlet,
-    },
+use crate::engine::place::PeerRef;
+use crate::engine::{
+    batch::{Batch, Meta, Verdict},
+    counters::Counter,
+    reason::DropReason,
 };
-use crate::{
-    engine::{
-        batch::{Batch, Meta, Verdict},
-        counters::Counter,
-        reason::DropReason,
-    },
-    stages::{segment::Segments, site::Context, turn::Turn},
-    world::snapshot::{Remote, Vnic},
+use crate::overlay::{
+    NO_NEIGHBOUR, Punted, TOO_BIG, Tunnel, UPLINK_DOWN, UPLINK_FULL,
+    outer::{Outer, source_port},
+    peers::PeerCounter,
 };
+use crate::stages::{
+    leaving::{Leaving, Way},
+    outlet::Outlet,
+};
+use crate::stages::{segment::Segments, site::Context, turn::Turn};
+use crate::world::snapshot::{Remote, Vnic};
 
 /// Most answers "too big" of one batch.
 const ANSWERS: usize = 4;

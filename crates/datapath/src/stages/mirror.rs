@@ -7,18 +7,16 @@
 //! crash may repeat a copy, as it may a flood's. Nothing else is ever delivered to a mirror: its
 //! lock is taken when others are held, and none is taken while it is.
 
+use crate::engine::batch::{Batch, Meta, Verdict};
 use crate::engine::tap::Tap;
-use crate::{
-    engine::batch::{Batch, Meta, Verdict},
-    stages::{
-        deliver::{Calls, Got, NOT_ATTACHED, call, to_one},
-        filter::{FilterRoom, admits_flooded},
-        outlet::{Receive, Rings},
-        site::Context,
-        turn::Turn,
-    },
-    world::snapshot::Vnic,
+use crate::stages::{
+    deliver::{Calls, Got, NOT_ATTACHED, call, to_one},
+    filter::{FilterRoom, admits_flooded},
+    outlet::{Receive, Rings},
+    site::Context,
+    turn::Turn,
 };
+use crate::world::snapshot::Vnic;
 
 /// Copies the frames that a batch's sender sent, and those that its receivers got. The receivers
 /// are the vnics of this turn if something is `flooded`, and else `receivers`.

@@ -17,14 +17,13 @@ use butterfly_vhost::{
     ring::{Frames, HEAD_MAX},
 };
 
-use crate::{
-    engine::reason::ReasonInfo,
-    engine::{
-        batch::{Batch, Meta, Verdict},
-        reason::drop_reasons,
-    },
-    stages::site::Context,
-    stages::stage::{Stage, StageConfig},
+use crate::engine::{
+    batch::{Batch, Meta, Verdict},
+    reason::{ReasonInfo, drop_reasons},
+};
+use crate::stages::{
+    site::Context,
+    stage::{Stage, StageConfig},
 };
 
 drop_reasons! { 2;

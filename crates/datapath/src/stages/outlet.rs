@@ -12,12 +12,10 @@ use butterfly_vhost::{
     ring::{CallFd, Delivery, Frames, NotDelivered, RxRing},
 };
 
-use crate::{
-    engine::reason::DropReason,
-    overlay::{Tunnel, peers::Peer},
-    stages::leaving::Leaving,
-    world::snapshot::Vnic,
-};
+use crate::engine::reason::DropReason;
+use crate::overlay::{Tunnel, peers::Peer};
+use crate::stages::leaving::Leaving;
+use crate::world::snapshot::Vnic;
 
 /// Destinations of delivered frames.
 pub(crate) trait Outlet {

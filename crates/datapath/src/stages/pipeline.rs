@@ -1,19 +1,17 @@
 //! The pipeline: the stages of the packet path, declared once, in the order in which frames pass
 //! them. The worker and explanations run it; instruction counts and docs/drops.md are made of it.
 
-use crate::{
-    engine::{batch::Batch, reason::ReasonInfo},
-    stages::{
-        antispoof::Antispoof,
-        claims::Claims,
-        filter::Filter,
-        forward::Forward,
-        headers::Headers,
-        offload::Offload,
-        site::Context,
-        stage::{Stage, StageConfig},
-        turn::Cut,
-    },
+use crate::engine::{batch::Batch, reason::ReasonInfo};
+use crate::stages::{
+    antispoof::Antispoof,
+    claims::Claims,
+    filter::Filter,
+    forward::Forward,
+    headers::Headers,
+    offload::Offload,
+    site::Context,
+    stage::{Stage, StageConfig},
+    turn::Cut,
 };
 
 /// Looks at a batch behind each stage. `()` does not, and costs nothing.

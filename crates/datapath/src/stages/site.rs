@@ -5,18 +5,16 @@ use std::cell::Cell;
 use butterfly_vhost::ring::Frames;
 
 use crate::engine::tap::{Tap, TapNotes};
-use crate::{
-    engine::{
-        budget::Budget, clock::Clock, last_drops::Dropped, reason::DropReason, tap::Selection,
-    },
-    overlay::Tunnel,
-    session::{Shares, Table, Timeouts},
-    world::{
-        bindings::Bindings,
-        fdb::Fdb,
-        rules::Cells,
-        snapshot::{Network, Remote, Snapshot, Vnic},
-    },
+use crate::engine::{
+    budget::Budget, clock::Clock, last_drops::Dropped, reason::DropReason, tap::Selection,
+};
+use crate::overlay::Tunnel;
+use crate::session::{Shares, Table, Timeouts};
+use crate::world::{
+    bindings::Bindings,
+    fdb::Fdb,
+    rules::Cells,
+    snapshot::{Network, Remote, Snapshot, Vnic},
 };
 
 /// Context of the stages: all that they need besides the batch.

@@ -1,10 +1,8 @@
 //! Stage: the common interface of the stages of the packet path.
 
-use crate::{
-    engine::{batch::Batch, reason::ReasonInfo},
-    session::Timeouts,
-    stages::site::Context,
-};
+use crate::engine::{batch::Batch, reason::ReasonInfo};
+use crate::session::Timeouts;
+use crate::stages::site::Context;
 
 /// A stage: decides one thing about the frames of a batch.
 ///

@@ -3,17 +3,15 @@
 
 use butterfly_mem::cpu;
 
-use crate::{
-    engine::{
-        batch::{Batch, Meta, Verdict},
-        place::PortRef,
-        reason::DropReason,
-        tap::{FrameFate, Takers, Tap, TapPoint, TapRecord, TapRole, plain},
-    },
-    stages::{
-        filter::{FilterRoom, admits_flooded, session_of},
-        site::Context,
-    },
+use crate::engine::{
+    batch::{Batch, Meta, Verdict},
+    place::PortRef,
+    reason::DropReason,
+    tap::{FrameFate, Takers, Tap, TapPoint, TapRecord, TapRole, plain},
+};
+use crate::stages::{
+    filter::{FilterRoom, admits_flooded, session_of},
+    site::Context,
 };
 
 /// Copies the frames of a batch that sinks want.

@@ -12,11 +12,13 @@ use std::ops::Range;
 use butterfly_vhost::ring::Frame;
 
 use crate::engine::budget::Budget;
-use crate::{
-    engine::batch::{Batch, BatchOrigin, Meta, Verdict},
-    engine::reason::ReasonInfo,
-    stages::site::Context,
-    stages::stage::{Stage, StageConfig},
+use crate::engine::{
+    batch::{Batch, BatchOrigin, Meta, Verdict},
+    reason::ReasonInfo,
+};
+use crate::stages::{
+    site::Context,
+    stage::{Stage, StageConfig},
 };
 
 /// Copies that a visit counts as: its lines are in no cache.

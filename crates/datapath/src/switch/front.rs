@@ -9,7 +9,8 @@ use butterfly_vhost::{
     port::Port,
 };
 
-use crate::{plane::AddError, switch::VnicSpec};
+use crate::plane::AddError;
+use crate::switch::VnicSpec;
 
 /// Other side of a vnic.
 #[derive(Clone, Debug, PartialEq, Eq)]

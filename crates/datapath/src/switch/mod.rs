@@ -26,24 +26,22 @@ use butterfly_vhost::{
 };
 use rustix::thread::CpuSet;
 
-use crate::report::workers::{WorkerReport, worker};
-use crate::{
-    endpoint::{open::TunnelSpec, side::EndpointSide},
-    engine::{
-        counters::{Counter, Totals},
-        events::{About, Happening, SwitchEvents},
-        mac::address,
-        place::PeerRef,
-        reason::ReasonInfo,
-    },
-    plane::{AddError, Attachment, Plane, PlaneConfig},
-    report::watch::Watch,
-    session::{SessionConfig, Timeouts},
-    stages::reasons::reasons,
-    switch::front::{Front, HostFacts, OpenedFront, first},
-    worker::Worker,
-    world::{policy::VnicPolicy, snapshot::VnicShared},
+use crate::endpoint::{open::TunnelSpec, side::EndpointSide};
+use crate::engine::{
+    counters::{Counter, Totals},
+    events::{About, Happening, SwitchEvents},
+    mac::address,
+    place::PeerRef,
+    reason::ReasonInfo,
 };
+use crate::plane::{AddError, Attachment, Plane, PlaneConfig};
+use crate::report::watch::Watch;
+use crate::report::workers::{WorkerReport, worker};
+use crate::session::{SessionConfig, Timeouts};
+use crate::stages::reasons::reasons;
+use crate::switch::front::{Front, HostFacts, OpenedFront, first};
+use crate::worker::Worker;
+use crate::world::{policy::VnicPolicy, snapshot::VnicShared};
 
 /// The MTU of a network that ends at this host, for the daemon's own guests.
 const USUAL_MTU: u32 = 1500;

@@ -4,10 +4,8 @@ use std::{net::IpAddr, sync::PoisonError};
 
 use butterfly_model::Vni;
 
-use crate::{
-    endpoint::open::{Peers, TunnelError, check_peer},
-    switch::Switch,
-};
+use crate::endpoint::open::{Peers, TunnelError, check_peer};
+use crate::switch::Switch;
 
 impl Switch {
     /// Returns the named peers.

@@ -2,19 +2,17 @@
 
 use butterfly_model::{GroupName, Rule};
 
-use crate::{
-    endpoint::side::EndpointSide,
-    plane::sessions::{SessionFilter, SessionRow, SessionTable},
-    report::{
-        drops::{DropReport, drop_report},
-        explain::{Explanation, NoAnswer, Question, explain},
-        observe::{Observation, observe},
-        taps::Taps,
-        tunnel::{TunnelReport, UplinkReport, tunnel, uplink},
-    },
-    session::FormerTable,
-    switch::Switch,
+use crate::endpoint::side::EndpointSide;
+use crate::plane::sessions::{SessionFilter, SessionRow, SessionTable};
+use crate::report::{
+    drops::{DropReport, drop_report},
+    explain::{Explanation, NoAnswer, Question, explain},
+    observe::{Observation, observe},
+    taps::Taps,
+    tunnel::{TunnelReport, UplinkReport, tunnel, uplink},
 };
+use crate::session::FormerTable;
+use crate::switch::Switch;
 
 impl Switch {
     /// Changes a security group. When this returns, no worker uses the old one. On an error nothing

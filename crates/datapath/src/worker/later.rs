@@ -11,14 +11,12 @@ use std::{collections::VecDeque, sync::Arc};
 
 use butterfly_vhost::ring::Frames;
 
-use crate::{
-    engine::{
-        batch::{Batch, Verdict},
-        last_drops::Dropped,
-        place::{PeerRef, PortRef, UPLINK},
-    },
-    stages::{deliver::FLOOD_LIMIT, filter::Judged, site::Context},
+use crate::engine::{
+    batch::{Batch, Verdict},
+    last_drops::Dropped,
+    place::{PeerRef, PortRef, UPLINK},
 };
+use crate::stages::{deliver::FLOOD_LIMIT, filter::Judged, site::Context};
 
 /// Place of the queue among the rings that workers poll. No vnic has this slot.
 pub(super) const LATER: PortRef = PortRef { slot: UPLINK.slot - 1, incarnation: 0 };

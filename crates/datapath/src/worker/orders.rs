@@ -1,7 +1,8 @@
 //! Orders of the rest of the daemon, carried out by the worker.
 
 use super::{handle::Order, later::LATER, rounds::Worker};
-use crate::{engine::place::PortRef, stages::headers::TX_DISABLED};
+use crate::engine::place::PortRef;
+use crate::stages::headers::TX_DISABLED;
 use butterfly_mem::cpu;
 use std::sync::PoisonError;
 

@@ -21,16 +21,14 @@ use super::{
 
 use crate::engine::place::MAX_SLOTS;
 use crate::engine::tap::TapNotes;
-use crate::stages::{pipeline::Scratches, stage::StageConfig};
-use crate::{
-    engine::{
-        batch::{Batch, Meta, Metas},
-        budget::Budget,
-        place::{PortRef, UPLINK},
-    },
-    stages::{deliver::Calls, leave::Departures},
-    world::snapshot::Snapshot,
+use crate::engine::{
+    batch::{Batch, Meta, Metas},
+    budget::Budget,
+    place::{PortRef, UPLINK},
 };
+use crate::stages::{deliver::Calls, leave::Departures};
+use crate::stages::{pipeline::Scratches, stage::StageConfig};
+use crate::world::snapshot::Snapshot;
 
 /// Empty looks in a row after which a ring leaves the poll set, if they also took long enough. The
 /// ring returns by its kick, which costs the guest a system call. By count alone, a fast worker

@@ -7,17 +7,15 @@ use std::{
 
 use arc_swap::ArcSwap;
 
-use crate::{
-    engine::{budget::Budget, clock::Clock, tap::TapNotes},
-    overlay::Tunnel,
-    session::{Key, SessionConfig, Shares, Table},
-    stages::{filter::released, site::Context},
-    world::{
-        bindings::Bindings,
-        fdb::Fdb,
-        rules::Cells,
-        snapshot::{Network, Snapshot, Vnic},
-    },
+use crate::engine::{budget::Budget, clock::Clock, tap::TapNotes};
+use crate::overlay::Tunnel;
+use crate::session::{Key, SessionConfig, Shares, Table};
+use crate::stages::{filter::released, site::Context};
+use crate::world::{
+    bindings::Bindings,
+    fdb::Fdb,
+    rules::Cells,
+    snapshot::{Network, Snapshot, Vnic},
 };
 
 /// State shared by all threads of a switch.

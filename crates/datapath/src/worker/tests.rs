@@ -14,7 +14,9 @@ use crate::engine::{
     budget::Budget,
     place::{PortRef, UPLINK},
 };
-use crate::{harness::Host, overlay::TunnelConfig, world::policy::VnicPolicy};
+use crate::harness::Host;
+use crate::overlay::TunnelConfig;
+use crate::world::policy::VnicPolicy;
 
 /// An uplink without frames. While the worker looks at it, a change takes everything back.
 struct TakesBack {

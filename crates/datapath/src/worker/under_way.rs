@@ -10,7 +10,8 @@ use std::hash::{BuildHasher, RandomState};
 use butterfly_vhost::ring::Frames;
 
 use super::walk::Walked;
-use crate::{engine::place::PortRef, stages::filter::Judged};
+use crate::engine::place::PortRef;
+use crate::stages::filter::Judged;
 
 /// Most rings with such a flood. With more, the flood of the first of them is judged again in its
 /// next turn.

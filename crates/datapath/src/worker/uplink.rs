@@ -11,27 +11,25 @@ use super::{
     walk::walk,
 };
 use crate::engine::tap::{Tap, TapNotes};
-use crate::stages::pipeline::Scratches;
-use crate::{
-    engine::{
-        batch::{Batch, Metas},
-        budget::Budget,
-        counters::Counter,
-        last_drops::Dropped,
-        place::{PeerRef, UPLINK},
-        reason::DropReason,
-    },
-    overlay::{
-        Arrivals, Arrived, CONTROL_FULL, Own, Punted, Tunnel, UNKNOWN_VNI, UPLINK_DOWN,
-        UPLINK_FULL, UplinkPort,
-    },
-    stages::{
-        deliver::{self, Calls},
-        leave::{Departures, not_sent},
-        leaving::Leaving,
-    },
-    world::snapshot::Snapshot,
+use crate::engine::{
+    batch::{Batch, Metas},
+    budget::Budget,
+    counters::Counter,
+    last_drops::Dropped,
+    place::{PeerRef, UPLINK},
+    reason::DropReason,
 };
+use crate::overlay::{
+    Arrivals, Arrived, CONTROL_FULL, Own, Punted, Tunnel, UNKNOWN_VNI, UPLINK_DOWN, UPLINK_FULL,
+    UplinkPort,
+};
+use crate::stages::pipeline::Scratches;
+use crate::stages::{
+    deliver::{self, Calls},
+    leave::{Departures, not_sent},
+    leaving::Leaving,
+};
+use crate::world::snapshot::Snapshot;
 
 impl Worker {
     /// Serves one batch from the uplink.

@@ -1,21 +1,19 @@
 //! The way of a batch through all stages.
 
 use super::{later::Later, under_way};
-use crate::{
-    engine::{
-        batch::{Batch, BatchOrigin},
-        counters::Counter,
-    },
-    stages::{
-        deliver::{Calls, deliver},
-        filter::Judged,
-        leave::Departures,
-        outlet::Rings,
-        pipeline::{self, Scratches},
-        site::Context,
-    },
-    world::snapshot::Vnic,
+use crate::engine::{
+    batch::{Batch, BatchOrigin},
+    counters::Counter,
 };
+use crate::stages::{
+    deliver::{Calls, deliver},
+    filter::Judged,
+    leave::Departures,
+    outlet::Rings,
+    pipeline::{self, Scratches},
+    site::Context,
+};
+use crate::world::snapshot::Vnic;
 
 /// Outcome of a batch.
 pub(super) struct Walked {

@@ -23,11 +23,11 @@ use std::{
 
 use butterfly_mem::units::{Units, UnitsError};
 
-use crate::{
-    engine::{mac::number, place::PortRef},
-    ip::Address,
-    world::bound::{FIRST, PLACES, at, identifier},
-    world::snapshot::{Snapshot, Vnic},
+use crate::engine::{mac::number, place::PortRef};
+use crate::ip::Address;
+use crate::world::{
+    bound::{FIRST, PLACES, at, identifier},
+    snapshot::{Snapshot, Vnic},
 };
 
 /// Seconds in which other machines may defend an address after a probe. One more than detection

@@ -12,10 +12,8 @@ use std::{
     },
 };
 
-use crate::{
-    engine::{mac::number, pace::Pace},
-    ip::{Address, dhcp::Message},
-};
+use crate::engine::{mac::number, pace::Pace};
+use crate::ip::{Address, dhcp::Message};
 
 /// Most open exchanges of a client: of a boot program, of the system that it starts, and of one
 /// more program each.

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::{
-    engine::slab::Slab,
-    ip::{Address, discovery::link_local},
-    world::snapshot::{Snapshot, Vnic},
-};
+use crate::engine::slab::Slab;
+use crate::ip::{Address, discovery::link_local};
+use crate::world::snapshot::{Snapshot, Vnic};
 
 /// The vnics of this host that have an address.
 #[derive(Clone, Debug, PartialEq, Eq)]

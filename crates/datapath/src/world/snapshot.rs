@@ -13,29 +13,27 @@ use std::{
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::port::Port;
 
-use crate::{
-    engine::{
-        bucket::{Bucket, Purse},
-        counters::Counters,
-        crowd::Crowd,
-        numbers::Numbers,
-        pace::Pace,
-        place::{PeerRef, PortRef},
-        slab::Slab,
-        tap::Selection,
-    },
-    ip::Address,
-    session::VnicSessions,
-    world::{
-        announcing::Announcing,
-        bound::Bound,
-        claim::Claim,
-        dhcp::DhcpState,
-        holders::Holders,
-        policy::VnicPolicy,
-        presence::Presence,
-        rules::{Members, Policy, number as number_of_ip},
-    },
+use crate::engine::{
+    bucket::{Bucket, Purse},
+    counters::Counters,
+    crowd::Crowd,
+    numbers::Numbers,
+    pace::Pace,
+    place::{PeerRef, PortRef},
+    slab::Slab,
+    tap::Selection,
+};
+use crate::ip::Address;
+use crate::session::VnicSessions;
+use crate::world::{
+    announcing::Announcing,
+    bound::Bound,
+    claim::Claim,
+    dhcp::DhcpState,
+    holders::Holders,
+    policy::VnicPolicy,
+    presence::Presence,
+    rules::{Members, Policy, number as number_of_ip},
 };
 
 /// Policy of a vnic, compiled.

@@ -7,10 +7,10 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use crate::{
-    engine::mac::number,
-    world::claim::Claim,
-    world::snapshot::{Network, Snapshot, Vnic},
+use crate::engine::mac::number;
+use crate::world::{
+    claim::Claim,
+    snapshot::{Network, Snapshot, Vnic},
 };
 
 /// Returns the claim of a vnic; `None` for a mirror, which has no address.

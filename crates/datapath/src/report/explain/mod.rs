@@ -16,11 +16,9 @@ use std::net::IpAddr;
 
 use butterfly_packet::mac::Mac;
 
-use crate::{
-    engine::reason::ReasonInfo,
-    plane::{Plane, sessions::Admission},
-    stages::{pipeline::Scratches, stage::StageConfig},
-};
+use crate::engine::reason::ReasonInfo;
+use crate::plane::{Plane, sessions::Admission};
+use crate::stages::{pipeline::Scratches, stage::StageConfig};
 
 pub use question::{NoAnswer, Origin, Question, Target};
 

@@ -13,15 +13,13 @@ use butterfly_vhost::{
     ring::{CallFd, Delivery, Frames, NotDelivered},
 };
 
-use crate::{
-    engine::reason::DropReason,
-    overlay::{NO_NEIGHBOUR, Tunnel, peers::Peer},
-    stages::{
-        leaving::{Leaving, Left},
-        outlet::{Outlet, Receive},
-    },
-    world::snapshot::Vnic,
+use crate::engine::reason::DropReason;
+use crate::overlay::{NO_NEIGHBOUR, Tunnel, peers::Peer};
+use crate::stages::{
+    leaving::{Leaving, Left},
+    outlet::{Outlet, Receive},
 };
+use crate::world::snapshot::Vnic;
 
 /// Event of delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]

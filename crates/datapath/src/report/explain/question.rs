@@ -10,16 +10,14 @@ use butterfly_packet::{
     sctp,
 };
 
+use crate::ip::{
+    discovery::link_local,
+    tcp::{ACK, FIN, RST, SYN, Track},
+};
 use crate::report::explain::message;
-use crate::{
-    ip::{
-        discovery::link_local,
-        tcp::{ACK, FIN, RST, SYN, Track},
-    },
-    world::{
-        rules::number,
-        snapshot::{PortKind, Snapshot, Vnic},
-    },
+use crate::world::{
+    rules::number,
+    snapshot::{PortKind, Snapshot, Vnic},
 };
 
 /// Sender of the packet.

@@ -12,31 +12,29 @@ use super::{
     scratch::World,
     told::{self, FilterGrounds, Known},
 };
-use crate::{
-    engine::{
-        batch::{Batch, Meta, Verdict},
-        inside::Inside,
-        reason::DropReason,
-    },
-    ip::{Address, L4, Packet, frame::inside},
-    plane::{Plane, sessions::Admission},
-    session::{Found, Key},
-    stages::{
-        antispoof::Antispoof,
-        claims::{self, Claims},
-        deliver::deliver,
-        filter::{Filter, SESSIONS_FULL, full_shares, may_give_way, read_packet, rests, rules_say},
-        forward::{Forward, NO_RECEIVER},
-        headers::Headers,
-        leave::Departures,
-        offload::Offload,
-        pipeline::{self, Observer, Scratches},
-        reasons::info,
-        site::Context,
-        stage::Stage,
-    },
-    world::snapshot::Vnic,
+use crate::engine::{
+    batch::{Batch, Meta, Verdict},
+    inside::Inside,
+    reason::DropReason,
 };
+use crate::ip::{Address, L4, Packet, frame::inside};
+use crate::plane::{Plane, sessions::Admission};
+use crate::session::{Found, Key};
+use crate::stages::{
+    antispoof::Antispoof,
+    claims::{self, Claims},
+    deliver::deliver,
+    filter::{Filter, SESSIONS_FULL, full_shares, may_give_way, read_packet, rests, rules_say},
+    forward::{Forward, NO_RECEIVER},
+    headers::Headers,
+    leave::Departures,
+    offload::Offload,
+    pipeline::{self, Observer, Scratches},
+    reasons::info,
+    site::Context,
+    stage::Stage,
+};
+use crate::world::snapshot::Vnic;
 
 /// A drop, and the slot that it is charged to.
 type Drop = (DropReason, u32);

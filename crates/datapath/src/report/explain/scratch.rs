@@ -6,26 +6,24 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
 
+use crate::engine::{
+    bucket::{Bucket, Purse},
+    counters::Counters,
+    inside::Inside,
+    mac::number,
+    pace::Pace,
+};
 use crate::engine::{budget::Budget, tap::TapNotes};
-use crate::{
-    engine::{
-        bucket::{Bucket, Purse},
-        counters::Counters,
-        inside::Inside,
-        mac::number,
-        pace::Pace,
-    },
-    ip::{frame::inside, parse::parse, tcp::Track},
-    plane::copy_with,
-    session::{Key, Life, Shares, Table},
-    stages::site::Context,
-    worker::Shared,
-    world::{
-        bindings::Bindings,
-        fdb::Fdb,
-        rules::Cells,
-        snapshot::{Budgets, Network, Snapshot, Vnic, VnicShared},
-    },
+use crate::ip::{frame::inside, parse::parse, tcp::Track};
+use crate::plane::copy_with;
+use crate::session::{Key, Life, Shares, Table};
+use crate::stages::site::Context;
+use crate::worker::Shared;
+use crate::world::{
+    bindings::Bindings,
+    fdb::Fdb,
+    rules::Cells,
+    snapshot::{Budgets, Network, Snapshot, Vnic, VnicShared},
 };
 
 use butterfly_packet::mac::Mac;

@@ -9,26 +9,26 @@ use butterfly_packet::{
     tcp::{ACK, FIN, RST, SYN},
 };
 
+use crate::engine::{batch::Verdict, inside::Inside, place::PeerRef, reason::DropReason};
+use crate::ip::{
+    Address, BAD_DHCP, DHCP_LIMIT, L4, Packet, frame::inside, parse::parse, tcp::TcpState,
+};
+use crate::plane::{Plane, sessions::Admission};
 use crate::report::explain::{
     Fate, Mark, Step, Walk,
     question::Asked,
     tried::{self, RuleInput, protocol_name, told},
 };
-use crate::{
-    engine::{batch::Verdict, inside::Inside, place::PeerRef, reason::DropReason},
-    ip::{Address, BAD_DHCP, DHCP_LIMIT, L4, Packet, frame::inside, parse::parse, tcp::TcpState},
-    plane::{Plane, sessions::Admission},
-    session::{Found, State, Table},
-    stages::{
-        claims::{self, IP_CLAIMED},
-        filter::{self, EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, SPOOFED_IP},
-        reasons::info,
-        site::Context,
-    },
-    world::{
-        rules::address,
-        snapshot::{Snapshot, Vnic},
-    },
+use crate::session::{Found, State, Table};
+use crate::stages::{
+    claims::{self, IP_CLAIMED},
+    filter::{self, EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, SPOOFED_IP},
+    reasons::info,
+    site::Context,
+};
+use crate::world::{
+    rules::address,
+    snapshot::{Snapshot, Vnic},
 };
 
 fn step(stage: &'static str, mark: Mark, text: impl Into<String>) -> Step {

@@ -6,13 +6,11 @@ use std::collections::{BTreeSet, HashMap};
 use butterfly_model::{Direction, GroupName, Peer, Protocol, Rule};
 use butterfly_packet::protocol;
 
-use crate::{
-    ip::{Address, is_v4},
-    plane::Plane,
-    world::{
-        rules::number,
-        snapshot::{Snapshot, Vnic},
-    },
+use crate::ip::{Address, is_v4};
+use crate::plane::Plane;
+use crate::world::{
+    rules::number,
+    snapshot::{Snapshot, Vnic},
 };
 
 /// Most rules that fit except for one part, and most groups that would admit, to be named.

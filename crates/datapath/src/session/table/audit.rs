@@ -3,10 +3,8 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::{
-    ip::Tuple,
-    session::{NO_TRACK, State},
-};
+use crate::ip::Tuple;
+use crate::session::{NO_TRACK, State};
 
 pub(super) const HASH_KEY: HashKey = HashKey([
     0x9e37_79b9_7f4a_7c15,

@@ -20,17 +20,15 @@ use butterfly_packet::protocol::UDP;
 
 use crate::stages::filter::reasons::{EGRESS_DENIED, SPOOFED_IP};
 
-use crate::{
-    engine::{mac::number, pace::Pace, reason::DropReason},
-    ip::{
-        Address, BAD_DHCP, DHCP_LIMIT, Dhcp, Tuple,
-        dhcp::{Message, SERVERS_V6},
-        discovery::is_link_local,
-        mapped,
-    },
-    stages::{claims::has_link_local, site::Context},
-    world::snapshot::Vnic,
+use crate::engine::{mac::number, pace::Pace, reason::DropReason};
+use crate::ip::{
+    Address, BAD_DHCP, DHCP_LIMIT, Dhcp, Tuple,
+    dhcp::{Message, SERVERS_V6},
+    discovery::is_link_local,
+    mapped,
 };
+use crate::stages::{claims::has_link_local, site::Context};
+use crate::world::snapshot::Vnic;
 
 /// Requests that a rule lets out, at once and per second. A server has few places for clients, and
 /// no vnic may push others out of them.

@@ -1,11 +1,9 @@
 //! Reads a frame as far as the filter needs it.
 
-use crate::{
-    engine::{batch::Batch, reason::DropReason},
-    ip::{
-        HEADERS_TOO_LONG, L4, Packet,
-        parse::{Fault, parse},
-    },
+use crate::engine::{batch::Batch, reason::DropReason};
+use crate::ip::{
+    HEADERS_TOO_LONG, L4, Packet,
+    parse::{Fault, parse},
 };
 
 /// Parses a frame, with more of it if its headers are long, and all of it if it is DHCP.

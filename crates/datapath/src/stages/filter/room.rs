@@ -2,16 +2,14 @@
 
 use butterfly_vhost::ring::BATCH;
 
-use crate::{
-    engine::reason::DropReason,
-    ip::{
-        Packet, Tuple,
-        fragments::Fragments,
-        tcp::{Segment, Track},
-    },
-    session::{Key, NO_TRACK, Record, State, Timeouts},
-    stages::site::Context,
+use crate::engine::reason::DropReason;
+use crate::ip::{
+    Packet, Tuple,
+    fragments::Fragments,
+    tcp::{Segment, Track},
 };
+use crate::session::{Key, NO_TRACK, Record, State, Timeouts};
+use crate::stages::site::Context;
 
 /// Path by which a frame's session is found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

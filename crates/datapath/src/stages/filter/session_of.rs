@@ -1,15 +1,13 @@
 //! Looks up the session of a decided frame once more, for the tap. So the decision itself has
 //! nothing to remember.
 
-use crate::{
-    engine::{
-        batch::{Batch, Verdict},
-        inside::Inside,
-    },
-    ip::parse::parse,
-    session::Key,
-    stages::site::Context,
+use crate::engine::{
+    batch::{Batch, Verdict},
+    inside::Inside,
 };
+use crate::ip::parse::parse;
+use crate::session::Key;
+use crate::stages::site::Context;
 
 /// Returns the rules that admitted the session of a frame, at the opener's egress and at the other
 /// end's ingress. Also returns whether the frame is for the opener.

@@ -7,13 +7,11 @@ use butterfly_mem::cpu;
 
 use crate::stages::filter::reasons::{SESSION_SHARE, SESSIONS_FULL};
 
-use crate::{
-    engine::{bucket::Bucket, reason::DropReason},
-    ip::{Address, Tuple},
-    session::{Key, Record, Shares, Table, less},
-    stages::site::Context,
-    world::snapshot::{Network, Snapshot, Vnic},
-};
+use crate::engine::{bucket::Bucket, reason::DropReason};
+use crate::ip::{Address, Tuple};
+use crate::session::{Key, Record, Shares, Table, less};
+use crate::stages::site::Context;
+use crate::world::snapshot::{Network, Snapshot, Vnic};
 
 /// New sessions of one vnic, or of a network's other hosts, that are kept for a burst.
 const BURST: u64 = 100_000;
@@ -226,7 +224,9 @@ mod tests {
     use butterfly_vhost::net::NetHeader;
 
     use super::*;
-    use crate::{harness::Host, session::SessionConfig, world::policy::VnicPolicy};
+    use crate::harness::Host;
+    use crate::session::SessionConfig;
+    use crate::world::policy::VnicPolicy;
 
     const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
     const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);

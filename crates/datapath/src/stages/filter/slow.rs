@@ -14,6 +14,19 @@ use butterfly_packet::{
     protocol::{ICMP, ICMPV6, IGMP, UDP},
 };
 
+use crate::engine::{
+    batch::{Batch, Verdict},
+    inside::Inside,
+    reason::DropReason,
+};
+use crate::ip::{
+    Address, BAD_DISCOVERY, DHCP_LIMIT, DISCOVERY_LIMIT, Dhcp, FRAGMENT_ORPHAN, L4, Packet, Piece,
+    Quoted, discovery,
+    fragments::FragmentKey,
+    is_v4, mapped,
+    tcp::{self, Outcome, TcpState, Track},
+};
+use crate::session::{Admitted, Found, Key, Life, NO_TRACK, NotInserted, Record, State};
 use crate::stages::filter::reasons::{
     EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, IP_HIDDEN, SCTP_NO_SESSION, SESSION_COPIES,
     SESSION_RATE, SESSIONS_FULL, SPOOFED_IP, TCP_NO_SESSION,
@@ -26,26 +39,11 @@ use crate::stages::filter::{
     room::{Flooded, FragmentDecision, Judged},
     share::{acquired, full_shares, may_give_way, may_open, released, rest, rests},
 };
-use crate::{
-    engine::{
-        batch::{Batch, Verdict},
-        inside::Inside,
-        reason::DropReason,
-    },
-    ip::{
-        Address, BAD_DISCOVERY, DHCP_LIMIT, DISCOVERY_LIMIT, Dhcp, FRAGMENT_ORPHAN, L4, Packet,
-        Piece, Quoted, discovery,
-        fragments::FragmentKey,
-        is_v4, mapped,
-        tcp::{self, Outcome, TcpState, Track},
-    },
-    session::{Admitted, Found, Key, Life, NO_TRACK, NotInserted, Record, State},
-    stages::{
-        claims::{IP_CLAIMED, has_link_local, is_claimed},
-        site::Context,
-    },
-    world::{bindings::Voice, snapshot::Vnic},
+use crate::stages::{
+    claims::{IP_CLAIMED, has_link_local, is_claimed},
+    site::Context,
 };
+use crate::world::{bindings::Voice, snapshot::Vnic};
 
 /// All routers, and all IGMPv3 routers.
 const TO_ROUTERS: [Address; 2] =
