@@ -9,7 +9,7 @@
 //! | [`help`] | help pages, made of the model |
 //! | [`tree`] | what the model of the commands is made of |
 //! | [`daemon`] | settings, the connection, questions and replies |
-//! | [`line`] | the words of a command, and slips in them |
+//! | [`mod@line`] | the words of a command, and slips in them |
 //! | [`text`] | what is printed: pages, tables, JSON |
 //! | [`failure`] | how a command ends that does not succeed |
 
