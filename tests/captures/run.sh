@@ -208,7 +208,7 @@ screen | keep top.md top-nic
 tmux_ send-keys q
 
 # The other host's daemon dies. Who speaks to its machines is told why nothing comes back.
-on two daemon_kill
+host_kill two
 inside vm-1 setsid timeout 60 ping -q -i 0.2 10.0.0.4 </dev/null >/dev/null 2>&1 &
 refused() { on one bf show | grep -q 'peer 192.0.2.2: for [3-9] s'; }
 wait_for 20 refused || die "show says nothing of a peer whose daemon is dead: $(on one bf tunnels)"
