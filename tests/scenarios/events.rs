@@ -162,15 +162,16 @@ fn changes_and_who_asked_for_them() {
         "sg-rule-removed sg_rule_del security group \"web\": inbound tcp 80-90 from 10.0.0.0/8",
         "nic-updated nic_update changed in place: security groups +db",
         "sg-removed sg_del security group \"web\" deleted",
+        "egress-opened sg_del may send anything now: security group \"web\" has no OUTBOUND rule any more, nor has another of its groups",
     ];
-    assert_eq!(told[..8], expected);
+    assert_eq!(told[..9], expected);
     assert!(
-        told[8].starts_with("request-failed sg_member_add refused: ")
-            && told[8].contains("nonsense"),
+        told[9].starts_with("request-failed sg_member_add refused: ")
+            && told[9].contains("nonsense"),
         "{}",
-        told[8]
+        told[9]
     );
-    assert_eq!(told[9..], ["sg-member-added sg_member_add security group \"peers\": 10.0.0.7"]);
+    assert_eq!(told[10..], ["sg-member-added sg_member_add security group \"peers\": 10.0.0.7"]);
     let told = events(daemon, &["--since", &last]);
     assert!(told.iter().all(|event| event.text("client") == "a local process"), "{}", told[0].0);
 }
