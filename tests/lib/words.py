@@ -34,7 +34,7 @@ LONG = {
     "butterfly": 3,
     "butterflyd": 5,
     "control": 1,
-    "datapath": 39,
+    "datapath": 40,
     "guest": 1,
     "packet": 3,
     "vhost": 12,
