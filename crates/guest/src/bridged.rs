@@ -1,9 +1,9 @@
-//! TAP devices of ours that somebody puts into a bridge.
+//! TAP devices of ours that an operator puts into a bridge.
 //!
-//! A bridge takes frames to the address of one of its ports for itself: those to a machine behind
-//! it would end there if the device had the machine's address. So a device in a bridge has another
-//! first octet, as libvirt gives it, and its own address back when it leaves. That holds in the
-//! network namespace of the process: in others nobody is let in to look.
+//! A bridge takes frames to the address of one of its ports for itself. Frames to a VM behind it
+//! would end there if the device had the VM's address. So a device in a bridge has another first
+//! octet, as libvirt gives it, and its own address back when it leaves. That holds in the network
+//! namespace of the process: the daemon may not look into others.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ const IN_BRIDGE: [u8; 2] = [0xfe, 0xfa];
 /// After a question that the kernel did not answer.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Devices that are looked after, by their numbers, and the addresses of those who use them.
+/// Devices that are looked after, by their numbers, and the addresses of their users.
 static DEVICES: Mutex<BTreeMap<u32, Mac>> = Mutex::new(BTreeMap::new());
 /// The thread that does it, once there is one.
 static WATCHER: OnceLock<()> = OnceLock::new();
@@ -53,7 +53,7 @@ impl Watched {
             let _ = WATCHER.set(());
         }
         devices().insert(index, mac);
-        // It was there before somebody listened for it.
+        // It was there before the thread listened for it.
         settle(&mut Kernel::open()?, index, mac);
         Ok(Watched(index))
     }
@@ -86,7 +86,7 @@ fn watch(changes: &Changes, mut kernel: Kernel) {
     }
 }
 
-/// Gives a device the address that it should have. One that somebody else gave it stays.
+/// Gives a device the address that it should have. An address that another program gave it stays.
 fn settle(kernel: &mut Kernel, index: u32, mac: Mac) {
     let Ok(Some(found)) = kernel.interface_at(index) else { return };
     let inside = in_bridge(mac);

@@ -19,7 +19,7 @@ use crate::{
     vnic::{BURST, Vnic},
 };
 
-/// Answers until somebody ends it.
+/// Answers until it is asked to end.
 pub(crate) fn run(seat: &mut Seat, vnic: &Vnic) -> End {
     loop {
         if let Err(end) = turn(seat, vnic) {
@@ -74,7 +74,7 @@ pub(crate) fn gather(memory: &Span, pieces: &[(usize, usize)], frame: &mut Vec<u
     frame.drain(..NetHeader::LEN.min(frame.len()));
 }
 
-/// An echo message in a frame: who sent it to whom, and what it says.
+/// An echo message in a frame: its sender, its receiver and its contents.
 pub(crate) struct Echo<'a> {
     pub link: Ethernet<'a>,
     pub source: IpAddr,

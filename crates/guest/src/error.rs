@@ -1,10 +1,10 @@
-//! Why there is no guest.
+//! Reasons why there is no guest.
 
 use std::io;
 
 use butterfly_guest_driver::{ControlError, MemoryError};
 
-/// Why there is no guest.
+/// Reason why there is no guest.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum Error {

@@ -1,12 +1,12 @@
-//! Guests of our own: what is behind a vnic that no virtual machine attaches to.
+//! Guests of our own: they are behind vnics to which no VM attaches.
 //!
-//! Such a vnic is like any other: its machine is a thread here, with the driver's side of
+//! Such a vnic is like any other: its guest is a thread here. The thread has the driver's side of
 //! virtqueues, at the other end of a control channel without a name. So nothing of the switch has
-//! to know of it. Behind a TAP vnic frames are relayed to and from a TAP device ([`Machine::Tap`]);
-//! behind a BENCH vnic they are made and answered here ([`Machine::Ping`], [`Machine::Echo`]).
+//! to know of it. Behind a TAP vnic frames are relayed to and from a TAP device ([`Machine::Tap`]).
+//! Behind a BENCH vnic they are made and answered here ([`Machine::Ping`], [`Machine::Echo`]).
 //!
 //! A thread sleeps unless there is something to do, takes at most [`BURST`] frames of a kind at a
-//! time, and never holds up the switch: it is as slow a reader as a virtual machine may be.
+//! time, and never holds up the switch: it is as slow a reader as a VM may be.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -45,7 +45,7 @@ pub use station::StationState;
 use station::{Station, StationConfig, StationWatch};
 pub use vnic::{BURST, Vnic};
 
-/// What is behind a vnic.
+/// Kind of guest behind a vnic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Machine {
     /// A TAP device.
@@ -55,7 +55,7 @@ pub enum Machine {
     },
     /// Sends echo requests, one after the other, and measures how long the answers take.
     Ping {
-        /// To this address.
+        /// Address to which it sends.
         ip: IpAddr,
         /// Behind this one.
         mac: Mac,
@@ -77,7 +77,7 @@ enum Body {
 }
 
 impl Machine {
-    /// Whether both have an interface in one network namespace, whatever it is called.
+    /// True if both have an interface in one network namespace, under any name.
     pub fn is_beside(&self, other: &Machine) -> bool {
         let (Machine::Tap { namespace: one }, Machine::Tap { namespace: other }) = (self, other)
         else {
@@ -155,14 +155,14 @@ fn keep_off(processor: Option<usize>) -> bool {
     set.count() > 0 && sched_setaffinity(None, &set).is_ok()
 }
 
-/// What the thread counts.
+/// Counts of the thread.
 #[derive(Default)]
 struct Counts {
     refused: AtomicU64,
     pings: ping::Record,
 }
 
-/// What an operator sees of a guest.
+/// State of a guest for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
     /// A TAP device.
@@ -171,16 +171,16 @@ pub enum Report {
         interface: String,
         /// Frames that it did not take, as it is down.
         refused: u64,
-        /// Whether it takes frames now.
+        /// State of the device: it says whether it takes frames now.
         state: StationState,
     },
-    /// What was asked and answered.
+    /// Questions and answers.
     Bench(Pings),
 }
 
 /// A running guest. Dropping it is as good as [`Guest::stop`].
 pub struct Guest {
-    /// Of a TAP device: the name it was made with, and its state.
+    /// Name with which a TAP device was made, and its state.
     interface: Option<(String, StationWatch)>,
     counts: Arc<Counts>,
     wishes: Arc<Wishes>,
@@ -188,7 +188,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// What an operator sees.
+    /// Returns the state for the operator.
     pub fn report(&self) -> Report {
         match &self.interface {
             Some((interface, link)) => Report::Tap {

@@ -1,4 +1,4 @@
-//! The guest's NIC: virtqueues as a Linux guest has them, with mergeable receive buffers and all
+//! The guest's driver: virtqueues as a Linux guest has them, with mergeable receive buffers and all
 //! offloads.
 //!
 //! Buffers lie in two stretches of memory, and are read and written where they are.
@@ -14,7 +14,7 @@ use butterfly_guest_driver::{
 };
 use butterfly_vhost::net::{Features, NetHeader};
 
-/// What the driver works with, as far as it is offered.
+/// Features that the driver works with, as far as they are offered.
 pub const WANTED: Features = Features(
     Features::VERSION_1.0
         | Features::MRG_RXBUF.0
@@ -28,12 +28,14 @@ pub const WANTED: Features = Features(
         | Features::HOST_TSO6.0
         | Features::HOST_ECN.0,
 );
-/// Without these there is no NIC: they say how long a header is.
+/// Features without which the driver cannot work: they say how long a header is.
 pub const NEEDED: Features = Features(Features::VERSION_1.0 | Features::MRG_RXBUF.0);
 
-/// Receive buffers, and the bytes of each. A segment of 64 KiB takes five: there is room for 200,
-/// more than what a few connections have under way by default (6 MiB each), so that TCP is not
-/// slowed by frames that find none. Memory is taken by the page, as frames need it.
+/// Receive buffers, and the bytes of each.
+///
+/// A segment of 64 KiB takes five, so there is room for 200. That is more than a few connections
+/// have under way by default (6 MiB each), so that TCP is not slowed by frames that find none.
+/// Memory is taken by the page, as frames need it.
 const RX_BUFFERS: u16 = 1024;
 const RX_BUFFER: usize = 16 << 10;
 /// Transmit buffers. The last one used is used first, so that idle vnics cost little memory.
@@ -51,7 +53,7 @@ pub enum NicError {
     Chain(#[from] AddError),
 }
 
-/// A NIC with one pair of queues.
+/// A driver with one pair of queues.
 pub struct Nic {
     memory: Arc<Memory>,
     features: Features,
@@ -66,7 +68,7 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// One whose driver was given `features`, with all its receive buffers posted.
+    /// Makes a driver that was given `features`, with all its receive buffers posted.
     pub fn new(features: Features) -> Result<Nic, MemoryError> {
         let pools = [usize::from(RX_BUFFERS) * RX_BUFFER, usize::from(TX_BUFFERS) * TX_BUFFER];
         // Rings of 1,024 and 128 take less than the rest.
@@ -154,7 +156,7 @@ impl Nic {
         Ok(())
     }
 
-    /// How many frames can be sent now.
+    /// Returns how many frames can be sent now.
     pub fn room(&mut self) -> Result<usize, NicError> {
         while let Some(used) = self.tx.pop()? {
             self.tx_free.push(used.token as usize);
@@ -162,9 +164,10 @@ impl Nic {
         Ok(self.tx_free.len())
     }
 
-    /// Sends up to `max` frames, as many as there is room for: `fill` gets the memory, and where
-    /// the next one belongs with its header, and returns how many of the [`TX_BUFFER`] bytes it
-    /// takes; `None` ends it. Returns how many there were.
+    /// Sends up to `max` frames, as many as there is room for. Returns how many there were.
+    ///
+    /// `fill` gets the memory, and the offset of the next frame with its header. It returns how
+    /// many of the [`TX_BUFFER`] bytes the frame takes; `None` ends the batch.
     pub fn send(
         &mut self,
         max: usize,
@@ -208,12 +211,12 @@ impl Nic {
         }
     }
 
-    /// What becomes readable by interrupts of the receive queue.
+    /// Returns the descriptor that interrupts of the receive queue make readable.
     pub fn interrupt(&self) -> &Arc<OwnedFd> {
         self.rx.call_fd()
     }
 
-    /// What becomes readable by interrupts.
+    /// Returns the descriptors that interrupts make readable.
     pub fn interrupts(&self) -> [BorrowedFd<'_>; 2] {
         [self.rx.call_fd().as_fd(), self.tx.call_fd().as_fd()]
     }

@@ -15,24 +15,25 @@ use crate::{
     vnic::{BURST, Vnic},
 };
 
-/// Who is told of each measurement of a thousand answers.
+/// Receiver of each measurement of a thousand answers.
 pub type Told = Box<dyn Fn(Times) + Send>;
 
 /// The identifier of our requests, as the original has it.
 const ID: u16 = 0x0bb0;
 /// Data of a request, so that one over IPv4 has 98 bytes.
 const DATA: usize = 56;
-/// When a question is given up, and the next one asked. Answers that come later count all the same.
+/// Time after which a question is given up, and the next one asked. Answers that come later count
+/// all the same.
 const PATIENCE: Duration = Duration::from_millis(1);
 /// Questions that are remembered, a power of two.
 const REMEMBERED: usize = 1024;
 /// Answers of one measurement.
 const MEASUREMENT: u64 = 1024;
 
-/// How long answers took.
+/// Times that answers took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// How many they were.
+    /// Number of the answers.
     pub count: u64,
     /// The shortest time.
     pub min: Duration,
@@ -65,12 +66,12 @@ impl Times {
     }
 }
 
-/// What was asked and answered.
+/// Questions and answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pings {
     /// Requests sent.
     pub requests: u64,
-    /// Of all answers; `None` while there was none.
+    /// Times of all answers; `None` while there was none.
     pub times: Option<Times>,
 }
 
@@ -88,7 +89,7 @@ impl Record {
     }
 }
 
-/// Asks until somebody ends it.
+/// Asks until it is asked to end.
 pub(crate) fn run(
     seat: &mut Seat,
     vnic: &Vnic,
@@ -105,11 +106,11 @@ pub(crate) fn run(
 }
 
 struct Asker {
-    /// When each of the last questions was asked, by its number; none if it was answered.
+    /// Time at which each of the last questions was asked, by its number; none if it was answered.
     asked: [Option<Instant>; REMEMBERED],
     /// The number of the next question.
     next: u16,
-    /// When the last question was asked, if it was not answered.
+    /// Time at which the last question was asked, if it was not answered.
     last: Option<Instant>,
     measured: Option<Times>,
 }
@@ -128,8 +129,7 @@ impl Asker {
         }
         let packet = seat.ip().and_then(|own| echo::packet((vnic.mac, own), (mac, ip)));
         let Some(packet) = packet else {
-            // Without an address there is nobody who could be answered. What arrives is nothing to
-            // us.
+            // Without an address there is no station to answer. Frames that arrive are ignored.
             seat.nic.receive(BURST, |_, _| ())?;
             seat.sleep(None, None)?;
             return Ok(());
@@ -177,7 +177,7 @@ impl Asker {
         Ok(())
     }
 
-    /// How long an answer took, if it is one to a question that waits for it.
+    /// Returns how long an answer took, if it is one to a question that waits for it.
     fn answered(&mut self, echo: &Echo<'_>) -> Option<Duration> {
         if echo.request || echo.message.echo_id() != ID {
             return None;

@@ -16,10 +16,10 @@ use crate::{
     station::{HEADER_LEN, Station},
 };
 
-/// What the descriptor of a TAP device says when its interface was deleted.
+/// Error of a TAP device's descriptor when its interface was deleted.
 const DELETED: i32 = Errno::BADFD.raw_os_error();
 
-/// Relays until somebody ends it. Counts frames that the device `refused`, which it does while it
+/// Relays until it is asked to end. Counts frames that the device `refused`, which it does while it
 /// is down.
 pub(crate) fn run(seat: &mut Seat, station: &mut Station, refused: &AtomicU64) -> End {
     loop {

@@ -23,10 +23,10 @@ use crate::{
     station::{Offloads, Station},
 };
 
-/// How long a guest that pings or answers looks for the next frame before it sleeps.
+/// Time for which a guest that pings or answers looks for the next frame before it sleeps.
 const AWAKE: Duration = Duration::from_micros(200);
 
-/// What is wished of a guest by whoever holds it.
+/// Wishes of the guest's owner.
 pub(crate) struct Wishes {
     /// A wish comes like an interrupt of the receive queue: every descriptor less is room for more
     /// vnics.
@@ -59,9 +59,9 @@ impl Wishes {
     }
 }
 
-/// Why a guest ends.
+/// Reason why a guest ends.
 pub(crate) enum End {
-    /// It was told to.
+    /// Its owner stopped it.
     Stopped,
     /// The switch closed the control channel, and knows why.
     Closed,
@@ -70,7 +70,7 @@ pub(crate) enum End {
 }
 
 impl End {
-    /// What the switch does not know.
+    /// Returns the reason, if the switch does not know it.
     pub fn reason(self) -> Option<String> {
         match self {
             End::Stopped | End::Closed => None,
@@ -93,23 +93,25 @@ pub(crate) struct Seat {
     /// The guest stays as long as this is open.
     channel: UnixStream,
     wishes: Arc<Wishes>,
-    /// When a ping or its answer came last.
+    /// Time at which a ping or its answer came last.
     last: Option<Instant>,
-    /// Whether it has a processor that is not the worker's: it may look again instead of sleeping.
+    /// True if it has a processor that is not the worker's: it may look again instead of sleeping.
     pub looks: bool,
 }
 
 impl Seat {
-    /// Notes how many pings, or answers to them, came just now. Other frames keep nobody awake.
+    /// Notes how many pings, or answers to them, came just now. Other frames do not keep the guest
+    /// awake.
     pub fn noticed(&mut self, pings: usize) {
         if pings > 0 {
             self.last = Some(Instant::now());
         }
     }
 
-    /// Whether nothing has arrived for a while. While something does, another look is worth more
-    /// than sleep: whoever measures a round trip waits for no thread to wake up. Another thread
-    /// on this processor goes first.
+    /// True if nothing has arrived for a while.
+    ///
+    /// While something arrives, another look is worth more than sleep: a round trip that is
+    /// measured waits for no thread to wake up. Another thread on this processor goes first.
     pub fn is_quiet(&self) -> bool {
         let quiet = self.last.is_none_or(|last| !self.looks || last.elapsed() > AWAKE);
         if !quiet {
@@ -150,12 +152,12 @@ impl Seat {
         Ok(Seat { nic, channel, wishes: Arc::new(wishes), last: None, looks: false })
     }
 
-    /// How to wish something of it.
+    /// Returns the means to wish something of it.
     pub fn wishes(&self) -> Arc<Wishes> {
         self.wishes.clone()
     }
 
-    /// Whether it is to end.
+    /// True if it is to end.
     pub fn stopping(&self) -> bool {
         self.wishes.stop.load(Ordering::Acquire)
     }
@@ -189,7 +191,7 @@ impl Seat {
                 tv_sec: time.as_secs() as i64,
                 tv_nsec: time.subsec_nanos().into(),
             });
-            // Interrupted by a signal: whoever has nothing to do sleeps again.
+            // Interrupted by a signal: a guest that has nothing to do sleeps again.
             let _ = poll(&mut fds, timeout.as_ref());
             let [channel, _, other] = fds.map(|fd| fd.revents());
             if !channel.is_empty() {

@@ -1,9 +1,9 @@
-//! A TAP device that somebody on this host uses: a container, another network namespace, the host
-//! itself.
+//! A TAP device that another program on this host uses: a container, another network namespace, the
+//! host itself.
 //!
-//! Unlike [`butterfly_uplink::tap`] this is not a way out: what uses the device is a station like a
-//! virtual machine, with the address of its vnic. Frames carry the virtio-net header of 12 bytes,
-//! so they go between the device and virtqueues as they are.
+//! Unlike [`butterfly_uplink::tap`] this is not a way out: the user of the device is a station like
+//! a VM, with the address of its vnic. Frames carry the virtio-net header of 12 bytes, so they go
+//! between the device and virtqueues as they are.
 
 use std::{
     fs::{File, OpenOptions},
@@ -28,18 +28,18 @@ use crate::bridged::Watched;
 
 /// Length of the virtio-net header before each frame (virtio 1.2, 5.1.6).
 pub const HEADER_LEN: usize = 12;
-/// What the kernel is asked for where no better name is to be had.
+/// Name pattern for the kernel where no better name can be had.
 const NUMBERED: &str = "tap%d";
 /// `NSFS_MAGIC`: the file system of namespaces.
 const NAMESPACES: u64 = 0x6e73_6673;
 
-/// What the device is to be.
+/// Parameters of the device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StationConfig {
     /// The name it gets if it can have it; else one of the kernel's choice. In another namespace
     /// it must be free.
     pub name: String,
-    /// The address of the one who uses it.
+    /// Address of the device's user.
     pub mac: Mac,
     /// Largest IP packet, in bytes. The kernel takes up to 65,521.
     pub mtu: u32,
@@ -47,7 +47,7 @@ pub struct StationConfig {
     pub namespace: Option<PathBuf>,
 }
 
-/// What may be left to the reader of the device.
+/// Offloads that may be left to the reader of the device.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Offloads {
     /// Checksums.
@@ -68,7 +68,7 @@ pub struct Station {
     /// Its number, if it was made for our own network namespace.
     here: Option<u32>,
     mtu: u32,
-    /// Of one that is in our own network namespace.
+    /// The watch of a device that is in our own network namespace.
     _bridged: Option<Watched>,
 }
 
@@ -120,14 +120,14 @@ impl Station {
         StationWatch(Arc::downgrade(&self.tun))
     }
 
-    /// The name it was made with. Who uses it may give it another.
+    /// Returns the name it was made with. The device's user may give it another.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Gives it another MTU, as that of its network has changed. One that somebody else gave it
-    /// stays, and so does that of a device in another network namespace: nobody is let in there
-    /// for `CAP_NET_ADMIN` alone.
+    /// Gives it another MTU, as that of its network has changed. An MTU that another program gave
+    /// it stays. So does that of a device in another network namespace, which `CAP_NET_ADMIN` alone
+    /// does not let the daemon enter.
     pub fn follow(&mut self, mtu: u32) -> Result<(), Error> {
         let mtu = mtu.min(MAX_MTU);
         let had = std::mem::replace(&mut self.mtu, mtu);
@@ -171,14 +171,14 @@ impl AsFd for Station {
 #[derive(Debug)]
 pub struct StationWatch(Weak<Tun>);
 
-/// State of a TAP device's interface, in whatever network namespace it is.
+/// State of a TAP device's interface, in any network namespace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StationState {
-    /// It is up.
+    /// Up.
     Up,
-    /// It is down, and takes no frames. With the name it has now.
+    /// Down, and takes no frames. With the name it has now.
     Down(String),
-    /// It was deleted, or its device is not open any more.
+    /// Deleted, or its device is not open any more.
     Gone,
 }
 
@@ -186,7 +186,8 @@ impl StationWatch {
     /// Asks the kernel. Never waits.
     pub fn state(&self) -> StationState {
         let Some(tun) = self.0.upgrade() else { return StationState::Gone };
-        // The kernel lets a TAP device be written to while its interface is up (`tun_sock_writeable`).
+        // The kernel lets a TAP device be written to while its interface is up
+        // (`tun_sock_writeable`).
         let mut looked = [PollFd::new(&*tun, PollFlags::OUT)];
         let asked = poll(&mut looked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
         let [found] = looked.map(|looked| looked.revents());
@@ -206,8 +207,8 @@ fn make(tun: &Tun, name: &str) -> io::Result<String> {
     tun.make_tap(name, TapName::New, HEADER_LEN as u8)
 }
 
-/// Whether an interface can be called so, and everybody who reads its name copes: printable, no
-/// pattern, nothing that sysctls are called.
+/// True if an interface can be called so, and every reader of its name copes: printable, no
+/// pattern, no name of sysctls.
 fn is_name(name: &str) -> bool {
     let fine = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':' | b'%');
     (1..libc::IFNAMSIZ).contains(&name.len())

@@ -18,7 +18,7 @@ pub struct Vnic {
     pub ip: Option<IpAddr>,
     /// Largest IP packet of its network, in bytes.
     pub mtu: u32,
-    /// The processor of a worker. Who pings or answers keeps off it, if there are others: it looks
-    /// for frames as often as the worker does.
+    /// Processor of a worker. A guest that pings or answers keeps off it, if there are others: it
+    /// looks for frames as often as the worker does.
     pub worker: Option<usize>,
 }
