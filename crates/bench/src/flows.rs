@@ -1,6 +1,6 @@
-//! Which 5-tuple the next frame has.
+//! Chooses the 5-tuple of the next frame.
 //!
-//! Flow `i` has source port 1024 + (i mod 32768) and destination port 5001 + i / 32768 from A to B;
+//! Flow `i` has source port 1024 + (i mod 32768) and destination port 5001 + i / 32768 from A to B.
 //! B answers with the same 5-tuple reversed, so that a stateful switch sees established
 //! connections.
 

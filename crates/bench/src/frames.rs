@@ -1,5 +1,4 @@
-//! What a VM sends: frames that are determined by their number alone, so that a receiver can build
-//! them again.
+//! Frames of a VM: their number alone determines them, so that a receiver can build them again.
 
 use std::net::Ipv4Addr;
 
@@ -34,8 +33,8 @@ pub fn ip(vm: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, 0, 1 + vm as u8)
 }
 
-/// What the segments of a TCP run are. Every data segment is the same one again: in the window of
-/// any tracker, whatever is dropped.
+/// Kind of the segments of a TCP run. Every data segment is the same one again: in the window of
+/// any tracker, however many are dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Data (UDP, or TCP with ACK).
@@ -62,11 +61,11 @@ pub enum Part {
 struct Template {
     len: usize,
     head: [u8; HEAD],
-    /// Of everything the TCP checksum covers, ports still zero.
+    /// Sum of everything the TCP checksum covers, ports still zero.
     sum: Sum,
 }
 
-/// What one VM sends.
+/// Frames that one VM sends.
 #[derive(Clone, Debug)]
 pub struct Frames {
     vm: usize,
@@ -191,12 +190,12 @@ impl Frames {
         butterfly_packet::be32(frame, L4 + if self.tcp { tcp::MIN_LEN } else { udp::LEN })
     }
 
-    /// Whether a frame has this VM's addresses, whatever else is wrong with it.
+    /// True if a frame has this VM's addresses, even if all else in it is wrong.
     pub fn have_our_addresses(&self, head: &[u8; 32]) -> bool {
         head[..12] == self.templates[0].head[..12]
     }
 
-    /// Whether the first bytes of a frame of `len` bytes say that this VM sent it. Looks at one
+    /// True if the first bytes of a frame of `len` bytes say that this VM sent it. Looks at one
     /// cache line.
     #[inline]
     pub fn are_ours(&self, head: &[u8; 32], len: usize) -> bool {
@@ -207,7 +206,7 @@ impl Frames {
             && usize::from(u16::from_be_bytes([head[16], head[17]])) + 14 == len
     }
 
-    /// Whether a frame with this VM's addresses belongs to another part of the run.
+    /// True if a frame with this VM's addresses belongs to another part of the run.
     pub fn are_of(&self, part: Part, head: &[u8; 32]) -> bool {
         self.have_our_addresses(head) && head[18..20] == (part as u16).to_be_bytes()
     }
@@ -289,7 +288,7 @@ mod tests {
         .unwrap()
     }
 
-    /// What is in the transmit buffers after `count` frames.
+    /// Returns the contents of the transmit buffers after `count` frames.
     fn sent(frames: &mut Frames, count: usize) -> Vec<Vec<u8>> {
         let config = FastConfig {
             queue_size: 256,

@@ -1,4 +1,4 @@
-//! What arrives at a VM: counted, and verified if wanted.
+//! Frames that arrive at a VM: counted, and verified if wanted.
 
 use butterfly_guest_driver::fast::RxFrame;
 use butterfly_vhost::net::NetHeader;
@@ -13,10 +13,10 @@ use crate::{
 /// Checks frames against what the other VM sends.
 #[derive(Debug)]
 pub struct Inbox {
-    /// What the other VM sends.
+    /// Frames that the other VM sends.
     awaited: Frames,
     verify: bool,
-    /// Whether learning is over.
+    /// True if learning is over.
     counted: bool,
     sequence: Sequence,
     buffer: Vec<u8>,
@@ -72,7 +72,7 @@ impl Inbox {
         self.received_bytes += frame.len() as u64;
     }
 
-    /// Whether every byte is what the other VM sent under the number in it.
+    /// True if every byte is what the other VM sent under the number in it.
     fn is_intact(&mut self, frame: &RxFrame<'_>) -> bool {
         let len = frame.read(&mut self.buffer);
         let header = frame.header();
@@ -129,7 +129,7 @@ mod tests {
         next: u16,
         inbox: Inbox,
         sender: Frames,
-        /// What it sent while learning.
+        /// Frames sent while learning.
         before: Frames,
     }
 

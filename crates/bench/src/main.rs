@@ -2,7 +2,7 @@
 //! switch.
 //!
 //! VM A (02:00:00:00:00:01, 10.0.0.1) and VM B (02:00:00:00:00:02, 10.0.0.2) are guests of
-//! [`butterfly_guest_driver`], each on one vhost-user socket of the switch under test, ours or
+//! [`butterfly_guest_driver`]. Each is on one vhost-user socket of the switch under test, ours or
 //! another. A run has three parts: a paced learning part, in which every flow is seen at least
 //! twice in each direction; a warm-up at the wanted rate; and the measured seconds.
 #![forbid(unsafe_code)]
@@ -22,14 +22,14 @@ use std::{io::Write, process::ExitCode};
 
 use clap::Parser;
 
-/// Nothing was wrong.
+/// Exit code of a run in which nothing was wrong.
 const OK: u8 = 0;
 /// The run could not be made.
 const FAILED: u8 = 1;
 /// Frames were corrupted, duplicated, reordered, or more lost than allowed.
 const VERIFY_FAILED: u8 = 3;
 
-/// What `--generate WHAT`, for those who make packages, prints.
+/// Returns the output of `--generate WHAT`, for package builders.
 fn generated() -> Option<String> {
     let mut words = std::env::args_os().skip(1);
     let asked = words.next()? == "--generate";

@@ -5,7 +5,7 @@ use clap::CommandFactory;
 
 use crate::options::Options;
 
-/// What `--generate` is asked for: one of [`butterfly_manual::KINDS`].
+/// Generates the document named by `--generate`: one of [`butterfly_manual::KINDS`].
 pub fn generate(what: &str) -> Option<String> {
     if what == "manual" { Some(page()) } else { completions(what, Options::command()) }
 }

@@ -142,7 +142,7 @@ pub enum Dir {
 }
 
 impl Dir {
-    /// Whether A (0) or B (1) sends in the measured seconds.
+    /// True if A (0) or B (1) sends in the measured seconds.
     pub fn sends(self, vm: usize) -> bool {
         match self {
             Dir::Uni | Dir::Lat => vm == 0,
@@ -186,7 +186,7 @@ impl Options {
         })
     }
 
-    /// How long to wait for the switch.
+    /// Returns how long to wait for the switch.
     pub fn wait(&self) -> Duration {
         Duration::from_secs(self.wait)
     }

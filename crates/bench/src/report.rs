@@ -1,4 +1,4 @@
-//! What a run says: lines while it goes on, a result, and the same as JSON.
+//! Output of a run: lines while it goes on, a result, and the same as JSON.
 
 use std::{fs::File, io::Write, path::Path};
 
@@ -24,11 +24,11 @@ pub struct Second {
     pub switch_cpu: Option<f64>,
     /// Frames per batch received.
     pub rx_burst: f64,
-    /// Whether generator and switch each had more than 98 % of a core.
+    /// True if generator and switch each had more than 98 % of a core.
     pub valid: bool,
 }
 
-/// What one VM sent and received since learning.
+/// Frames that one VM sent and received since learning.
 #[derive(Serialize, Clone, Copy, Default, Debug)]
 pub struct Counts {
     /// Frames the switch took.
@@ -79,7 +79,7 @@ pub struct Rates {
 /// The result of a run.
 #[derive(Serialize, Clone, Debug)]
 pub struct Report {
-    /// What was sent: sizes as given, flows, direction, protocol.
+    /// Parameters of the load: sizes as given, flows, direction, protocol.
     pub size: String,
     pub flows: u32,
     pub new_sessions: bool,
@@ -100,7 +100,7 @@ pub struct Report {
     /// A's and B's counts, since learning.
     pub a: Counts,
     pub b: Counts,
-    /// Why the run failed.
+    /// Reasons why the run failed.
     pub failures: Vec<String>,
 }
 
@@ -115,7 +115,7 @@ pub fn rates(seconds: &[Second]) -> Rates {
     }
 }
 
-/// What makes a run fail: nothing wrong may have arrived, and not too little.
+/// Returns why a run failed: nothing wrong may have arrived, and not too little.
 pub fn failures(options: &Options, a: &Counts, b: &Counts) -> Vec<String> {
     let mut failures = Vec::new();
     for (name, counts) in [("A", a), ("B", b)] {

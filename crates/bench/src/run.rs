@@ -19,11 +19,11 @@ use crate::{
     watch::Watch,
 };
 
-/// Frames that are missing are lost when none has arrived for so long after the switch took the
-/// last one. It may be off its core for a while on a busy machine; when none is missing nobody
-/// waits.
+/// Time without an arrival, after the switch took the last frame, until missing frames count as
+/// lost. The switch may be off its core for a while on a busy machine. When no frame is missing the
+/// generator does not wait.
 const QUIET: Duration = Duration::from_secs(1);
-/// How long the switch may take to take the frames it was given.
+/// Time that the switch has to take the frames it was given.
 const DRAIN: Duration = Duration::from_secs(10);
 /// A frame that takes longer is lost.
 const LATENCY_LIMIT: Duration = Duration::from_millis(100);
@@ -36,7 +36,7 @@ const ROUNDS: usize = 16;
 struct Vm {
     nic: FastGuest,
     connection: Connection,
-    /// What it sends.
+    /// Frames that it sends.
     frames: Frames,
     /// Frames the switch took.
     sent: u64,
@@ -247,7 +247,7 @@ impl<'a> Pair<'a> {
         self.settle()
     }
 
-    /// What both VMs send while learning, from now on.
+    /// Sets the kind of frames of both VMs while learning, from now on.
     fn set_kind(&mut self, a: Kind, b: Kind) {
         for (vm, kind) in [a, b].into_iter().enumerate() {
             self.vms[vm].frames = Frames::new(self.options, vm, kind, Part::Learning);
@@ -400,7 +400,8 @@ impl<'a> Pair<'a> {
                 if took > LATENCY_LIMIT {
                     timeouts += 1;
                     self.check_connections()?;
-                    self.settle()?; // so that it is not taken for the next one if it comes after all
+                    // A late frame must not be taken for the next one.
+                    self.settle()?;
                     break;
                 }
             }

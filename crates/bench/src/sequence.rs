@@ -1,4 +1,4 @@
-//! What became of numbered frames: seen once, twice, late, never.
+//! Fate of numbered frames: seen once, twice, late, never.
 
 /// Frames that may arrive this late and still be told from duplicates.
 const WINDOW: u64 = 1 << 16;

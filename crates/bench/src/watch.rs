@@ -45,7 +45,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Whether figures of this stretch mean anything.
+    /// True if figures of this stretch mean anything.
     pub fn are_valid(&self) -> bool {
         self.own > VALID_SHARE && self.watched.is_none_or(|share| share > VALID_SHARE)
     }
