@@ -4,15 +4,15 @@
 use clap::{Arg, ArgAction, Command};
 use std::fmt::Write;
 
-/// What completes a word.
+/// Completions of a word.
 enum Words {
-    /// Nothing that we know.
+    /// A word without known completions.
     Free,
     /// One of these.
     Of(String),
     /// A file.
     File,
-    /// What the client prints for this command.
+    /// Output of the client for this command.
     Printed(&'static str),
 }
 
@@ -46,7 +46,7 @@ impl Words {
         }
     }
 
-    /// As the script's function takes it.
+    /// Returns the form that the script's function takes.
     fn shell(&self) -> String {
         match self {
             Self::Free => "free".into(),
@@ -128,7 +128,7 @@ struct Script {
     name: String,
     /// All commands, and the words before them.
     paths: Vec<String>,
-    /// What each takes.
+    /// Completions of each command.
     cases: String,
     /// Words after a command, by their place.
     operands: String,

@@ -12,7 +12,7 @@ pub use page::Page;
 use clap::Command;
 use clap_complete::{Shell, generate};
 
-/// What can be made: the manual page, and completions for these shells.
+/// Documents that can be made: the manual page, and completions for these shells.
 pub const KINDS: [&str; 4] = ["manual", "bash", "zsh", "fish"];
 
 /// Completions of `command` for a shell that clap knows. Nothing for another.

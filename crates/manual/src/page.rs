@@ -7,7 +7,7 @@ use roff::{Inline, Roff, bold, roman};
 #[derive(Debug)]
 pub struct Page {
     roff: Roff,
-    /// Nothing came after the last heading yet, which begins a paragraph itself.
+    /// True while nothing has come after the last heading, which begins a paragraph itself.
     fresh: bool,
 }
 
