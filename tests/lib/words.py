@@ -19,7 +19,6 @@ COLUMNS = 100
 LEFT = {
     "butterfly": 87,
     "control": 11,
-    "model": 22,
     "packet": 44,
     "tests": 103,
     "fuzz": 2,

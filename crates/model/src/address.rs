@@ -71,17 +71,17 @@ impl IpSet {
         true
     }
 
-    /// Whether `address` is one of them.
+    /// True if `address` is one of them.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.places.contains_key(&address)
     }
 
-    /// How many there are.
+    /// Returns how many there are.
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }

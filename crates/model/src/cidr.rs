@@ -13,7 +13,7 @@ pub struct Cidr {
     mask_size: u8,
 }
 
-/// What is no block of addresses.
+/// Reason why a text and a mask are no block of addresses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CidrError {
     /// The address is none.
@@ -24,13 +24,13 @@ pub enum CidrError {
     MaskSize {
         /// The address it is for.
         address: IpAddr,
-        /// As declared.
+        /// Mask size in bits, as declared.
         mask_size: u32,
     },
 }
 
 impl Cidr {
-    /// From the text of an address and a number of bits.
+    /// Makes a block of the text of an address and a number of bits.
     pub fn new(address: &str, mask_size: u32) -> Result<Self, CidrError> {
         let address = parse_ip(address)?;
         match u8::try_from(mask_size) {
@@ -39,7 +39,7 @@ impl Cidr {
         }
     }
 
-    /// As declared.
+    /// Returns the address as declared.
     pub fn address(&self) -> IpAddr {
         self.address
     }
@@ -62,7 +62,7 @@ impl Cidr {
         }
     }
 
-    /// Whether an address is in the block.
+    /// True if an address is in the block.
     pub fn contains(&self, address: IpAddr) -> bool {
         let of = Self { address, ..*self };
         address.is_ipv4() == self.address.is_ipv4() && of.network() == self.network()

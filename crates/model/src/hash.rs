@@ -1,10 +1,10 @@
 //! The hash that orders rules.
 
-/// What `std::hash<std::string>` of the 64-bit libstdc++ gives `bytes`: MurmurHash64A with its
-/// customary seed.
+/// Returns the same as `std::hash<std::string>` of the 64-bit libstdc++ for `bytes`: MurmurHash64A
+/// with its customary seed.
 ///
 /// Deployed clients see the order it puts rules in and name rules by it, so it is part of the
-/// protocol. It resists no attacker: do not put what a stranger chooses into a hash table with it.
+/// protocol. It resists no attacker: do not put a stranger's choice into a hash table with it.
 pub fn libstdcxx_hash(bytes: &[u8]) -> u64 {
     const MULTIPLIER: u64 = 0xc6a4_a793_5bd1_e995;
     const SEED: u64 = 0xc70f_6907;

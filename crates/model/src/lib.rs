@@ -1,8 +1,8 @@
-//! What an operator declares, as types that are valid by construction.
+//! Declarations of an operator, as types that are valid by construction.
 //!
-//! Whatever comes from the API or a file passes through a constructor here once; afterwards nobody
-//! checks again. The types also know how a declaration is echoed (texts and orders that clients
-//! rely on). No I/O.
+//! Everything that comes from the API or a file passes through a constructor here once; afterwards
+//! no code checks again. The types also know how a declaration is echoed (texts and orders that
+//! clients rely on). No I/O.
 
 #![forbid(unsafe_code)]
 

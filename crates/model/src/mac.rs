@@ -13,7 +13,7 @@ pub struct Mac {
 /// A text that is no address of a vnic.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MacError {
-    /// It does not have the form.
+    /// A text that does not have the form.
     #[error(
         "MAC address \"{0}\" is refused: it must be six pairs of hexadecimal digits joined by colons, like 52:54:00:12:34:56"
     )]
@@ -21,13 +21,13 @@ pub enum MacError {
 }
 
 impl Mac {
-    /// From `xx:xx:xx:xx:xx:xx`, in either case.
+    /// Reads `xx:xx:xx:xx:xx:xx`, in either case.
     pub fn parse(text: &str) -> Result<Self, MacError> {
         let octets = octets(text).ok_or_else(|| MacError::Form(text.to_owned()))?;
         Ok(Self { octets, text: text.into() })
     }
 
-    /// Why nothing can be sent to it alone, if nothing can.
+    /// Returns why nothing can be sent to it alone, `None` if something can.
     pub fn no_station(&self) -> Option<&'static str> {
         match self.octets {
             [first, ..] if first & 1 != 0 => Some("it is a group address"),
@@ -36,12 +36,12 @@ impl Mac {
         }
     }
 
-    /// In the order of transmission.
+    /// Returns the six bytes in the order of transmission.
     pub fn octets(&self) -> [u8; 6] {
         self.octets
     }
 
-    /// As it was declared.
+    /// Returns the address as it was declared.
     pub fn text(&self) -> &str {
         &self.text
     }

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where those that have a name are (ip-netns(8)).
+/// Folder of the network namespaces that have a name (ip-netns(8)).
 const NAMED: &str = "/run/netns";
 
 /// A network namespace, by its name or by a file that stands for it. It need not exist.
@@ -48,7 +48,7 @@ impl Netns {
     }
 }
 
-/// As it was declared.
+/// Shows it as it was declared.
 impl fmt::Display for Netns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

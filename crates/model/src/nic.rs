@@ -1,4 +1,4 @@
-//! Virtual NICs.
+//! Virtual network interfaces (vnics).
 
 use crate::{
     address::IpSet,
@@ -20,14 +20,14 @@ pub enum Role {
     Client,
 }
 
-/// What a vnic is attached to.
+/// Kind of attachment of a vnic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A virtual machine, through this socket.
     VhostUser {
         /// Our end of it.
         role: Role,
-        /// Where it is.
+        /// Path of the socket.
         socket: SocketPath,
     },
     /// A network device of the host's kernel.
@@ -64,12 +64,12 @@ impl Kind {
     }
 }
 
-/// What the traffic generator does.
+/// Role of the traffic generator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Bench {
     /// Sends echo requests there and measures the answers.
     IcmpSender {
-        /// To whom.
+        /// Address to which it sends.
         ip: IpAddr,
         /// Behind which address.
         mac: Mac,
@@ -78,7 +78,7 @@ pub enum Bench {
     IcmpReceiver,
 }
 
-/// A virtual NIC as declared.
+/// A vnic as declared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
     /// Its name.
@@ -89,36 +89,36 @@ pub struct Nic {
     pub vni: Vni,
     /// The addresses it owns.
     pub ips: IpSet,
-    /// The groups whose rules it obeys.
+    /// Groups whose rules it obeys.
     pub security_groups: GroupNames,
     /// ARP is held to `mac` and `ips`.
     pub ip_anti_spoof: bool,
     /// Neither filtered nor held to its addresses.
     pub bypass_filtering: bool,
-    /// It passes on packets of others, which may be from addresses of filtered vnics. Means
+    /// True if it passes on packets of others, which may be from addresses of filtered vnics. Means
     /// something if it bypasses filtering.
     pub forwards: bool,
     /// Its addresses are those of vnics of other hosts, too.
     pub shared_ip: bool,
-    /// It may send router advertisements and redirects, if a rule names their protocol.
+    /// True if it may send router advertisements and redirects, if a rule names their protocol.
     pub router: bool,
-    /// It is a mirror: it gets copies of what the vnic with this id sends and receives, and
-    /// nothing else, and it sends nothing. That one need not exist.
+    /// Id of the vnic whose traffic a mirror gets copies of. A mirror gets nothing else, and it
+    /// sends nothing. The other vnic need not exist.
     pub sniff_target: Option<String>,
-    /// What is on the other side.
+    /// The other side of the vnic.
     pub kind: Kind,
     /// All its frames are written to a file.
     pub packet_trace: bool,
-    /// That file, if it was named.
+    /// Path of that file, if it was named.
     pub packet_trace_path: Option<String>,
     /// Which of them, and how.
     pub trace_options: TraceOptions,
 }
 
-/// How packets are written into files.
+/// Options of writing packets into files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TraceOptions {
-    /// In the syntax of libpcap; empty: every packet.
+    /// Filter in the syntax of libpcap; empty: every packet.
     pub filter: String,
     /// Bytes of each packet at most; 0: as many as a packet has.
     pub snap_length: u32,

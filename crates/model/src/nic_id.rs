@@ -30,7 +30,7 @@ impl NicId {
         Err(NicIdError { id: id.to_owned(), reason })
     }
 
-    /// As it was declared.
+    /// Returns the id as it was declared.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -35,7 +35,7 @@ impl Protocol {
     }
 }
 
-/// Who is at the other end.
+/// The other end of a rule's packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// An address of this block.
@@ -44,7 +44,7 @@ pub enum Peer {
     SecurityGroup(GroupName),
 }
 
-/// What is no rule.
+/// Reason why a declaration is no rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
     /// The protocol does not exist.
@@ -67,7 +67,7 @@ pub enum RuleError {
     NoPeer,
 }
 
-/// What to let through. Rules only allow.
+/// Permission of packets. Rules only allow.
 ///
 /// Two rules are the same if their [identities](Rule::identity) are, and rules are listed in the
 /// order of those.
@@ -128,12 +128,12 @@ impl Rule {
         Some(u16::try_from(self.port_start).ok()?..=u16::try_from(self.port_end).ok()?)
     }
 
-    /// Who is at the other end.
+    /// Returns the other end.
     pub fn peer(&self) -> &Peer {
         &self.peer
     }
 
-    /// Whether it is the same rule but for ports.
+    /// True if it is the same rule but for ports.
     pub fn is_but_for_ports(&self, other: &Rule) -> bool {
         let ports = (other.port_start, other.port_end);
         Rule { port_start: ports.0, port_end: ports.1, ..self.clone() }.identity()
@@ -145,7 +145,7 @@ impl Rule {
         Rule { port_start: 0, port_end: 0, ..self.clone() }
     }
 
-    /// What makes it this rule: direction, protocol, ports, block, group.
+    /// Returns the text that makes it this rule: direction, protocol, ports, block, group.
     pub fn identity(&self) -> String {
         let direction = match self.direction {
             Direction::Inbound => 0,

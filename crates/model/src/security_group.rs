@@ -21,7 +21,7 @@ impl GroupName {
         if name.is_empty() { Err(GroupNameError) } else { Ok(Self(name.into())) }
     }
 
-    /// As it was declared.
+    /// Returns the name as it was declared.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -122,7 +122,7 @@ impl SecurityGroup {
         self.rules.values()
     }
 
-    /// Whether it has `rule`.
+    /// True if it has `rule`.
     pub fn has_rule(&self, rule: &Rule) -> bool {
         self.rules.contains_key(&rule.key())
     }

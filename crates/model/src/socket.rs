@@ -1,4 +1,4 @@
-//! Where the vhost-user sockets are.
+//! Paths of the vhost-user sockets.
 
 use crate::nic_id::NicId;
 use std::{
@@ -31,20 +31,20 @@ pub enum SocketPathError {
         /// Its bytes.
         length: usize,
     },
-    /// The daemon's working directory is nobody's business.
+    /// A relative path: the daemon's working directory must not matter.
     #[error("socket path {0:?} is refused: it must start with a /")]
     Relative(PathBuf),
     /// The system would cut it there, or end a line.
     #[error("socket path {0:?} is refused: it has a control character in it")]
     Control(PathBuf),
-    /// Nothing after the last slash.
+    /// A path with nothing after the last slash.
     #[error("socket path {0:?} is refused: it names no file")]
     NoFile(PathBuf),
 }
 
 impl SocketDir {
-    /// The directory at `path`, which has to be absolute and free of symbolic links: what clients
-    /// are told is made of it.
+    /// Takes the directory at `path`, which has to be absolute and free of symbolic links: paths
+    /// for clients are made of it.
     pub fn new(path: PathBuf) -> Self {
         Self(path)
     }

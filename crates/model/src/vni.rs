@@ -15,7 +15,7 @@ impl Vni {
     /// The largest.
     pub const MAX: u32 = (1 << 24) - 1;
 
-    /// From its number.
+    /// Makes a VNI of its number.
     pub fn new(number: u32) -> Result<Self, VniOutOfRange> {
         if number > Self::MAX { Err(VniOutOfRange(number)) } else { Ok(Self(number)) }
     }
