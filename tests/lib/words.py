@@ -19,7 +19,6 @@ COLUMNS = 100
 LEFT = {
     "butterfly": 87,
     "control": 11,
-    "packet": 44,
     "tests": 103,
     "fuzz": 2,
 }
@@ -30,7 +29,6 @@ LONG = {
     "butterflyd": 5,
     "control": 1,
     "datapath": 40,
-    "packet": 3,
     "vhost": 12,
     "tests": 36,
 }

@@ -6,7 +6,7 @@ use crate::{Error, Mac, head};
 
 /// Bytes of a packet for IPv4 over Ethernet.
 pub const LEN: usize = 28;
-/// Who has this address?
+/// Operation of a question for the station that has an address.
 pub const REQUEST: u16 = 1;
 /// I have it.
 pub const REPLY: u16 = 2;

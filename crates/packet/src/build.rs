@@ -1,9 +1,10 @@
-//! Whole frames with right lengths and checksums, for tests and generators.
+//! Complete frames with right lengths and checksums, for tests and generators.
 //!
 //! ```
 //! use butterfly_packet::{Mac, build};
 //! let (a, b) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
-//! let query = build::ethernet(a, b).vlan(5).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(4000, 53, b"?");
+//! let ip = build::ethernet(a, b).vlan(5).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
+//! let query = ip.udp(4000, 53, b"?");
 //! let who_has = build::ethernet(a, Mac::BROADCAST).arp_request([10, 0, 0, 1], [10, 0, 0, 2]);
 //! # assert_eq!((query.len(), who_has.len()), (14 + 4 + 20 + 8 + 1, 14 + 28));
 //! ```
@@ -117,7 +118,7 @@ enum Addresses {
     V6(Ipv6Addr, Ipv6Addr),
 }
 
-/// What the upper layer's checksum field holds.
+/// Contents of the upper layer's checksum field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Checksum {
     /// The right checksum.
@@ -209,7 +210,7 @@ impl Ip {
         self
     }
 
-    /// What to write into the upper layer's checksum field.
+    /// Sets the contents of the upper layer's checksum field.
     pub fn checksum(mut self, checksum: Checksum) -> Ip {
         self.checksum = checksum;
         self

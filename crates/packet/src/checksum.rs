@@ -14,11 +14,11 @@ pub struct Sum {
 }
 
 impl Sum {
-    /// Nothing summed yet.
+    /// Sum of no bytes.
     pub const EMPTY: Sum = Sum { sum: 0, odd: false };
 
-    /// From a sum made elsewhere: `sum` of native-order 16-bit words, unfolded; `odd` if the number
-    /// of bytes was (the last one then counts as if a zero byte followed).
+    /// Continues a sum made elsewhere. `sum` is one of native-order 16-bit words, unfolded. `odd`
+    /// is true if the number of bytes was odd: the last one then counts as if a zero byte followed.
     #[inline]
     pub const fn from_native(sum: u64, odd: bool) -> Sum {
         Sum { sum, odd }
@@ -94,7 +94,7 @@ impl Sum {
         }
     }
 
-    /// Whether a stream that holds its own checksum is intact.
+    /// True if a stream that holds its own checksum is intact.
     #[inline]
     pub const fn is_valid(self) -> bool {
         self.fold() == 0xffff

@@ -29,7 +29,7 @@ pub const OLD_SERVICE_VLANS: [u16; 3] = [0x9100, 0x9200, 0x9300];
 /// EtherType of LLDP.
 pub const LLDP: u16 = 0x88cc;
 
-/// Whether an EtherType announces a VLAN tag.
+/// True if an EtherType announces a VLAN tag.
 #[inline]
 pub const fn is_vlan(ethertype: u16) -> bool {
     let [a, b, c] = OLD_SERVICE_VLANS;
@@ -157,7 +157,7 @@ pub struct Llc<'a> {
     pub control: u8,
     /// Organisation (24 bits) and protocol id, if it is SNAP: `AA AA 03`.
     pub snap: Option<(u32, u16)>,
-    /// What follows LLC and SNAP.
+    /// Bytes behind LLC and SNAP.
     pub payload: &'a [u8],
 }
 

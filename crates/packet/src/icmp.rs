@@ -6,7 +6,7 @@ use crate::{Error, Mac, head};
 
 /// Bytes of type, code, checksum and the four that depend on the type.
 pub const LEN: usize = 8;
-/// Where the checksum is, from the first byte of the header.
+/// Offset of the checksum, in bytes from the first byte of the header.
 pub const CHECKSUM_OFFSET: usize = 2;
 
 /// ICMPv4 types.
@@ -28,7 +28,7 @@ pub mod v4 {
     /// Parameter problem.
     pub const PARAMETER_PROBLEM: u8 = 12;
 
-    /// Whether a message of this type quotes the packet that caused it.
+    /// True if a message of this type quotes the packet that caused it.
     #[inline]
     pub const fn is_error(kind: u8) -> bool {
         matches!(kind, UNREACHABLE | 4 | REDIRECT | TIME_EXCEEDED | PARAMETER_PROBLEM)
@@ -64,7 +64,7 @@ pub mod v6 {
     /// Multicast listener report, version 2 (RFC 3810).
     pub const LISTENER_REPORT_V2: u8 = 143;
 
-    /// Whether a message of this type quotes the packet that caused it.
+    /// True if a message of this type quotes the packet that caused it.
     #[inline]
     pub const fn is_error(kind: u8) -> bool {
         kind < 128

@@ -7,7 +7,7 @@ use crate::{Error, Mac, build, checksum::Sum, head, protocol};
 
 /// Bytes of a message; queries of version 3 are longer.
 pub const LEN: usize = 8;
-/// Who is a member?
+/// Type of a question for the members of groups.
 pub const QUERY: u8 = 0x11;
 /// I am a member, version 1.
 pub const REPORT_V1: u8 = 0x12;
@@ -17,9 +17,9 @@ pub const REPORT: u8 = 0x16;
 pub const LEAVE: u8 = 0x17;
 /// I am a member, version 3: of groups that the body lists.
 pub const REPORT_V3: u8 = 0x22;
-/// Where general queries go: every station.
+/// Destination of general queries: every station.
 pub const ALL_SYSTEMS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
-/// Where leave messages go: every router.
+/// Destination of leave messages: every router.
 pub const ALL_ROUTERS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 2);
 /// The IP option that makes routers and switches look at the packet (RFC 2113).
 pub const ROUTER_ALERT: [u8; 4] = [0x94, 0x04, 0x00, 0x00];
@@ -31,7 +31,7 @@ pub struct Igmp<'a> {
     bytes: &'a [u8],
 }
 
-/// What a query asks.
+/// Contents of a query.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Query {
     /// 1, 2 or 3.
@@ -68,14 +68,14 @@ impl<'a> Igmp<'a> {
         Ipv4Addr::new(h[4], h[5], h[6], h[7])
     }
 
-    /// Whether the checksum, which covers the whole IP payload, is right.
+    /// True if the checksum, which covers the whole IP payload, is right.
     #[inline]
     pub fn checksum_is_valid(&self) -> bool {
         Sum::of(self.bytes).is_valid()
     }
 
-    /// What is asked, if it is a query. The version is told by length and response time (RFC 3376,
-    /// 7.1). Version 1 has no response time: 10 s (RFC 2236, 4).
+    /// Returns the contents of a query, `None` if it is none. Length and response time tell the
+    /// version (RFC 3376, 7.1). Version 1 has no response time: 10 s (RFC 2236, 4).
     #[inline]
     pub fn query(&self) -> Option<Query> {
         if self.kind() != QUERY {

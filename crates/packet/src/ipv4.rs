@@ -8,7 +8,7 @@ use crate::{Error, checksum::Sum, cut, head};
 pub const MIN_LEN: usize = 20;
 /// Bytes of the longest header.
 pub const MAX_LEN: usize = 60;
-/// Where the header checksum is.
+/// Offset of the header checksum, in bytes from the first byte of the header.
 pub const CHECKSUM_OFFSET: usize = 10;
 
 /// An IPv4 header and what it says belongs to it.
@@ -84,13 +84,13 @@ impl<'a> Ipv4<'a> {
         u16::from_be_bytes([self.fixed[6], self.fixed[7]])
     }
 
-    /// Whether routers must not fragment it.
+    /// True if routers must not fragment it.
     #[inline]
     pub const fn dont_fragment(&self) -> bool {
         self.flags_and_offset() & 0x4000 != 0
     }
 
-    /// Whether more fragments follow.
+    /// True if more fragments follow.
     #[inline]
     pub const fn more_fragments(&self) -> bool {
         self.flags_and_offset() & 0x2000 != 0
@@ -102,7 +102,7 @@ impl<'a> Ipv4<'a> {
         (self.flags_and_offset() & 0x1fff) as usize * 8
     }
 
-    /// Whether it is one of several fragments.
+    /// True if it is one of several fragments.
     #[inline]
     pub const fn is_fragment(&self) -> bool {
         self.flags_and_offset() & 0x3fff != 0
@@ -126,7 +126,7 @@ impl<'a> Ipv4<'a> {
         u16::from_be_bytes([self.fixed[10], self.fixed[11]])
     }
 
-    /// Whether the header checksum is right.
+    /// True if the header checksum is right.
     #[inline]
     pub fn checksum_is_valid(&self) -> bool {
         Sum::of(self.header()).is_valid()

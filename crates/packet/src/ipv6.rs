@@ -54,8 +54,8 @@ impl<'a> Ipv6<'a> {
         u16::from_be_bytes([self.fixed[4], self.fixed[5]]) as usize
     }
 
-    /// What follows the fixed header as far as the payload length says. Truncated if the bytes end
-    /// before.
+    /// Returns the bytes behind the fixed header, as many as the payload length says. Fails with
+    /// [`Error::Truncated`] if the bytes end before.
     #[inline]
     pub fn payload(&self) -> Result<&'a [u8], Error> {
         cut(self.bytes, LEN, LEN + self.payload_len()).map(|(_, payload)| payload)
@@ -113,16 +113,17 @@ impl<'a> Ipv6<'a> {
 
 #[inline]
 fn address(bytes: Option<&[u8; 16]>) -> Ipv6Addr {
-    bytes.map_or(Ipv6Addr::UNSPECIFIED, |bytes| Ipv6Addr::from(*bytes)) // None cannot be: both chunks are inside 40 bytes
+    // None cannot be: both chunks are inside 40 bytes.
+    bytes.map_or(Ipv6Addr::UNSPECIFIED, |bytes| Ipv6Addr::from(*bytes))
 }
 
-/// Where the extension headers end.
+/// End of the extension headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UpperLayer {
     /// Protocol of the payload; of a fragment that is not the first, what the fragment header
     /// says.
     pub protocol: u8,
-    /// Where it starts, from the first byte of the IPv6 header.
+    /// Offset of its first byte from the first byte of the IPv6 header, in bytes.
     pub offset: usize,
     /// The (last) fragment header met.
     pub fragment: Option<Fragment>,
@@ -153,13 +154,13 @@ impl Fragment {
         (self.offset_and_more & 0xfff8) as usize
     }
 
-    /// Whether more follow.
+    /// True if more fragments follow.
     #[inline]
     pub const fn more(self) -> bool {
         self.offset_and_more & 1 != 0
     }
 
-    /// Whether it is the only fragment (RFC 6946): not really one.
+    /// True if it is the only fragment (RFC 6946): not really one.
     #[inline]
     pub const fn is_atomic(self) -> bool {
         self.offset() == 0 && !self.more()
@@ -171,15 +172,17 @@ impl Fragment {
 pub struct Extension<'a> {
     /// Which one ([`protocol`]).
     pub kind: u8,
-    /// Where it starts, from the first byte of the IPv6 header.
+    /// Offset of its first byte from the first byte of the IPv6 header, in bytes.
     pub offset: usize,
     /// The whole header.
     pub bytes: &'a [u8],
 }
 
-/// Walks extension headers. Each has at least 8 bytes, so the walk is bounded by the packet. The
-/// mobility header, HIP and Shim6 end it: what they are sent with is their own (RFC 6275, 6.1.1;
-/// RFC 7401, 5.1; RFC 5533, 5.1), and no host looks behind them for another protocol.
+/// Walks extension headers.
+///
+/// Each has at least 8 bytes, so the walk is bounded by the packet. The mobility header, HIP and
+/// Shim6 end it: the data sent with them is their own (RFC 6275, 6.1.1; RFC 7401, 5.1; RFC 5533,
+/// 5.1). No host looks behind them for another protocol.
 #[derive(Clone, Copy, Debug)]
 pub struct Extensions<'a> {
     next: u8,

@@ -1,9 +1,9 @@
 //! Wire formats: views and builders over byte slices, and the internet checksum.
 //!
 //! A view is a borrowed header whose length was checked when it was made, so its accessors can
-//! neither fail nor panic; it says what the bytes mean, never whether they are allowed. Views do
-//! not allocate. All byte order is in the accessors: what they return is in host order. [`build`]
-//! makes whole frames with right lengths and checksums, for tests and generators.
+//! neither fail nor panic. It says what the bytes mean, never whether they are allowed. Views do
+//! not allocate. All byte order is in the accessors: they return values in host order. [`build`]
+//! makes complete frames with right lengths and checksums, for tests and generators.
 #![forbid(unsafe_code)]
 
 pub mod arp;
@@ -25,7 +25,7 @@ pub mod vxlan;
 
 pub use mac::Mac;
 
-/// Why bytes are not the header they were taken for.
+/// Reason why bytes are not the header they were taken for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Error {
     /// The bytes end before the header does.

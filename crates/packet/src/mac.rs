@@ -16,19 +16,19 @@ impl Mac {
     /// All zeros: no station.
     pub const ZERO: Mac = Mac([0; 6]);
 
-    /// Whether the group bit is set: multicast or broadcast.
+    /// True if the group bit is set: multicast or broadcast.
     #[inline]
     pub const fn is_group(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// Whether it is the broadcast address.
+    /// True if it is the broadcast address.
     #[inline]
     pub const fn is_broadcast(self) -> bool {
         matches!(self.0, [0xff, 0xff, 0xff, 0xff, 0xff, 0xff])
     }
 
-    /// As a number below 2^48, first transmitted byte highest.
+    /// Returns the address as a number below 2^48, first transmitted byte highest.
     #[inline]
     pub const fn to_u64(self) -> u64 {
         let [a, b, c, d, e, f] = self.0;

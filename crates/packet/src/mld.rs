@@ -1,7 +1,7 @@
 //! Multicast listener discovery: version 1 (RFC 2710) as a host that joins groups speaks it;
 //! queries of version 2 too (RFC 3810).
 //!
-//! What is built conforms: hop limit 1, Router Alert, link-local source, right checksum.
+//! Built messages conform: hop limit 1, Router Alert, link-local source, right checksum.
 
 use std::net::Ipv6Addr;
 
@@ -20,7 +20,7 @@ pub struct Mld<'a> {
     len: usize,
 }
 
-/// What a query asks.
+/// Contents of a query.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Query {
     /// 1 or 2.
@@ -61,7 +61,7 @@ impl<'a> Mld<'a> {
             .map_or(Ipv6Addr::UNSPECIFIED, |group: &[u8; 16]| Ipv6Addr::from(*group))
     }
 
-    /// What is asked, if it is a query. The version is told by length.
+    /// Returns the contents of a query, `None` if it is none. The length tells the version.
     #[inline]
     pub fn query(&self) -> Option<Query> {
         if self.kind() != v6::LISTENER_QUERY {
@@ -79,8 +79,8 @@ impl<'a> Mld<'a> {
     }
 }
 
-/// Whether hop-by-hop options (the whole extension header) hold a Router Alert for MLD (RFC 2711).
-/// Not if an option is not whole.
+/// True if hop-by-hop options (the whole extension header) hold a Router Alert for MLD (RFC 2711).
+/// False if an option is incomplete.
 #[inline]
 pub fn has_router_alert(header: &[u8]) -> bool {
     let mut rest = header.get(2..).unwrap_or_default();

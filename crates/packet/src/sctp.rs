@@ -4,7 +4,7 @@ use crate::{Error, head};
 
 /// Bytes of the common header.
 pub const LEN: usize = 12;
-/// Where the CRC32c is, from the first byte of the header.
+/// Offset of the CRC32c, in bytes from the first byte of the header.
 pub const CHECKSUM_OFFSET: usize = 8;
 
 /// Chunk type of user data.

@@ -1,7 +1,7 @@
 //! A frame on one line, for people: addresses, tags, protocol, ports, length.
 //!
-//! Made of its first bytes only, which may end anywhere and contradict themselves: what can be read
-//! is told, and then what cannot.
+//! The line is made of the frame's first bytes only, which may end anywhere and contradict
+//! themselves. It tells what can be read, and then what cannot.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -27,7 +27,7 @@ pub struct Summary<'a> {
 }
 
 impl<'a> Summary<'a> {
-    /// Of a frame of `len` bytes that begins with `head`.
+    /// Summarizes a frame of `len` bytes that begins with `head`.
     pub const fn new(head: &'a [u8], len: u32) -> Summary<'a> {
         Summary { head, len }
     }
@@ -40,7 +40,7 @@ impl Display for Summary<'_> {
     }
 }
 
-/// What is wrong with a header.
+/// Returns the words for a broken header.
 const fn trouble(error: Error) -> &'static str {
     match error {
         Error::Truncated => "(cut short)",
@@ -97,7 +97,7 @@ fn address_resolution(name: &str, bytes: &[u8], out: &mut Formatter<'_>) -> fmt:
     }
 }
 
-/// What stands in front of an upper layer.
+/// Addresses in front of an upper layer.
 struct Ends<A> {
     source: A,
     destination: A,
@@ -414,7 +414,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever guests send, it is one line.
+        /// The summary is one line, for all frames of guests.
         #[test]
         fn any_bytes_are_one_line(bytes in proptest::collection::vec(any::<u8>(), 0..160), kind in 0usize..6, len: u32) {
             let mut bytes = bytes;

@@ -6,7 +6,7 @@ use crate::{Error, head};
 pub const MIN_LEN: usize = 20;
 /// Bytes of the longest header.
 pub const MAX_LEN: usize = 60;
-/// Where the checksum is, from the first byte of the header.
+/// Offset of the checksum, in bytes from the first byte of the header.
 pub const CHECKSUM_OFFSET: usize = 16;
 
 /// No more data from the sender.
@@ -100,7 +100,7 @@ impl<'a> Tcp<'a> {
         Options(self.bytes.get(MIN_LEN..self.header_len()).unwrap_or_default())
     }
 
-    /// What follows the header.
+    /// Returns the bytes behind the header.
     #[inline]
     pub fn payload(&self) -> &'a [u8] {
         self.bytes.get(self.header_len()..).unwrap_or_default()

@@ -28,18 +28,24 @@ const TTL: u8 = 64;
 /// Precedence of ICMP errors: internetwork control (RFC 1812, 4.3.2.5).
 const TOS: u8 = 0xc0;
 
-/// Writes the whole frame that tells the sender of `head` that its packet is larger than `mtu`;
-/// returns its length.
+/// Writes the frame that tells the sender of `head` that its packet is larger than `mtu`. Returns
+/// its length in bytes.
 ///
-/// `head` is a frame's beginning, as much of it as there is: what is not in it is not quoted. `mtu`
-/// is the largest IP packet (without Ethernet header) that would have fitted, if the frame has no
-/// VLAN tag; a tag takes its bytes from it. The answer has the frame's MAC addresses exchanged and
-/// its VLAN tag, and takes what room there is in `out`, up to [`MAX_LEN`] bytes; 128 always hold
-/// one without IPv6 extension headers.
+/// `head` is a frame's beginning, as much of it as there is: the answer quotes no more. `mtu` is
+/// the largest IP packet in bytes (without Ethernet header) that would have fitted, if the frame
+/// has no VLAN tag; a tag takes its bytes from it. The answer has the frame's MAC addresses
+/// exchanged and its VLAN tag. It takes what room there is in `out`, up to [`MAX_LEN`] bytes; 128
+/// always hold one without IPv6 extension headers.
 ///
-/// `None` if nothing may be answered: the packet is no IPv4 with "don't fragment" and no IPv6, has
-/// more than one tag, came from or went to a group, is an ICMP error or a later fragment, or is not
-/// well-formed; or if it or `out` is too short. Never allocates.
+/// Returns `None` if the packet must not be answered:
+///
+/// - It is no IPv4 with "don't fragment" and no IPv6.
+/// - It has more than one tag.
+/// - It came from or went to a group.
+/// - It is an ICMP error or a later fragment.
+/// - It is not well-formed.
+///
+/// Also `None` if it or `out` is too short. Never allocates.
 pub fn too_big(head: &[u8], mtu: u32, out: &mut [u8]) -> Option<usize> {
     let frame = Ethernet::parse(head).ok()?;
     if frame.source().is_group() || frame.destination().is_group() {
@@ -85,7 +91,8 @@ fn v4(packet: &[u8], mtu: u32, out: &mut Writer<'_>) -> Option<usize> {
     let start = out.at;
     out.put(&[0x45, TOS])?;
     out.put(&total.to_be_bytes())?;
-    out.put(&[0, 0, 0x40, 0, TTL, protocol::ICMP, 0, 0])?; // "don't fragment": no identification is owed (RFC 6864, 4.1)
+    // "Don't fragment": no identification is owed (RFC 6864, 4.1).
+    out.put(&[0, 0, 0x40, 0, TTL, protocol::ICMP, 0, 0])?;
     out.put(&ip.destination().octets())?;
     out.put(&ip.source().octets())?;
     out.sum(start, start + ipv4::CHECKSUM_OFFSET, Sum::EMPTY)?;
@@ -103,8 +110,7 @@ fn v6(packet: &[u8], mtu: u32, out: &mut Writer<'_>) -> Option<usize> {
     if !is_host_v6(ip.source()) || !is_host_v6(ip.destination()) {
         return None;
     }
-    // Without an end of the extension headers nobody knows whether it is an error: then it counts
-    // as one.
+    // Without an end of the extension headers it may be an error or not: then it counts as one.
     let upper = ip.upper_layer().ok()?;
     if upper.fragment.is_some_and(|fragment| fragment.offset() != 0) {
         return None;
@@ -136,7 +142,7 @@ fn v6(packet: &[u8], mtu: u32, out: &mut Writer<'_>) -> Option<usize> {
     Some(out.at)
 }
 
-/// Whether an address can be one host's (RFC 1122, 3.2.2).
+/// True if an address can be one host's (RFC 1122, 3.2.2).
 fn is_host_v4(ip: Ipv4Addr) -> bool {
     !matches!(ip.octets(), [0 | 127 | 224.., ..])
 }
@@ -159,7 +165,8 @@ impl Writer<'_> {
         Some(())
     }
 
-    /// As much of `quote` as there is room for behind `headers` bytes, but at least `least`.
+    /// Returns as much of `quote` as there is room for behind `headers` bytes, but at least
+    /// `least`.
     fn what_fits<'a>(&self, quote: &'a [u8], headers: usize, least: usize) -> Option<&'a [u8]> {
         let room = self.bytes.len().saturating_sub(self.at + headers);
         quote.get(..room.min(quote.len())).filter(|quote| quote.len() >= least)
@@ -327,7 +334,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes, nothing panics; and an answer is well-formed and itself never answered.
+        /// Nothing panics, for any frame; and an answer is well-formed and itself never answered.
         #[test]
         fn answers_are_valid_and_final(kind in 0usize..4, noise in vec(any::<u8>(), 0..200), flips in vec((0usize..80, any::<u8>()), 0..4),
                                        len in 0usize..300, room in 0usize..1400) {

@@ -4,7 +4,7 @@ use crate::{Error, cut, head};
 
 /// Bytes of the header.
 pub const LEN: usize = 8;
-/// Where the checksum is, from the first byte of the header.
+/// Offset of the checksum, in bytes from the first byte of the header.
 pub const CHECKSUM_OFFSET: usize = 6;
 
 /// A UDP header and what follows it.

@@ -13,7 +13,7 @@ pub const PORT: u16 = 4789;
 pub const LEN: usize = 8;
 /// Largest VNI: 24 bits.
 pub const MAX_VNI: u32 = (1 << 24) - 1;
-/// Where IPv6 groups of networks are unless an operator says otherwise. Its scope is reserved (RFC
+/// Prefix of IPv6 groups of networks unless an operator says otherwise. Its scope is reserved (RFC
 /// 4291, 2.7): Linux, for one, neither joins nor sends to such groups; `ff05::` is a prefix that
 /// works there.
 pub const GROUP6: Ipv6Addr = Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0);

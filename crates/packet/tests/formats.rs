@@ -1,4 +1,4 @@
-//! What the builders write, the views read; and no bytes make a view panic.
+//! The views read what the builders write; and no bytes make a view panic.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -180,7 +180,7 @@ proptest! {
         prop_assert_eq!((view.vni(), view.frame()), (vni, &frame[..]));
     }
 
-    /// Every view over every truncation of every frame: answers, whatever they are, but no panic.
+    /// Every view over every truncation of every frame: any answer, but no panic.
     #[test]
     fn no_bytes_make_a_view_panic(mut bytes in vec(any::<u8>(), 0..120), version in 0usize..5) {
         let first = [0x45, 0x4f, 0x60, 0xaa, 0x00][version];

@@ -1,4 +1,4 @@
-//! Frames as somebody else reads them: Wireshark finds nothing to complain about.
+//! Frames as another program reads them: Wireshark finds nothing to complain about.
 
 use std::process::Command;
 
@@ -64,7 +64,7 @@ fn pcap(frames: &[(Vec<u8>, &str)]) -> Vec<u8> {
     file
 }
 
-/// What Wireshark says of a file: protocols and severities of its remarks, by frame.
+/// Returns Wireshark's remarks about a file: protocols and severities, by frame.
 fn read(frames: &[(Vec<u8>, &str)]) -> Vec<(String, Vec<u32>)> {
     let file = tempfile();
     std::fs::write(&file, pcap(frames)).unwrap();
