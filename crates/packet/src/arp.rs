@@ -8,50 +8,60 @@ use crate::{Error, Mac, head};
 pub const LEN: usize = 28;
 /// Operation of a question for the station that has an address.
 pub const REQUEST: u16 = 1;
-/// I have it.
+/// Operation of the answer: the sender has the address.
 pub const REPLY: u16 = 2;
 
 /// An ARP packet.
+///
+/// ```
+/// use butterfly_packet::{Mac, arp::Arp, build, ethernet::Ethernet};
+/// let frame = build::ethernet(Mac([2, 0, 0, 0, 0, 1]), Mac::BROADCAST)
+///     .arp_request([10, 0, 0, 1], [10, 0, 0, 2]);
+/// let arp = Arp::parse(Ethernet::parse(&frame)?.payload())?;
+/// assert_eq!(arp.operation(), butterfly_packet::arp::REQUEST);
+/// assert_eq!(arp.target_ip().to_string(), "10.0.0.2");
+/// # Ok::<(), butterfly_packet::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Arp<'a>(&'a [u8; LEN]);
 
 impl<'a> Arp<'a> {
-    /// Truncated below [`LEN`] bytes; malformed if it is not about IPv4 (4 bytes) over Ethernet (6
-    /// bytes).
+    /// Reads a packet. [`Error::Truncated`] below [`LEN`] bytes; [`Error::Malformed`] if it is not
+    /// about IPv4 (4 bytes) over Ethernet (6 bytes).
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (packet, _) = head::<LEN>(bytes)?;
         if packet[..6] == [0, 1, 8, 0, 6, 4] { Ok(Arp(packet)) } else { Err(Error::Malformed) }
     }
 
-    /// [`REQUEST`], [`REPLY`], or another.
+    /// Returns the operation in host order: [`REQUEST`], [`REPLY`], or another.
     #[inline]
     pub const fn operation(&self) -> u16 {
         u16::from_be_bytes([self.0[6], self.0[7]])
     }
 
-    /// Sender's hardware address.
+    /// Returns the sender's hardware address.
     #[inline]
     pub const fn sender_mac(&self) -> Mac {
         let p = self.0;
         Mac([p[8], p[9], p[10], p[11], p[12], p[13]])
     }
 
-    /// Sender's protocol address; 0.0.0.0 in a probe (RFC 5227).
+    /// Returns the sender's protocol address; 0.0.0.0 in a probe (RFC 5227).
     #[inline]
     pub const fn sender_ip(&self) -> Ipv4Addr {
         let p = self.0;
         Ipv4Addr::new(p[14], p[15], p[16], p[17])
     }
 
-    /// Target's hardware address; without meaning in a request.
+    /// Returns the target's hardware address; without meaning in a request.
     #[inline]
     pub const fn target_mac(&self) -> Mac {
         let p = self.0;
         Mac([p[18], p[19], p[20], p[21], p[22], p[23]])
     }
 
-    /// Target's protocol address.
+    /// Returns the target's protocol address.
     #[inline]
     pub const fn target_ip(&self) -> Ipv4Addr {
         let p = self.0;

@@ -35,7 +35,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// Adds a customer VLAN tag inside those already there.
+    /// Adds a customer VLAN tag inside those already there. `id` is 0 to 4095; higher bits become
+    /// priority and drop eligibility.
     pub fn vlan(self, id: u16) -> Link {
         self.tag(Tag { tpid: ethernet::VLAN, tci: id })
     }
@@ -58,14 +59,14 @@ impl Link {
         frame
     }
 
-    /// A frame of any type.
+    /// Returns a frame of any type. `ethertype` is in host order.
     pub fn payload(&self, ethertype: u16, payload: &[u8]) -> Vec<u8> {
         let mut frame = self.header(ethertype);
         frame.extend(payload);
         frame
     }
 
-    /// An 802.3 frame with LLC, and SNAP if given.
+    /// Returns an 802.3 frame with LLC, and SNAP if given.
     pub fn llc(&self, llc: &Llc<'_>) -> Vec<u8> {
         let len = if llc.snap.is_some() { Llc::SNAP_LEN } else { Llc::LEN } + llc.payload.len();
         let mut frame = self.header(len as u16);
@@ -79,7 +80,7 @@ impl Link {
         frame
     }
 
-    /// An ARP packet about IPv4 over Ethernet.
+    /// Returns an ARP packet about IPv4 over Ethernet.
     pub fn arp(&self, operation: u16, sender: (Mac, Ipv4Addr), target: (Mac, Ipv4Addr)) -> Vec<u8> {
         let mut packet = Vec::with_capacity(arp::LEN);
         packet.extend([0, 1, 8, 0, 6, 4]);
@@ -91,12 +92,12 @@ impl Link {
         self.payload(ethernet::ARP, &packet)
     }
 
-    /// An ARP request from the frame's source.
+    /// Returns an ARP request from the frame's source.
     pub fn arp_request(&self, sender: impl Into<Ipv4Addr>, target: impl Into<Ipv4Addr>) -> Vec<u8> {
         self.arp(arp::REQUEST, (self.source, sender.into()), (Mac::ZERO, target.into()))
     }
 
-    /// An ARP reply from the frame's source to its destination.
+    /// Returns an ARP reply from the frame's source to its destination.
     pub fn arp_reply(&self, sender: impl Into<Ipv4Addr>, target: impl Into<Ipv4Addr>) -> Vec<u8> {
         self.arp(arp::REPLY, (self.source, sender.into()), (self.destination, target.into()))
     }
@@ -162,13 +163,13 @@ impl Ip {
         }
     }
 
-    /// Time to live or hop limit (64 unless set).
+    /// Sets time to live or hop limit (64 unless set).
     pub fn ttl(mut self, ttl: u8) -> Ip {
         self.ttl = ttl;
         self
     }
 
-    /// Type of service or traffic class.
+    /// Sets type of service or traffic class.
     pub fn tos(mut self, tos: u8) -> Ip {
         self.tos = tos;
         self
@@ -180,7 +181,7 @@ impl Ip {
         self
     }
 
-    /// IPv4: identification without fragmentation.
+    /// IPv4: sets the identification, in host order, without fragmentation.
     pub fn identification(mut self, identification: u16) -> Ip {
         self.identification = identification.into();
         self
@@ -216,7 +217,7 @@ impl Ip {
         self
     }
 
-    /// A packet of any protocol.
+    /// Returns a packet of any protocol.
     pub fn payload(&self, protocol: u8, payload: &[u8]) -> Vec<u8> {
         match self.addresses {
             Addresses::V4(source, destination) => self.v4(source, destination, protocol, payload),
@@ -294,7 +295,7 @@ impl Ip {
         self.payload(protocol, &segment)
     }
 
-    /// A UDP datagram.
+    /// Returns a UDP datagram. Ports are in host order.
     pub fn udp(&self, source_port: u16, destination_port: u16, payload: &[u8]) -> Vec<u8> {
         let mut datagram = Vec::with_capacity(udp::LEN + payload.len());
         for field in [source_port, destination_port, (udp::LEN + payload.len()) as u16, 0] {
@@ -304,13 +305,13 @@ impl Ip {
         self.upper(protocol::UDP, datagram, udp::CHECKSUM_OFFSET)
     }
 
-    /// A frame of another network in VXLAN. [`Checksum::Zero`] leaves UDP's out, as most endpoints
-    /// do.
+    /// Returns a frame of another network in VXLAN. [`Checksum::Zero`] leaves UDP's out, as most
+    /// endpoints do. Bits of `vni` above 24 are lost.
     pub fn vxlan(&self, source_port: u16, vni: u32, frame: &[u8]) -> Vec<u8> {
         self.udp(source_port, vxlan::PORT, &[&vxlan::header(vni)[..], frame].concat())
     }
 
-    /// A TCP segment.
+    /// Returns a TCP segment.
     pub fn tcp(&self, segment: &Tcp<'_>, payload: &[u8]) -> Vec<u8> {
         let options_len = segment.options.len().next_multiple_of(4);
         let mut bytes = Vec::with_capacity(tcp::MIN_LEN + options_len + payload.len());
@@ -327,7 +328,8 @@ impl Ip {
         self.upper(protocol::TCP, bytes, tcp::CHECKSUM_OFFSET)
     }
 
-    /// An ICMP message, ICMPv6 over IPv6. `rest` is the four bytes behind the checksum.
+    /// Returns an ICMP message, ICMPv6 over IPv6. `rest` is the four bytes behind the checksum, in
+    /// host order.
     pub fn icmp(&self, kind: u8, code: u8, rest: u32, body: &[u8]) -> Vec<u8> {
         let mut message = vec![kind, code, 0, 0];
         message.extend(rest.to_be_bytes());
@@ -340,7 +342,7 @@ impl Ip {
         self.payload(protocol::ICMP, &message)
     }
 
-    /// An echo request.
+    /// Returns an echo request. `id` and `sequence` are in host order.
     pub fn ping(&self, id: u16, sequence: u16, data: &[u8]) -> Vec<u8> {
         let kind = match self.addresses {
             Addresses::V4(..) => icmp::v4::ECHO_REQUEST,
@@ -349,7 +351,8 @@ impl Ip {
         self.icmp(kind, 0, u32::from(id) << 16 | u32::from(sequence), data)
     }
 
-    /// An SCTP packet of one chunk. The CRC32c is left 0: nothing on the packet path verifies it.
+    /// Returns an SCTP packet of one chunk: source and destination port, verification tag, chunk.
+    /// The CRC32c is left 0: nothing on the packet path verifies it.
     pub fn sctp(&self, ports: (u16, u16), tag: u32, chunk_type: u8, body: &[u8]) -> Vec<u8> {
         let mut packet = Vec::with_capacity(sctp::LEN + 4 + body.len());
         packet.extend(ports.0.to_be_bytes());
@@ -363,7 +366,7 @@ impl Ip {
     }
 }
 
-/// Fields of a TCP header.
+/// Fields of a TCP header, numbers in host order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tcp<'a> {
     /// Source port.
@@ -376,7 +379,7 @@ pub struct Tcp<'a> {
     pub acknowledgement: u32,
     /// Flags ([`tcp::SYN`] and so on).
     pub flags: u8,
-    /// Window.
+    /// Window in bytes, not scaled.
     pub window: u16,
     /// Options, padded to four bytes with end marks.
     pub options: &'a [u8],

@@ -7,6 +7,16 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// The sum is kept in memory order (16-bit words as the host loads them), so that bytes are never
 /// swapped one by one; only [`Self::fold`] converts. A piece that starts at an odd position of the
 /// stream is accounted for.
+///
+/// ```
+/// use butterfly_packet::checksum::Sum;
+/// let bytes = [0x45, 0, 0, 20, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+/// let checksum = Sum::of(&bytes).checksum();
+/// assert_eq!(Sum::of(&bytes[..7]).push(&bytes[7..]).checksum(), checksum);
+/// let mut sent = bytes;
+/// sent[10..12].copy_from_slice(&checksum.to_be_bytes());
+/// assert!(Sum::of(&sent).is_valid());
+/// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Sum {
     sum: u64,
@@ -24,7 +34,7 @@ impl Sum {
         Sum { sum, odd }
     }
 
-    /// The sum of `bytes`.
+    /// Returns the sum of `bytes`.
     #[inline]
     pub fn of(bytes: &[u8]) -> Sum {
         Sum { sum: native_sum(bytes), odd: bytes.len() % 2 == 1 }
@@ -45,15 +55,16 @@ impl Sum {
         Sum { sum: add(self.sum, addend), odd: self.odd != next.odd }
     }
 
-    /// Appends a 16-bit number in network order. Position in the stream must be even.
+    /// Appends a 16-bit number, given in host order, as it stands in the packet (network order).
+    /// Position in the stream must be even.
     #[inline]
     #[must_use]
     pub const fn push_u16(self, value: u16) -> Sum {
         self.combine(Sum { sum: value.to_be() as u64, odd: false })
     }
 
-    /// The pseudo header of TCP, UDP and ICMPv6 over IPv4 (RFC 9293, 3.1); `len` of the segment in
-    /// bytes.
+    /// Sums the pseudo header of TCP, UDP and ICMPv6 over IPv4 (RFC 9293, 3.1); `len` of the
+    /// segment in bytes.
     #[inline]
     pub fn pseudo_v4(source: Ipv4Addr, destination: Ipv4Addr, protocol: u8, len: u16) -> Sum {
         Sum::of(&source.octets())
@@ -62,7 +73,7 @@ impl Sum {
             .push_u16(len)
     }
 
-    /// The pseudo header over IPv6 (RFC 8200, 8.1); `len` of the upper-layer packet in bytes.
+    /// Sums the pseudo header over IPv6 (RFC 8200, 8.1); `len` of the upper-layer packet in bytes.
     #[inline]
     pub fn pseudo_v6(source: Ipv6Addr, destination: Ipv6Addr, protocol: u8, len: u32) -> Sum {
         Sum::of(&source.octets())
@@ -71,21 +82,21 @@ impl Sum {
             .push_u16(protocol.into())
     }
 
-    /// The 16-bit sum in host order, not complemented. Over a stream that holds its own right
-    /// checksum it is 0xffff.
+    /// Returns the 16-bit sum in host order, not complemented. Over a stream that holds its own
+    /// right checksum it is 0xffff.
     #[inline]
     pub const fn fold(self) -> u16 {
         u16::from_be(fold(self.sum))
     }
 
-    /// The checksum to write: the complement of [`Self::fold`].
+    /// Returns the checksum to write, in host order: the complement of [`Self::fold`].
     #[inline]
     pub const fn checksum(self) -> u16 {
         !self.fold()
     }
 
-    /// The checksum to write into a UDP header: like [`Self::checksum`], but never 0, which means
-    /// "none" (RFC 768).
+    /// Returns the checksum to write into a UDP header, in host order. Like [`Self::checksum`], but
+    /// never 0, which means "none" (RFC 768).
     #[inline]
     pub const fn udp_checksum(self) -> u16 {
         match self.checksum() {
@@ -101,7 +112,14 @@ impl Sum {
     }
 }
 
-/// A checksum after a 16-bit word it covers changed from `old` to `new` (RFC 1624, equation 3).
+/// Returns a checksum after a 16-bit word it covers changed from `old` to `new` (RFC 1624, equation
+/// 3). All three are in host order.
+///
+/// ```
+/// use butterfly_packet::checksum::{Sum, update};
+/// let before = Sum::of(&[0x12, 0x34, 64, 17]).checksum();
+/// assert_eq!(update(before, 0x4011, 0x3f11), Sum::of(&[0x12, 0x34, 63, 17]).checksum());
+/// ```
 #[inline]
 pub const fn update(checksum: u16, old: u16, new: u16) -> u16 {
     let sum = !checksum as u64 + !old as u64 + new as u64;

@@ -37,6 +37,21 @@ pub const fn is_vlan(ethertype: u16) -> bool {
 }
 
 /// An Ethernet header and what follows it.
+///
+/// ```
+/// use butterfly_packet::{Mac, build, ethernet::{self, Ethernet}, ipv4::Ipv4, udp::Udp};
+/// let (a, b) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
+/// let ip = build::ethernet(a, b).vlan(5).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
+/// let frame = ip.udp(4000, 53, b"?");
+/// let ethernet = Ethernet::parse(&frame)?;
+/// let mut tags = ethernet.tags();
+/// assert_eq!(tags.next().map(|tag| tag.vlan()), Some(5));
+/// assert_eq!(tags.ethertype(), ethernet::IPV4);
+/// let ip = Ipv4::parse(tags.rest())?;
+/// let udp = Udp::parse(ip.payload()?)?;
+/// assert_eq!((udp.destination_port(), udp.payload()?), (53, b"?".as_slice()));
+/// # Ok::<(), butterfly_packet::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Ethernet<'a> {
     header: &'a [u8; HEADER_LEN],
@@ -44,41 +59,41 @@ pub struct Ethernet<'a> {
 }
 
 impl<'a> Ethernet<'a> {
-    /// Fails only on fewer than [`HEADER_LEN`] bytes.
+    /// Reads a frame. Fails only on fewer than [`HEADER_LEN`] bytes, with [`Error::Truncated`].
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (header, payload) = head(bytes)?;
         Ok(Ethernet { header, payload })
     }
 
-    /// Destination address.
+    /// Returns the destination address.
     #[inline]
     pub const fn destination(&self) -> Mac {
         let [a, b, c, d, e, f, ..] = *self.header;
         Mac([a, b, c, d, e, f])
     }
 
-    /// Source address.
+    /// Returns the source address.
     #[inline]
     pub const fn source(&self) -> Mac {
         let [_, _, _, _, _, _, a, b, c, d, e, f, _, _] = *self.header;
         Mac([a, b, c, d, e, f])
     }
 
-    /// EtherType, or an 802.3 length if below [`MIN_TYPE`].
+    /// Returns the EtherType in host order, or an 802.3 length in bytes if below [`MIN_TYPE`].
     #[inline]
     pub const fn ethertype(&self) -> u16 {
         u16::from_be_bytes([self.header[12], self.header[13]])
     }
 
-    /// Everything behind the type field, tags included.
+    /// Returns everything behind the type field, tags included.
     #[inline]
     pub const fn payload(&self) -> &'a [u8] {
         self.payload
     }
 
-    /// The VLAN tags, outermost first. Ends at the first type that is none, or where the frame does
-    /// (a half tag is left out: compare [`Tags::rest`]).
+    /// Returns the VLAN tags, outermost first. Ends at the first type that is none, or where the
+    /// frame does (a half tag is left out: compare [`Tags::rest`]).
     #[inline]
     pub const fn tags(&self) -> Tags<'a> {
         Tags { ethertype: self.ethertype(), rest: self.payload }
@@ -91,18 +106,18 @@ pub struct Tag {
     /// The EtherType that announced it: [`VLAN`], [`SERVICE_VLAN`] or one of
     /// [`OLD_SERVICE_VLANS`].
     pub tpid: u16,
-    /// Priority, drop eligibility and VLAN id.
+    /// Priority, drop eligibility and VLAN id, in host order.
     pub tci: u16,
 }
 
 impl Tag {
-    /// VLAN id, 0 to 4095; 0 is a priority tag.
+    /// Returns the VLAN id, 0 to 4095; 0 is a priority tag.
     #[inline]
     pub const fn vlan(self) -> u16 {
         self.tci & 0xfff
     }
 
-    /// Priority code point, 0 to 7.
+    /// Returns the priority code point, 0 to 7.
     #[inline]
     pub const fn priority(self) -> u8 {
         (self.tci >> 13) as u8
@@ -117,13 +132,14 @@ pub struct Tags<'a> {
 }
 
 impl<'a> Tags<'a> {
-    /// The type in force: of the next tag, or of the payload when all tags were taken.
+    /// Returns the type in force, in host order: of the next tag, or of the payload when all tags
+    /// were taken.
     #[inline]
     pub const fn ethertype(&self) -> u16 {
         self.ethertype
     }
 
-    /// The bytes behind that type.
+    /// Returns the bytes behind that type.
     #[inline]
     pub const fn rest(&self) -> &'a [u8] {
         self.rest
@@ -155,7 +171,7 @@ pub struct Llc<'a> {
     pub ssap: u8,
     /// First control byte.
     pub control: u8,
-    /// Organisation (24 bits) and protocol id, if it is SNAP: `AA AA 03`.
+    /// Organisation (24 bits) and protocol id, in host order, if it is SNAP: `AA AA 03`.
     pub snap: Option<(u32, u16)>,
     /// Bytes behind LLC and SNAP.
     pub payload: &'a [u8],
@@ -167,8 +183,8 @@ impl<'a> Llc<'a> {
     /// Bytes of LLC and SNAP.
     pub const SNAP_LEN: usize = 8;
 
-    /// Reads what an 802.3 length is followed by. Truncated if LLC, or an announced SNAP, is not
-    /// whole.
+    /// Reads the bytes behind an 802.3 length. [`Error::Truncated`] if LLC, or an announced SNAP,
+    /// is incomplete.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (&[dsap, ssap, control], rest) = head(bytes)?;

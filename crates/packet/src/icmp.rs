@@ -84,63 +84,65 @@ pub struct Icmp<'a> {
 }
 
 impl<'a> Icmp<'a> {
-    /// Fails only on fewer than [`LEN`] bytes.
+    /// Reads a message. Fails only on fewer than [`LEN`] bytes, with [`Error::Truncated`].
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (header, body) = head(bytes)?;
         Ok(Icmp { header, body })
     }
 
-    /// Type ([`v4`], [`v6`]).
+    /// Returns the type ([`v4`], [`v6`]).
     #[inline]
     pub const fn kind(&self) -> u8 {
         self.header[0]
     }
 
-    /// Code, its meaning depends on the type.
+    /// Returns the code, whose meaning depends on the type.
     #[inline]
     pub const fn code(&self) -> u8 {
         self.header[1]
     }
 
-    /// Checksum as it stands.
+    /// Returns the checksum as it stands, in host order.
     #[inline]
     pub const fn checksum(&self) -> u16 {
         u16::from_be_bytes([self.header[2], self.header[3]])
     }
 
-    /// The four bytes behind the checksum: MTU, pointer, flags.
+    /// Returns the four bytes behind the checksum, in host order: MTU, pointer, flags.
     #[inline]
     pub const fn rest_of_header(&self) -> u32 {
         u32::from_be_bytes([self.header[4], self.header[5], self.header[6], self.header[7]])
     }
 
-    /// Identifier of an echo.
+    /// Returns the identifier of an echo, in host order.
     #[inline]
     pub const fn echo_id(&self) -> u16 {
         u16::from_be_bytes([self.header[4], self.header[5]])
     }
 
-    /// Sequence number of an echo.
+    /// Returns the sequence number of an echo, in host order.
     #[inline]
     pub const fn echo_sequence(&self) -> u16 {
         u16::from_be_bytes([self.header[6], self.header[7]])
     }
 
-    /// Everything behind the first eight bytes: echo data, or the quoted packet.
+    /// Returns everything behind the first eight bytes: echo data, or the quoted packet.
     #[inline]
     pub const fn body(&self) -> &'a [u8] {
         self.body
     }
 
-    /// Target address of a neighbour solicitation, advertisement or redirect.
+    /// Returns the target address of a neighbour solicitation, advertisement or redirect. Fails
+    /// with [`Error::Truncated`] if it is incomplete.
     #[inline]
     pub fn target(&self) -> Result<Ipv6Addr, Error> {
         head::<16>(self.body).map(|(target, _)| Ipv6Addr::from(*target))
     }
 
-    /// Neighbour discovery options, which start `skip` bytes behind the first eight: 0 in a router
-    /// solicitation, 16 in neighbour messages, 8 in a router advertisement, 32 in a redirect.
+    /// Returns the neighbour discovery options, which start `skip` bytes behind the first eight: 0
+    /// in a router solicitation, 16 in neighbour messages, 8 in a router advertisement, 32 in a
+    /// redirect.
     #[inline]
     pub fn options(&self, skip: usize) -> NdOptions<'a> {
         NdOptions(self.body.get(skip..).unwrap_or_default())
@@ -158,8 +160,8 @@ impl<'a> NdOptions<'a> {
         NdOptions(bytes)
     }
 
-    /// The next option, None at the end. Malformed: length 0 (RFC 4861, 4.6). Truncated: it is not
-    /// whole.
+    /// Returns the next option, `None` at the end. [`Error::Malformed`] for length 0 (RFC 4861,
+    /// 4.6); [`Error::Truncated`] if it is incomplete.
     #[inline]
     pub fn take_next(&mut self) -> Result<Option<(u8, &'a [u8])>, Error> {
         let (kind, len) = match *self.0 {
@@ -174,7 +176,7 @@ impl<'a> NdOptions<'a> {
     }
 }
 
-/// The Ethernet address in a link-layer address option.
+/// Returns the Ethernet address in a link-layer address option, `None` if it is too short.
 #[inline]
 pub fn link_address(option: &[u8]) -> Option<Mac> {
     option.first_chunk().map(|mac| Mac(*mac))

@@ -9,13 +9,13 @@ use crate::{Error, Mac, build, checksum::Sum, head, protocol};
 pub const LEN: usize = 8;
 /// Type of a question for the members of groups.
 pub const QUERY: u8 = 0x11;
-/// I am a member, version 1.
+/// Type of "I am a member", version 1.
 pub const REPORT_V1: u8 = 0x12;
-/// I am a member, version 2.
+/// Type of "I am a member", version 2.
 pub const REPORT: u8 = 0x16;
-/// I am not any more.
+/// Type of "I am not a member any more".
 pub const LEAVE: u8 = 0x17;
-/// I am a member, version 3: of groups that the body lists.
+/// Type of "I am a member", version 3: of groups that the body lists.
 pub const REPORT_V3: u8 = 0x22;
 /// Destination of general queries: every station.
 pub const ALL_SYSTEMS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
@@ -34,17 +34,17 @@ pub struct Igmp<'a> {
 /// Contents of a query.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Query {
-    /// 1, 2 or 3.
+    /// Version: 1, 2 or 3.
     pub version: u8,
-    /// The group that is asked for; `None`: all.
+    /// Group that is asked for; `None`: all.
     pub group: Option<Ipv4Addr>,
-    /// Answers are wanted within so many milliseconds.
+    /// Time within which answers are wanted, in milliseconds.
     pub max_response: u32,
 }
 
 impl<'a> Igmp<'a> {
-    /// Reads an IP payload. Truncated below [`LEN`] bytes; malformed if it is a query of 9 to 11
-    /// bytes, which no version has.
+    /// Reads an IP payload. [`Error::Truncated`] below [`LEN`] bytes; [`Error::Malformed`] if it is
+    /// a query of 9 to 11 bytes, which no version has.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (header, rest) = head::<LEN>(bytes)?;
@@ -55,13 +55,13 @@ impl<'a> Igmp<'a> {
         }
     }
 
-    /// [`QUERY`], [`REPORT`], [`LEAVE`], or another.
+    /// Returns the type: [`QUERY`], [`REPORT`], [`LEAVE`], or another.
     #[inline]
     pub const fn kind(&self) -> u8 {
         self.header[0]
     }
 
-    /// The group it is about; 0.0.0.0 in a general query. Without meaning in [`REPORT_V3`].
+    /// Returns the group it is about; 0.0.0.0 in a general query. Without meaning in [`REPORT_V3`].
     #[inline]
     pub const fn group(&self) -> Ipv4Addr {
         let h = self.header;
@@ -94,7 +94,8 @@ impl<'a> Igmp<'a> {
     }
 }
 
-/// A message of eight bytes, checksum included.
+/// Returns a message of eight bytes, checksum included. `max_response_tenths` is in tenths of a
+/// second.
 pub fn message(kind: u8, max_response_tenths: u8, group: Ipv4Addr) -> [u8; LEN] {
     let [a, b, c, d] = group.octets();
     let [high, low] =
@@ -102,12 +103,12 @@ pub fn message(kind: u8, max_response_tenths: u8, group: Ipv4Addr) -> [u8; LEN] 
     [kind, max_response_tenths, high, low, a, b, c, d]
 }
 
-/// The whole frame that says "I am a member of `group`" to that group (RFC 2236, 3).
+/// Returns the frame that says "I am a member of `group`" to that group (RFC 2236, 3).
 pub fn report(mac: Mac, source: Ipv4Addr, group: Ipv4Addr) -> Vec<u8> {
     frame(mac, source, group, (REPORT, group))
 }
 
-/// The whole frame that says "I am not a member of `group` any more" to all routers. Its
+/// Returns the frame that says "I am not a member of `group` any more" to all routers. Its
 /// destination MAC address stays that of the group, as the original Butterfly has it: a switch that
 /// snoops sees it either way.
 pub fn leave(mac: Mac, source: Ipv4Addr, group: Ipv4Addr) -> Vec<u8> {

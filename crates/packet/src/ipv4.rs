@@ -11,7 +11,18 @@ pub const MAX_LEN: usize = 60;
 /// Offset of the header checksum, in bytes from the first byte of the header.
 pub const CHECKSUM_OFFSET: usize = 10;
 
-/// An IPv4 header and what it says belongs to it.
+/// An IPv4 header and the bytes that it says belong to it.
+///
+/// ```
+/// use butterfly_packet::{Mac, build, ethernet::Ethernet, ipv4::Ipv4, protocol};
+/// let frame = build::ethernet(Mac::ZERO, Mac::ZERO)
+///     .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+///     .ping(7, 1, b"hi");
+/// let ip = Ipv4::parse(Ethernet::parse(&frame)?.payload())?;
+/// assert_eq!((ip.protocol(), ip.ttl(), ip.total_len()), (protocol::ICMP, 64, 20 + 8 + 2));
+/// assert!(ip.checksum_is_valid() && !ip.is_fragment());
+/// # Ok::<(), butterfly_packet::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Ipv4<'a> {
     fixed: &'a [u8; MIN_LEN],
@@ -23,9 +34,9 @@ impl<'a> Ipv4<'a> {
     /// Reads a header; `bytes` may be longer than the packet (padding) or shorter (only headers
     /// were gathered).
     ///
-    /// Malformed: version other than 4, header length below 20, total length below the header's.
-    /// Truncated: the header is not whole. Whether the total length fits is not looked at: see
-    /// [`Self::payload`] and [`Self::total_len`].
+    /// [`Error::Malformed`]: version other than 4, header length below 20, total length below the
+    /// header's. [`Error::Truncated`]: the header is incomplete. The total length is not compared
+    /// with the bytes: see [`Self::payload`] and [`Self::total_len`].
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (fixed, _) = head::<MIN_LEN>(bytes)?;
@@ -37,43 +48,44 @@ impl<'a> Ipv4<'a> {
         if bytes.len() < header_len { Err(Error::Truncated) } else { Ok(packet) }
     }
 
-    /// Bytes of the header with options, 20 to 60.
+    /// Returns the bytes of the header with options, 20 to 60.
     #[inline]
     pub const fn header_len(&self) -> usize {
         self.header_len
     }
 
-    /// The header with options.
+    /// Returns the header with options.
     #[inline]
     pub fn header(&self) -> &'a [u8] {
         self.bytes.get(..self.header_len).unwrap_or_default()
     }
 
-    /// Options, padding included.
+    /// Returns the options, padding included.
     #[inline]
     pub fn options(&self) -> &'a [u8] {
         self.bytes.get(MIN_LEN..self.header_len).unwrap_or_default()
     }
 
-    /// Bytes of header and payload, as the sender says; at least [`Self::header_len`].
+    /// Returns the bytes of header and payload, as the sender says; at least [`Self::header_len`].
     #[inline]
     pub const fn total_len(&self) -> usize {
         u16::from_be_bytes([self.fixed[2], self.fixed[3]]) as usize
     }
 
-    /// The payload as far as the total length says. Truncated if the bytes end before.
+    /// Returns the payload as far as the total length says. [`Error::Truncated`] if the bytes end
+    /// before.
     #[inline]
     pub fn payload(&self) -> Result<&'a [u8], Error> {
         cut(self.bytes, self.header_len, self.total_len()).map(|(_, payload)| payload)
     }
 
-    /// Type of service: DSCP and ECN.
+    /// Returns the type of service: DSCP and ECN.
     #[inline]
     pub const fn tos(&self) -> u8 {
         self.fixed[1]
     }
 
-    /// Identification of a datagram's fragments.
+    /// Returns the identification of a datagram's fragments, in host order.
     #[inline]
     pub const fn identification(&self) -> u16 {
         u16::from_be_bytes([self.fixed[4], self.fixed[5]])
@@ -96,7 +108,7 @@ impl<'a> Ipv4<'a> {
         self.flags_and_offset() & 0x2000 != 0
     }
 
-    /// Position of this fragment in the datagram, in bytes.
+    /// Returns the position of this fragment in the datagram, in bytes.
     #[inline]
     pub const fn fragment_offset(&self) -> usize {
         (self.flags_and_offset() & 0x1fff) as usize * 8
@@ -108,19 +120,19 @@ impl<'a> Ipv4<'a> {
         self.flags_and_offset() & 0x3fff != 0
     }
 
-    /// Time to live.
+    /// Returns the time to live, in hops.
     #[inline]
     pub const fn ttl(&self) -> u8 {
         self.fixed[8]
     }
 
-    /// Protocol of the payload ([`crate::protocol`]).
+    /// Returns the protocol of the payload ([`crate::protocol`]).
     #[inline]
     pub const fn protocol(&self) -> u8 {
         self.fixed[9]
     }
 
-    /// Header checksum as it stands.
+    /// Returns the header checksum as it stands, in host order.
     #[inline]
     pub const fn checksum(&self) -> u16 {
         u16::from_be_bytes([self.fixed[10], self.fixed[11]])
@@ -132,14 +144,14 @@ impl<'a> Ipv4<'a> {
         Sum::of(self.header()).is_valid()
     }
 
-    /// Source address.
+    /// Returns the source address.
     #[inline]
     pub const fn source(&self) -> Ipv4Addr {
         let h = self.fixed;
         Ipv4Addr::new(h[12], h[13], h[14], h[15])
     }
 
-    /// Destination address.
+    /// Returns the destination address.
     #[inline]
     pub const fn destination(&self) -> Ipv4Addr {
         let h = self.fixed;

@@ -13,14 +13,26 @@ pub const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 /// Every router on the link.
 pub const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 
-/// The group in which the owner of an address listens for neighbour solicitations: ff02::1:ff00:0
-/// and its low 24 bits (RFC 4291, 2.7.1).
+/// Returns the group in which the owner of an address listens for neighbour solicitations:
+/// ff02::1:ff00:0 and its low 24 bits (RFC 4291, 2.7.1).
 #[inline]
 pub const fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     Ipv6Addr::from_bits(0xff02 << 112 | 0x01_ff00_0000 | address.to_bits() & 0xff_ffff)
 }
 
 /// An IPv6 header and what follows it.
+///
+/// ```
+/// use butterfly_packet::{Mac, build, ethernet::Ethernet, ipv6::Ipv6, protocol};
+/// let frame = build::ethernet(Mac::ZERO, Mac::ZERO)
+///     .ipv6([0xfd00, 0, 0, 0, 0, 0, 0, 1], [0xfd00, 0, 0, 0, 0, 0, 0, 2])
+///     .extension(protocol::DESTINATION_OPTIONS, &[])
+///     .udp(4000, 53, b"?");
+/// let ip = Ipv6::parse(Ethernet::parse(&frame)?.payload())?;
+/// let upper = ip.upper_layer()?;
+/// assert_eq!((upper.protocol, upper.offset), (protocol::UDP, 40 + 8));
+/// # Ok::<(), butterfly_packet::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Ipv6<'a> {
     fixed: &'a [u8; LEN],
@@ -29,26 +41,27 @@ pub struct Ipv6<'a> {
 
 impl<'a> Ipv6<'a> {
     /// Reads a header; `bytes` may be longer than the packet (padding) or shorter (only headers
-    /// were gathered). Malformed: version other than 6.
+    /// were gathered). [`Error::Malformed`]: version other than 6. [`Error::Truncated`]: fewer than
+    /// [`LEN`] bytes.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (fixed, _) = head::<LEN>(bytes)?;
         if fixed[0] >> 4 == 6 { Ok(Ipv6 { fixed, bytes }) } else { Err(Error::Malformed) }
     }
 
-    /// Traffic class: DSCP and ECN.
+    /// Returns the traffic class: DSCP and ECN.
     #[inline]
     pub const fn traffic_class(&self) -> u8 {
         self.fixed[0] << 4 | self.fixed[1] >> 4
     }
 
-    /// Flow label, 20 bits.
+    /// Returns the flow label, 20 bits, in host order.
     #[inline]
     pub const fn flow_label(&self) -> u32 {
         u32::from_be_bytes([0, self.fixed[1] & 0xf, self.fixed[2], self.fixed[3]])
     }
 
-    /// Bytes behind the fixed header, extension headers included, as the sender says.
+    /// Returns the bytes behind the fixed header, extension headers included, as the sender says.
     #[inline]
     pub const fn payload_len(&self) -> usize {
         u16::from_be_bytes([self.fixed[4], self.fixed[5]]) as usize
@@ -61,31 +74,31 @@ impl<'a> Ipv6<'a> {
         cut(self.bytes, LEN, LEN + self.payload_len()).map(|(_, payload)| payload)
     }
 
-    /// Type of the header that follows ([`protocol`]).
+    /// Returns the type of the header that follows ([`protocol`]).
     #[inline]
     pub const fn next_header(&self) -> u8 {
         self.fixed[6]
     }
 
-    /// Hop limit.
+    /// Returns the hop limit.
     #[inline]
     pub const fn hop_limit(&self) -> u8 {
         self.fixed[7]
     }
 
-    /// Source address.
+    /// Returns the source address.
     #[inline]
     pub fn source(&self) -> Ipv6Addr {
         address(self.fixed.first_chunk::<24>().and_then(|head| head.last_chunk()))
     }
 
-    /// Destination address.
+    /// Returns the destination address.
     #[inline]
     pub fn destination(&self) -> Ipv6Addr {
         address(self.fixed.last_chunk())
     }
 
-    /// The extension headers, in order.
+    /// Returns the extension headers, in order.
     #[inline]
     pub fn extensions(&self) -> Extensions<'a> {
         let end = self.bytes.len().min(LEN + self.payload_len());
@@ -93,7 +106,7 @@ impl<'a> Ipv6<'a> {
         Extensions { next: self.next_header(), rest, offset: LEN, first: true }
     }
 
-    /// Walks all extension headers to the upper layer.
+    /// Walks all extension headers to the upper layer. Fails as [`Extensions::take_next`] does.
     #[inline]
     pub fn upper_layer(&self) -> Result<UpperLayer, Error> {
         let mut walk = self.extensions();
@@ -120,12 +133,12 @@ fn address(bytes: Option<&[u8; 16]>) -> Ipv6Addr {
 /// End of the extension headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UpperLayer {
-    /// Protocol of the payload; of a fragment that is not the first, what the fragment header
-    /// says.
+    /// Protocol of the payload. For a fragment that is not the first, the protocol in the fragment
+    /// header.
     pub protocol: u8,
     /// Offset of its first byte from the first byte of the IPv6 header, in bytes.
     pub offset: usize,
-    /// The (last) fragment header met.
+    /// Last fragment header met.
     pub fragment: Option<Fragment>,
 }
 
@@ -133,12 +146,12 @@ pub struct UpperLayer {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fragment {
     offset_and_more: u16,
-    /// Identification of the packet's fragments.
+    /// Identification of the packet's fragments, in host order.
     pub identification: u32,
 }
 
 impl Fragment {
-    /// Reads the 8 bytes of a fragment header.
+    /// Reads the 8 bytes of a fragment header. [`Error::Truncated`] if there are fewer.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Fragment, Error> {
         let (&[_, _, a, b, c, d, e, f], _) = head::<FRAGMENT_LEN>(bytes)?;
@@ -148,7 +161,7 @@ impl Fragment {
         })
     }
 
-    /// Position in the packet, in bytes.
+    /// Returns the position in the packet, in bytes.
     #[inline]
     pub const fn offset(self) -> usize {
         (self.offset_and_more & 0xfff8) as usize
@@ -170,7 +183,7 @@ impl Fragment {
 /// One extension header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extension<'a> {
-    /// Which one ([`protocol`]).
+    /// Kind of the header ([`protocol`]).
     pub kind: u8,
     /// Offset of its first byte from the first byte of the IPv6 header, in bytes.
     pub offset: usize,
@@ -192,10 +205,10 @@ pub struct Extensions<'a> {
 }
 
 impl<'a> Extensions<'a> {
-    /// The next extension header, or None at the upper layer.
+    /// Returns the next extension header, or `None` at the upper layer.
     ///
-    /// Truncated: the header is not whole. Malformed: hop-by-hop options anywhere but first (RFC
-    /// 8200, 4.1).
+    /// [`Error::Truncated`]: the header is incomplete. [`Error::Malformed`]: hop-by-hop options
+    /// anywhere but first (RFC 8200, 4.1).
     #[inline]
     pub fn take_next(&mut self) -> Result<Option<Extension<'a>>, Error> {
         let kind = self.next;
@@ -215,7 +228,8 @@ impl<'a> Extensions<'a> {
         Ok(Some(extension))
     }
 
-    /// The type in force: of the next extension header, or of the upper layer when all were taken.
+    /// Returns the type in force: of the next extension header, or of the upper layer when all were
+    /// taken.
     #[inline]
     pub const fn next_header(&self) -> u8 {
         self.next

@@ -75,13 +75,13 @@ pub mod protocol {
     pub const SCTP: u8 = 132;
 }
 
-/// The big-endian 16-bit number at `at`, if it is there.
+/// Returns the big-endian 16-bit number at `at`, in host order, if it is there.
 #[inline]
 pub fn be16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// The big-endian 32-bit number at `at`, if it is there.
+/// Returns the big-endian 32-bit number at `at`, in host order, if it is there.
 #[inline]
 pub fn be32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))

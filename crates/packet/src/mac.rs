@@ -7,6 +7,15 @@ use std::{
 };
 
 /// A 48-bit MAC address, bytes in transmission order.
+///
+/// ```
+/// use butterfly_packet::Mac;
+/// let mac: Mac = "02:00:00:00:AB:01".parse()?;
+/// assert_eq!(mac, Mac([2, 0, 0, 0, 0xab, 1]));
+/// assert_eq!((mac.to_string(), mac.is_group()), ("02:00:00:00:ab:01".to_owned(), false));
+/// assert!("02:00:00:00:ab".parse::<Mac>().is_err());
+/// # Ok::<(), butterfly_packet::mac::BadMac>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Mac(pub [u8; 6]);
 
@@ -35,21 +44,21 @@ impl Mac {
         u64::from_be_bytes([0, 0, a, b, c, d, e, f])
     }
 
-    /// The link address of an IPv4 group: 01:00:5e and its low 23 bits (RFC 1112, 6.4).
+    /// Returns the link address of an IPv4 group: 01:00:5e and its low 23 bits (RFC 1112, 6.4).
     #[inline]
     pub const fn of_group_v4(group: Ipv4Addr) -> Mac {
         let [_, a, b, c] = group.octets();
         Mac([0x01, 0x00, 0x5e, a & 0x7f, b, c])
     }
 
-    /// The link address of an IPv6 group: 33:33 and its low 32 bits (RFC 2464, 7).
+    /// Returns the link address of an IPv6 group: 33:33 and its low 32 bits (RFC 2464, 7).
     #[inline]
     pub const fn of_group_v6(group: Ipv6Addr) -> Mac {
         let [.., a, b, c, d] = group.octets();
         Mac([0x33, 0x33, a, b, c, d])
     }
 
-    /// The link address of a group of either family.
+    /// Returns the link address of a group of either family.
     #[inline]
     pub const fn of_group(group: IpAddr) -> Mac {
         match group {
@@ -58,8 +67,8 @@ impl Mac {
         }
     }
 
-    /// The IPv6 link-local address that a station with this address gives itself (RFC 2464, 5; RFC
-    /// 4291, appendix A).
+    /// Returns the IPv6 link-local address that a station with this address gives itself (RFC 2464,
+    /// 5; RFC 4291, appendix A).
     #[inline]
     pub const fn link_local(self) -> Ipv6Addr {
         let [a, b, c, d, e, f] = self.0;
@@ -82,7 +91,7 @@ impl fmt::Debug for Mac {
     }
 }
 
-/// The text is not a MAC address.
+/// Error of reading a text that is not a MAC address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadMac;
 

@@ -23,18 +23,19 @@ pub struct Mld<'a> {
 /// Contents of a query.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Query {
-    /// 1 or 2.
+    /// Version: 1 or 2.
     pub version: u8,
-    /// The group that is asked for; `None`: all.
+    /// Group that is asked for; `None`: all.
     pub group: Option<Ipv6Addr>,
-    /// Answers are wanted within so many milliseconds.
+    /// Time within which answers are wanted, in milliseconds.
     pub max_response: u32,
 }
 
 impl<'a> Mld<'a> {
-    /// Reads an ICMPv6 message. Truncated below [`LEN`] bytes; malformed: no query, report or done,
-    /// or a query of 25 to 27 bytes, which no version has (RFC 3810, 8.1). The checksum is
-    /// ICMPv6's, and not looked at.
+    /// Reads an ICMPv6 message. The checksum is ICMPv6's, and not looked at.
+    ///
+    /// [`Error::Truncated`] below [`LEN`] bytes. [`Error::Malformed`]: no query, report or done, or
+    /// a query of 25 to 27 bytes, which no version has (RFC 3810, 8.1).
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (header, rest) = head::<LEN>(bytes)?;
@@ -47,13 +48,13 @@ impl<'a> Mld<'a> {
         }
     }
 
-    /// The ICMPv6 type: query, report or done.
+    /// Returns the ICMPv6 type: query, report or done.
     #[inline]
     pub const fn kind(&self) -> u8 {
         self.header[0]
     }
 
-    /// The group it is about; `::` in a general query.
+    /// Returns the group it is about; `::` in a general query.
     #[inline]
     pub fn group(&self) -> Ipv6Addr {
         self.header
@@ -94,12 +95,12 @@ pub fn has_router_alert(header: &[u8]) -> bool {
     }
 }
 
-/// The whole frame that says "I listen to `group`" to that group (RFC 2710, 4).
+/// Returns the frame that says "I listen to `group`" to that group (RFC 2710, 4).
 pub fn report(mac: Mac, group: Ipv6Addr) -> Vec<u8> {
     frame(mac, group, v6::LISTENER_REPORT, group)
 }
 
-/// The whole frame that says "I listen to `group` no more" to all routers.
+/// Returns the frame that says "I listen to `group` no more" to all routers.
 pub fn done(mac: Mac, group: Ipv6Addr) -> Vec<u8> {
     frame(mac, ipv6::ALL_ROUTERS, v6::LISTENER_DONE, group)
 }

@@ -28,38 +28,38 @@ pub struct Sctp<'a> {
 }
 
 impl<'a> Sctp<'a> {
-    /// Fails only on fewer than [`LEN`] bytes.
+    /// Reads a header. Fails only on fewer than [`LEN`] bytes, with [`Error::Truncated`].
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (header, chunks) = head(bytes)?;
         Ok(Sctp { header, chunks })
     }
 
-    /// Source port.
+    /// Returns the source port, in host order.
     #[inline]
     pub const fn source_port(&self) -> u16 {
         u16::from_be_bytes([self.header[0], self.header[1]])
     }
 
-    /// Destination port.
+    /// Returns the destination port, in host order.
     #[inline]
     pub const fn destination_port(&self) -> u16 {
         u16::from_be_bytes([self.header[2], self.header[3]])
     }
 
-    /// Verification tag; 0 with an INIT chunk.
+    /// Returns the verification tag, in host order; 0 with an INIT chunk.
     #[inline]
     pub const fn verification_tag(&self) -> u32 {
         u32::from_be_bytes([self.header[4], self.header[5], self.header[6], self.header[7]])
     }
 
-    /// Type of the first chunk, if there is one.
+    /// Returns the type of the first chunk, if there is one.
     #[inline]
     pub fn first_chunk_type(&self) -> Option<u8> {
         self.chunks.first_chunk::<4>().map(|chunk| chunk[0])
     }
 
-    /// The chunks.
+    /// Returns the chunks.
     #[inline]
     pub const fn chunks(&self) -> &'a [u8] {
         self.chunks

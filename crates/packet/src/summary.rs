@@ -20,6 +20,14 @@ use crate::{
 };
 
 /// A frame's summary: print it.
+///
+/// ```
+/// use butterfly_packet::{Mac, build, summary::Summary};
+/// let (a, b) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
+/// let frame = build::ethernet(a, b).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(4000, 53, b"?");
+/// let line = Summary::new(&frame, 43).to_string();
+/// assert!(line.contains("10.0.0.1:4000 > 10.0.0.2:53"), "{line}");
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Summary<'a> {
     head: &'a [u8],
@@ -27,7 +35,7 @@ pub struct Summary<'a> {
 }
 
 impl<'a> Summary<'a> {
-    /// Summarizes a frame of `len` bytes that begins with `head`.
+    /// Summarizes a frame of `len` bytes that begins with `head`. Any bytes have a summary.
     pub const fn new(head: &'a [u8], len: u32) -> Summary<'a> {
         Summary { head, len }
     }

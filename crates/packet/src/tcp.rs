@@ -9,24 +9,37 @@ pub const MAX_LEN: usize = 60;
 /// Offset of the checksum, in bytes from the first byte of the header.
 pub const CHECKSUM_OFFSET: usize = 16;
 
-/// No more data from the sender.
+/// Flag: no more data from the sender.
 pub const FIN: u8 = 0x01;
-/// Synchronise sequence numbers.
+/// Flag: synchronise sequence numbers.
 pub const SYN: u8 = 0x02;
-/// Reset the connection.
+/// Flag: reset the connection.
 pub const RST: u8 = 0x04;
-/// Push.
+/// Flag: push.
 pub const PSH: u8 = 0x08;
-/// The acknowledgement field is significant.
+/// Flag: the acknowledgement field is significant.
 pub const ACK: u8 = 0x10;
-/// The urgent pointer is significant.
+/// Flag: the urgent pointer is significant.
 pub const URG: u8 = 0x20;
-/// ECN echo.
+/// Flag: ECN echo.
 pub const ECE: u8 = 0x40;
-/// Congestion window reduced.
+/// Flag: congestion window reduced.
 pub const CWR: u8 = 0x80;
 
 /// A TCP header and what follows it.
+///
+/// ```
+/// use butterfly_packet::{Mac, build, ethernet::Ethernet, ipv4::Ipv4, tcp::{self, Tcp}};
+/// let open = build::Tcp { options: &[2, 4, 5, 180], ..build::Tcp::new(4000, 80, tcp::SYN) };
+/// let frame = build::ethernet(Mac::ZERO, Mac::ZERO)
+///     .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+///     .tcp(&open, b"");
+/// let ip = Ipv4::parse(Ethernet::parse(&frame)?.payload())?;
+/// let tcp = Tcp::parse(ip.payload()?)?;
+/// assert_eq!((tcp.destination_port(), tcp.flags(), tcp.header_len()), (80, tcp::SYN, 24));
+/// assert_eq!(tcp.options().next(), Some((tcp::Options::MSS, [5, 180].as_slice())));
+/// # Ok::<(), butterfly_packet::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Tcp<'a> {
     fixed: &'a [u8; MIN_LEN],
@@ -34,8 +47,8 @@ pub struct Tcp<'a> {
 }
 
 impl<'a> Tcp<'a> {
-    /// Malformed: data offset below 20 bytes. Truncated: the header, options included, is not
-    /// whole.
+    /// Reads a header. [`Error::Malformed`]: data offset below 20 bytes. [`Error::Truncated`]: the
+    /// header, options included, is incomplete.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (fixed, _) = head::<MIN_LEN>(bytes)?;
@@ -46,55 +59,55 @@ impl<'a> Tcp<'a> {
         if bytes.len() < segment.header_len() { Err(Error::Truncated) } else { Ok(segment) }
     }
 
-    /// Source port.
+    /// Returns the source port, in host order.
     #[inline]
     pub const fn source_port(&self) -> u16 {
         u16::from_be_bytes([self.fixed[0], self.fixed[1]])
     }
 
-    /// Destination port.
+    /// Returns the destination port, in host order.
     #[inline]
     pub const fn destination_port(&self) -> u16 {
         u16::from_be_bytes([self.fixed[2], self.fixed[3]])
     }
 
-    /// Sequence number of the first byte.
+    /// Returns the sequence number of the first byte, in host order.
     #[inline]
     pub const fn sequence(&self) -> u32 {
         u32::from_be_bytes([self.fixed[4], self.fixed[5], self.fixed[6], self.fixed[7]])
     }
 
-    /// Next sequence number expected from the other side.
+    /// Returns the next sequence number expected from the other side, in host order.
     #[inline]
     pub const fn acknowledgement(&self) -> u32 {
         u32::from_be_bytes([self.fixed[8], self.fixed[9], self.fixed[10], self.fixed[11]])
     }
 
-    /// Bytes of the header with options.
+    /// Returns the bytes of the header with options, 20 to 60.
     #[inline]
     pub const fn header_len(&self) -> usize {
         (self.fixed[12] >> 4) as usize * 4
     }
 
-    /// [`FIN`] to [`CWR`].
+    /// Returns the flags, [`FIN`] to [`CWR`].
     #[inline]
     pub const fn flags(&self) -> u8 {
         self.fixed[13]
     }
 
-    /// Window, not scaled.
+    /// Returns the window in bytes, not scaled.
     #[inline]
     pub const fn window(&self) -> u16 {
         u16::from_be_bytes([self.fixed[14], self.fixed[15]])
     }
 
-    /// Checksum as it stands.
+    /// Returns the checksum as it stands, in host order.
     #[inline]
     pub const fn checksum(&self) -> u16 {
         u16::from_be_bytes([self.fixed[16], self.fixed[17]])
     }
 
-    /// Options, padding included.
+    /// Returns the options, padding included.
     #[inline]
     pub fn options(&self) -> Options<'a> {
         Options(self.bytes.get(MIN_LEN..self.header_len()).unwrap_or_default())
@@ -120,7 +133,7 @@ impl<'a> Options<'a> {
     /// Window scale.
     pub const WINDOW_SCALE: u8 = 3;
 
-    /// The bytes not walked yet.
+    /// Returns the bytes not walked yet.
     pub const fn as_bytes(&self) -> &'a [u8] {
         self.0
     }

@@ -46,6 +46,16 @@ const TOS: u8 = 0xc0;
 /// - It is not well-formed.
 ///
 /// Also `None` if it or `out` is too short. Never allocates.
+///
+/// ```
+/// use butterfly_packet::{Mac, build, too_big::{MAX_LEN, too_big}};
+/// let (a, b) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
+/// let ip = build::ethernet(a, b).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
+/// let mut answer = [0; MAX_LEN];
+/// assert_eq!(too_big(&ip.clone().udp(1, 2, &[0; 1472]), 1400, &mut answer), None);
+/// let len = too_big(&ip.dont_fragment().udp(1, 2, &[0; 1472]), 1400, &mut answer);
+/// assert!(len.is_some_and(|len| len <= 576 + 14));
+/// ```
 pub fn too_big(head: &[u8], mtu: u32, out: &mut [u8]) -> Option<usize> {
     let frame = Ethernet::parse(head).ok()?;
     if frame.source().is_group() || frame.destination().is_group() {

@@ -15,39 +15,39 @@ pub struct Udp<'a> {
 }
 
 impl<'a> Udp<'a> {
-    /// Fails only on fewer than [`LEN`] bytes.
+    /// Reads a header. Fails only on fewer than [`LEN`] bytes, with [`Error::Truncated`].
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (header, _) = head(bytes)?;
         Ok(Udp { header, bytes })
     }
 
-    /// Source port.
+    /// Returns the source port, in host order.
     #[inline]
     pub const fn source_port(&self) -> u16 {
         u16::from_be_bytes([self.header[0], self.header[1]])
     }
 
-    /// Destination port.
+    /// Returns the destination port, in host order.
     #[inline]
     pub const fn destination_port(&self) -> u16 {
         u16::from_be_bytes([self.header[2], self.header[3]])
     }
 
-    /// Bytes of header and payload, as the sender says.
+    /// Returns the bytes of header and payload, as the sender says.
     #[inline]
     pub const fn length(&self) -> u16 {
         u16::from_be_bytes([self.header[4], self.header[5]])
     }
 
-    /// Checksum as it stands; 0 means none.
+    /// Returns the checksum as it stands, in host order; 0 means none.
     #[inline]
     pub const fn checksum(&self) -> u16 {
         u16::from_be_bytes([self.header[6], self.header[7]])
     }
 
-    /// The payload as far as the length says. Malformed if below the header's, truncated if the
-    /// bytes end before.
+    /// Returns the payload as far as the length says. [`Error::Malformed`] if that is below the
+    /// header's, [`Error::Truncated`] if the bytes end before.
     #[inline]
     pub fn payload(&self) -> Result<&'a [u8], Error> {
         cut(self.bytes, LEN, self.length().into()).map(|(_, payload)| payload)

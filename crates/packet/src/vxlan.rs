@@ -19,6 +19,15 @@ pub const MAX_VNI: u32 = (1 << 24) - 1;
 pub const GROUP6: Ipv6Addr = Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0);
 
 /// A VXLAN header and the frame that follows it.
+///
+/// ```
+/// use butterfly_packet::vxlan::{self, Vxlan};
+/// let mut payload = vxlan::header(42).to_vec();
+/// payload.extend([0; 60]);
+/// let vxlan = Vxlan::parse(&payload)?;
+/// assert_eq!((vxlan.vni(), vxlan.frame().len()), (42, 60));
+/// # Ok::<(), butterfly_packet::Error>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Vxlan<'a> {
     vni: u32,
@@ -26,8 +35,8 @@ pub struct Vxlan<'a> {
 }
 
 impl<'a> Vxlan<'a> {
-    /// Reads a UDP payload. Truncated below [`LEN`] bytes; malformed unless the flags are exactly
-    /// "the VNI is valid" and all reserved bits are zero.
+    /// Reads a UDP payload. [`Error::Truncated`] below [`LEN`] bytes; [`Error::Malformed`] unless
+    /// the flags are exactly "the VNI is valid" and all reserved bits are zero.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         match head::<LEN>(bytes)? {
@@ -38,36 +47,36 @@ impl<'a> Vxlan<'a> {
         }
     }
 
-    /// The network, 0 to [`MAX_VNI`].
+    /// Returns the network, 0 to [`MAX_VNI`], in host order.
     #[inline]
     pub const fn vni(&self) -> u32 {
         self.vni
     }
 
-    /// The inner Ethernet frame, of any length.
+    /// Returns the inner Ethernet frame, of any length.
     #[inline]
     pub const fn frame(&self) -> &'a [u8] {
         self.frame
     }
 }
 
-/// The header of a network. Bits of `vni` above [`MAX_VNI`] are lost.
+/// Returns the header of a network in network order. Bits of `vni` above [`MAX_VNI`] are lost.
 #[inline]
 pub const fn header(vni: u32) -> [u8; LEN] {
     let [_, a, b, c] = vni.to_be_bytes();
     [0x08, 0, 0, 0, a, b, c, 0]
 }
 
-/// The IPv4 group of a network: 230.a.b.c, a.b.c being its 24 bits. Bits above [`MAX_VNI`] are
-/// lost.
+/// Returns the IPv4 group of a network: 230.a.b.c, a.b.c being its 24 bits. Bits above [`MAX_VNI`]
+/// are lost.
 #[inline]
 pub const fn group_v4(vni: u32) -> Ipv4Addr {
     let [_, a, b, c] = vni.to_be_bytes();
     Ipv4Addr::new(230, a, b, c)
 }
 
-/// The IPv6 group of a network: `prefix` (usually [`GROUP6`]), its last four bytes replaced by the
-/// VNI in network order.
+/// Returns the IPv6 group of a network: `prefix` (usually [`GROUP6`]), its last four bytes replaced
+/// by the VNI in network order.
 #[inline]
 pub const fn group_v6(prefix: Ipv6Addr, vni: u32) -> Ipv6Addr {
     let prefix = prefix.to_bits() >> 32 << 32;
