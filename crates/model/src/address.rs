@@ -6,20 +6,29 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-/// A text that is no IP address.
+/// Error of reading a text that is no IP address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("\"{0}\" is not an IP address; write 192.0.2.1 or 2001:db8::1")]
 pub struct AddressError(pub String);
 
-/// An address in the forms `inet_pton` takes: dotted decimal without leading zeros, or IPv6 without
-/// a zone. IPv4 in the form of IPv6 (`::ffff:192.0.2.1`) is none: no packet carries it, and it must
-/// not be taken for the other family's.
+/// Reads an address in the forms `inet_pton` takes: dotted decimal without leading zeros, or IPv6
+/// without a zone.
+///
+/// Fails for anything else. IPv4 in the form of IPv6 (`::ffff:192.0.2.1`) is refused: no packet
+/// carries it, and it must not be taken for the other family's.
+///
+/// ```
+/// use butterfly_model::{canonical, parse_ip};
+/// assert_eq!(canonical(parse_ip("2001:DB8:0::1")?), "2001:db8::1");
+/// assert!(parse_ip("10.0.0.01").is_err() && parse_ip("::ffff:192.0.2.1").is_err());
+/// # Ok::<(), butterfly_model::AddressError>(())
+/// ```
 pub fn parse_ip(text: &str) -> Result<IpAddr, AddressError> {
     let mapped = |ip: &IpAddr| matches!(ip, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
     text.parse().ok().filter(|ip| !mapped(ip)).ok_or_else(|| AddressError(text.to_owned()))
 }
 
-/// The form `inet_ntop` gives `address`.
+/// Returns the form that `inet_ntop` gives `address`.
 pub fn canonical(address: IpAddr) -> String {
     match address {
         // The standard library writes addresses below 2^32 in hexadecimal, the C library those from
@@ -41,6 +50,14 @@ fn low_32_bits(address: Ipv6Addr) -> Ipv4Addr {
 ///
 /// Adding, removing and finding one takes a time that hardly depends on how many there are: groups
 /// have 100,000 members, and change one at a time.
+///
+/// ```
+/// use butterfly_model::IpSet;
+/// let mut set = IpSet::parse(["10.0.0.2", "fd00::1", "FD00::1"])?;
+/// assert!(set.insert("10.0.0.1".parse().unwrap()));
+/// assert_eq!(set.texts(), ["10.0.0.2", "fd00::1", "10.0.0.1"]);
+/// # Ok::<(), butterfly_model::AddressError>(())
+/// ```
 #[derive(Clone, Default)]
 pub struct IpSet {
     /// The addresses by their places, which only grow.
@@ -51,6 +68,7 @@ pub struct IpSet {
 
 impl IpSet {
     /// Reads `texts`; the second and later mention of an address, however written, is dropped.
+    /// Fails for the first text that is no address.
     pub fn parse<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Result<Self, AddressError> {
         texts.into_iter().map(|text| parse_ip(text.as_ref())).collect()
     }
@@ -86,12 +104,12 @@ impl IpSet {
         self.places.is_empty()
     }
 
-    /// The addresses in order.
+    /// Returns the addresses in order.
     pub fn addresses(&self) -> impl ExactSizeIterator<Item = IpAddr> {
         self.in_order.values().copied()
     }
 
-    /// The addresses in the form they are echoed.
+    /// Returns the addresses in the form they are echoed.
     pub fn texts(&self) -> Vec<String> {
         self.addresses().map(canonical).collect()
     }

@@ -7,6 +7,16 @@ use std::{fmt, net::IpAddr};
 ///
 /// Bits of the address beyond the length are kept, because the declared text is part of a rule's
 /// identity; they mean nothing else: see [`Cidr::network`].
+///
+/// ```
+/// use butterfly_model::Cidr;
+/// let block = Cidr::new("10.0.0.7", 24)?;
+/// assert_eq!(block.to_string(), "10.0.0.7/24");
+/// assert_eq!(block.network().to_string(), "10.0.0.0");
+/// assert!(block.contains("10.0.0.255".parse().unwrap()));
+/// assert!(Cidr::new("10.0.0.0", 33).is_err());
+/// # Ok::<(), butterfly_model::CidrError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr {
     address: IpAddr,
@@ -30,7 +40,8 @@ pub enum CidrError {
 }
 
 impl Cidr {
-    /// Makes a block of the text of an address and a number of bits.
+    /// Makes a block of the text of an address and a number of bits: 0 to 32, or 0 to 128 for IPv6.
+    /// Fails for a text that is no address, and for more bits.
     pub fn new(address: &str, mask_size: u32) -> Result<Self, CidrError> {
         let address = parse_ip(address)?;
         match u8::try_from(mask_size) {
@@ -44,12 +55,12 @@ impl Cidr {
         self.address
     }
 
-    /// Bits of the network part.
+    /// Returns the bits of the network part.
     pub fn mask_size(&self) -> u8 {
         self.mask_size
     }
 
-    /// The first address of the block.
+    /// Returns the first address of the block.
     pub fn network(&self) -> IpAddr {
         let host_bits = width(self.address) - u32::from(self.mask_size);
         match self.address {

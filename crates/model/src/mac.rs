@@ -4,13 +4,21 @@ use std::fmt;
 
 /// The Ethernet address of a vnic: the octets, and the text it was declared with, which is echoed
 /// unchanged.
+///
+/// ```
+/// use butterfly_model::Mac;
+/// let mac = Mac::parse("02:00:00:00:AB:01")?;
+/// assert_eq!((mac.octets(), mac.text()), ([2, 0, 0, 0, 0xab, 1], "02:00:00:00:AB:01"));
+/// assert_eq!(mac.no_station(), None);
+/// # Ok::<(), butterfly_model::MacError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mac {
     octets: [u8; 6],
     text: Box<str>,
 }
 
-/// A text that is no address of a vnic.
+/// Error of reading a text that is no address of a vnic.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MacError {
     /// A text that does not have the form.
@@ -21,7 +29,7 @@ pub enum MacError {
 }
 
 impl Mac {
-    /// Reads `xx:xx:xx:xx:xx:xx`, in either case.
+    /// Reads `xx:xx:xx:xx:xx:xx`, in either case. Fails for any other form.
     pub fn parse(text: &str) -> Result<Self, MacError> {
         let octets = octets(text).ok_or_else(|| MacError::Form(text.to_owned()))?;
         Ok(Self { octets, text: text.into() })

@@ -9,10 +9,17 @@ use std::{
 const NAMED: &str = "/run/netns";
 
 /// A network namespace, by its name or by a file that stands for it. It need not exist.
+///
+/// ```
+/// use butterfly_model::Netns;
+/// assert_eq!(Netns::new("blue")?.path().to_str(), Some("/run/netns/blue"));
+/// assert!(Netns::new("proc/1/ns/net").is_err());
+/// # Ok::<(), butterfly_model::NetnsError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Netns(Box<str>);
 
-/// A text that is neither.
+/// Error of a text that is neither.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "network namespace {text:?} is refused: {reason}; it is a name as `ip netns` lists them, or a path that starts with a /"
@@ -23,7 +30,8 @@ pub struct NetnsError {
 }
 
 impl Netns {
-    /// A name, or an absolute path.
+    /// Checks a name, or an absolute path. Fails for an empty text, a control character, a `/` in a
+    /// name, and for `.` and `..`.
     pub fn new(text: &str) -> Result<Self, NetnsError> {
         let reason = if text.is_empty() {
             "it is empty"
@@ -41,7 +49,7 @@ impl Netns {
         Err(NetnsError { text: text.to_owned(), reason })
     }
 
-    /// The file that stands for it.
+    /// Returns the file that stands for it.
     pub fn path(&self) -> PathBuf {
         // An absolute path replaces what is before it.
         Path::new(NAMED).join(&*self.0)

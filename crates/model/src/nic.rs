@@ -11,7 +11,7 @@ use crate::{
 };
 use std::{net::IpAddr, path::Path};
 
-/// Which end of a vhost-user socket Butterfly is.
+/// Butterfly's end of a vhost-user socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Butterfly listens, the virtual machine's process connects.
@@ -40,8 +40,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// A vhost-user vnic called `id`. Only a client may have a `path` of its own, for a server it
-    /// means nothing.
+    /// Makes a vhost-user vnic called `id`. Only a client may have a `path` of its own, for a
+    /// server it means nothing. Fails if no Unix socket can have the path.
     pub fn vhost_user(
         role: Role,
         id: &NicId,
@@ -55,7 +55,7 @@ impl Kind {
         Ok(Self::VhostUser { role, socket })
     }
 
-    /// The socket, if it has one.
+    /// Returns the socket, if it has one.
     pub fn socket(&self) -> Option<&SocketPath> {
         match self {
             Self::VhostUser { socket, .. } => Some(socket),
@@ -71,7 +71,7 @@ pub enum Bench {
     IcmpSender {
         /// Address to which it sends.
         ip: IpAddr,
-        /// Behind which address.
+        /// Address from which it sends.
         mac: Mac,
     },
     /// Sends back what it gets.
@@ -91,14 +91,14 @@ pub struct Nic {
     pub ips: IpSet,
     /// Groups whose rules it obeys.
     pub security_groups: GroupNames,
-    /// ARP is held to `mac` and `ips`.
+    /// True if its ARP is held to `mac` and `ips`.
     pub ip_anti_spoof: bool,
-    /// Neither filtered nor held to its addresses.
+    /// True if it is neither filtered nor held to its addresses.
     pub bypass_filtering: bool,
     /// True if it passes on packets of others, which may be from addresses of filtered vnics. Means
     /// something if it bypasses filtering.
     pub forwards: bool,
-    /// Its addresses are those of vnics of other hosts, too.
+    /// True if its addresses are those of vnics of other hosts, too.
     pub shared_ip: bool,
     /// True if it may send router advertisements and redirects, if a rule names their protocol.
     pub router: bool,
@@ -107,11 +107,11 @@ pub struct Nic {
     pub sniff_target: Option<String>,
     /// The other side of the vnic.
     pub kind: Kind,
-    /// All its frames are written to a file.
+    /// True if all its frames are written to a file.
     pub packet_trace: bool,
     /// Path of that file, if it was named.
     pub packet_trace_path: Option<String>,
-    /// Which of them, and how.
+    /// Choice of these frames, and the form of the file.
     pub trace_options: TraceOptions,
 }
 
@@ -128,7 +128,7 @@ pub struct TraceOptions {
     pub file_count: Option<u32>,
 }
 
-/// A partial change of a vnic: what is absent stays.
+/// A partial change of a vnic: absent values stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)] // As in `Nic`.
 pub struct NicUpdate {
@@ -144,7 +144,7 @@ pub struct NicUpdate {
 }
 
 impl Nic {
-    /// The vnic after `update`.
+    /// Returns the vnic after `update`.
     pub fn updated(&self, update: NicUpdate) -> Self {
         Self {
             ip_anti_spoof: update.ip_anti_spoof.unwrap_or(self.ip_anti_spoof),

@@ -4,10 +4,17 @@ use std::{borrow::Borrow, fmt};
 
 /// The name of a vnic. It becomes part of a file name and of lines that programs read, so some
 /// characters are refused.
+///
+/// ```
+/// use butterfly_model::NicId;
+/// assert_eq!(NicId::new("vm-1.eth0")?.as_str(), "vm-1.eth0");
+/// assert!(NicId::new("a/b").is_err());
+/// # Ok::<(), butterfly_model::NicIdError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NicId(Box<str>);
 
-/// A text that cannot name a vnic.
+/// Error of a text that cannot name a vnic.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("nic id {id:?} is refused: {reason}")]
 pub struct NicIdError {
@@ -16,7 +23,8 @@ pub struct NicIdError {
 }
 
 impl NicId {
-    /// Any text that is not empty and has no `/` and no control character in it.
+    /// Checks a name: any text that is not empty and has no `/` and no control character in it.
+    /// Fails for others.
     pub fn new(id: &str) -> Result<Self, NicIdError> {
         let reason = if id.is_empty() {
             "it is empty"
@@ -36,7 +44,7 @@ impl NicId {
     }
 }
 
-/// Ids order and compare as their texts do: byte by byte.
+/// Orders and compares ids as their texts: byte by byte.
 impl Borrow<str> for NicId {
     fn borrow(&self) -> &str {
         &self.0

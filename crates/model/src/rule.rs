@@ -3,28 +3,28 @@
 use crate::{cidr::Cidr, hash::libstdcxx_hash, security_group::GroupName};
 use std::{fmt, ops::RangeInclusive};
 
-/// Which frames a rule is about.
+/// Direction of the frames that a rule is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Those towards the virtual machine.
+    /// Frames towards the VM.
     Inbound,
-    /// Those from it.
+    /// Frames from it.
     Outbound,
 }
 
 /// The IP protocol of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// Every one.
+    /// Every protocol.
     Any,
-    /// The one with this number in the registry of IANA.
+    /// The protocol with this number in the registry of IANA.
     Number(u8),
 }
 
 impl Protocol {
-    /// RFC 9293.
+    /// TCP (RFC 9293).
     pub const TCP: Self = Self::Number(6);
-    /// RFC 768.
+    /// UDP (RFC 768).
     pub const UDP: Self = Self::Number(17);
 
     fn number(self) -> i32 {
@@ -71,6 +71,16 @@ pub enum RuleError {
 ///
 /// Two rules are the same if their [identities](Rule::identity) are, and rules are listed in the
 /// order of those.
+///
+/// ```
+/// use butterfly_model::{Cidr, Direction, Rule, RuleError};
+/// let block = Cidr::new("10.0.0.0", 24).unwrap();
+/// let web = Rule::new(Direction::Inbound, 6, (Some(80), Some(80)), Some(block.clone()), None)?;
+/// assert_eq!(web.ports(), Some(80..=80));
+/// let error = Rule::new(Direction::Inbound, 6, (Some(80), Some(70_000)), Some(block), None);
+/// assert_eq!(error, Err(RuleError::PortOutOfRange(70_000)));
+/// # Ok::<(), RuleError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Rule {
     direction: Direction,
@@ -82,8 +92,8 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Checks a declaration: `protocol` is -1 for any; ports are mandatory for TCP and UDP, and
-    /// arbitrary for others.
+    /// Checks a declaration. `protocol` is -1 for any. Ports are mandatory for TCP and UDP, and
+    /// arbitrary for others. Fails as [`RuleError`] lists.
     pub fn new(
         direction: Direction,
         protocol: i32,
@@ -110,17 +120,17 @@ impl Rule {
         Ok(Self { direction, protocol, port_start, port_end, peer })
     }
 
-    /// Which frames it is about.
+    /// Returns the direction of the frames it is about.
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// The IP protocol.
+    /// Returns the IP protocol.
     pub fn protocol(&self) -> Protocol {
         self.protocol
     }
 
-    /// The destination ports; none for protocols other than TCP and UDP.
+    /// Returns the destination ports; none for protocols other than TCP and UDP.
     pub fn ports(&self) -> Option<RangeInclusive<u16>> {
         if !matches!(self.protocol, Protocol::TCP | Protocol::UDP) {
             return None;
@@ -140,7 +150,7 @@ impl Rule {
             == other.identity()
     }
 
-    /// The same rule with the ports of one that was declared without.
+    /// Returns the same rule with the ports of one that was declared without.
     pub fn without_ports(&self) -> Rule {
         Rule { port_start: 0, port_end: 0, ..self.clone() }
     }
@@ -163,8 +173,8 @@ impl Rule {
         )
     }
 
-    /// The key that rules are ordered by, and the same for the same rule: a hash that clients know,
-    /// then what was hashed.
+    /// Returns the key that rules are ordered by, and the same for the same rule: a hash that
+    /// clients know, then the hashed text.
     pub fn key(&self) -> (u64, String) {
         let identity = self.identity();
         (libstdcxx_hash(identity.as_bytes()), identity)

@@ -10,13 +10,14 @@ use std::{borrow::Borrow, collections::BTreeMap, fmt, net::IpAddr};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupName(Box<str>);
 
-/// A text that cannot name a security group.
+/// Error of a text that cannot name a security group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the name of a security group is empty")]
 pub struct GroupNameError;
 
 impl GroupName {
-    /// Any text that is not empty: in updates the empty text means "no group".
+    /// Checks a name: any text that is not empty. In updates the empty text means "no group". Fails
+    /// for the empty text.
     pub fn new(name: &str) -> Result<Self, GroupNameError> {
         if name.is_empty() { Err(GroupNameError) } else { Ok(Self(name.into())) }
     }
@@ -39,12 +40,12 @@ impl fmt::Display for GroupName {
     }
 }
 
-/// The groups a vnic refers to, which need not exist: each once, in the order of declaration.
+/// Groups to which a vnic refers, which need not exist: each once, in the order of declaration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupNames(Vec<GroupName>);
 
 impl GroupNames {
-    /// Reads `names`; the second and later mention of a group is dropped.
+    /// Reads `names`; the second and later mention of a group is dropped. Fails if one is empty.
     pub fn parse<T: AsRef<str>>(
         names: impl IntoIterator<Item = T>,
     ) -> Result<Self, GroupNameError> {
@@ -59,12 +60,12 @@ impl GroupNames {
         Ok(set)
     }
 
-    /// The names.
+    /// Returns the names.
     pub fn names(&self) -> &[GroupName] {
         &self.0
     }
 
-    /// The names as they are echoed.
+    /// Returns the names as they are echoed.
     pub fn texts(&self) -> Vec<String> {
         self.0.iter().map(|name| name.as_str().to_owned()).collect()
     }
@@ -72,6 +73,14 @@ impl GroupNames {
 
 /// A named list of rules, and of the addresses that rules of other groups mean when they name this
 /// one.
+///
+/// ```
+/// use butterfly_model::{GroupName, SecurityGroup};
+/// let mut web = SecurityGroup::new(GroupName::new("web").unwrap(), ["10.0.0.1"], [])?;
+/// assert!(web.add_member("10.0.0.2".parse().unwrap()));
+/// assert_eq!(web.members().texts(), ["10.0.0.1", "10.0.0.2"]);
+/// # Ok::<(), butterfly_model::AddressError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecurityGroup {
     name: GroupName,
@@ -80,8 +89,8 @@ pub struct SecurityGroup {
 }
 
 impl SecurityGroup {
-    /// A group of `members`, which are addresses, and `rules`; what is mentioned twice is in it
-    /// once.
+    /// Makes a group of `members`, which are addresses, and `rules`; repeated ones count once.
+    /// Fails for a member that is no address.
     pub fn new<T: AsRef<str>>(
         name: GroupName,
         members: impl IntoIterator<Item = T>,
@@ -92,17 +101,17 @@ impl SecurityGroup {
         Ok(Self { name, members, rules })
     }
 
-    /// A group without members and rules.
+    /// Makes a group without members and rules.
     pub fn empty(name: GroupName) -> Self {
         Self { name, members: IpSet::default(), rules: BTreeMap::new() }
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &GroupName {
         &self.name
     }
 
-    /// The addresses, in the order they were added.
+    /// Returns the addresses, in the order they were added.
     pub fn members(&self) -> &IpSet {
         &self.members
     }
@@ -117,7 +126,7 @@ impl SecurityGroup {
         self.members.remove(address)
     }
 
-    /// The rules, in the order of their [keys](Rule::key).
+    /// Returns the rules, in the order of their [keys](Rule::key).
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
         self.rules.values()
     }

@@ -9,7 +9,15 @@ use std::{
 /// Bytes of a path that fit a `sockaddr_un` beside the final zero (unix(7)).
 const LONGEST: usize = 107;
 
-/// The directory of the sockets.
+/// Directory of the sockets.
+///
+/// ```
+/// use butterfly_model::{NicId, SocketDir};
+/// let directory = SocketDir::new("/run/butterfly".into());
+/// let socket = directory.socket(&NicId::new("vm-1").unwrap())?;
+/// assert!(socket.path().starts_with(directory.path()));
+/// # Ok::<(), butterfly_model::SocketPathError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketDir(PathBuf);
 
@@ -17,7 +25,7 @@ pub struct SocketDir(PathBuf);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SocketPath(PathBuf);
 
-/// A path that no Unix socket can have.
+/// Error of a path that no Unix socket can have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SocketPathError {
     /// Longer than the system takes.
@@ -28,7 +36,7 @@ pub enum SocketPathError {
     TooLong {
         /// The path.
         path: PathBuf,
-        /// Its bytes.
+        /// Its length in bytes.
         length: usize,
     },
     /// A relative path: the daemon's working directory must not matter.
@@ -49,19 +57,20 @@ impl SocketDir {
         Self(path)
     }
 
-    /// The directory.
+    /// Returns the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// The socket of the vnic `id`, unless it has a path of its own.
+    /// Returns the socket of the vnic `id`, unless it has a path of its own. Fails if the path is
+    /// too long for a Unix socket.
     pub fn socket(&self, id: &NicId) -> Result<SocketPath, SocketPathError> {
         SocketPath::new(&self.0.join(format!("qemu-vhost-{id}")))
     }
 }
 
 impl SocketPath {
-    /// Checks `path`.
+    /// Checks `path`. Fails as [`SocketPathError`] lists.
     pub fn new(path: &Path) -> Result<Self, SocketPathError> {
         let refused = |error: fn(PathBuf) -> SocketPathError| Err(error(path.to_owned()));
         let bytes = path.as_os_str().as_encoded_bytes();
@@ -78,7 +87,7 @@ impl SocketPath {
         }
     }
 
-    /// The path.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.0
     }

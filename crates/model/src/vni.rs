@@ -3,24 +3,30 @@
 use std::fmt;
 
 /// The identifier of a network: 24 bits, as VXLAN carries them (RFC 7348, 5).
+///
+/// ```
+/// use butterfly_model::Vni;
+/// assert_eq!(Vni::new(5).map(Vni::number), Ok(5));
+/// assert!(Vni::new(1 << 24).is_err());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Vni(u32);
 
-/// A number that does not fit 24 bits.
+/// Error of a number that does not fit 24 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("VNI {0} is out of range: VNIs are 0 to {max}", max = Vni::MAX)]
 pub struct VniOutOfRange(pub u32);
 
 impl Vni {
-    /// The largest.
+    /// Largest VNI.
     pub const MAX: u32 = (1 << 24) - 1;
 
-    /// Makes a VNI of its number.
+    /// Makes a VNI of its number. Fails above [`Vni::MAX`].
     pub fn new(number: u32) -> Result<Self, VniOutOfRange> {
         if number > Self::MAX { Err(VniOutOfRange(number)) } else { Ok(Self(number)) }
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn number(self) -> u32 {
         self.0
     }
