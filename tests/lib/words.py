@@ -17,7 +17,6 @@ COLUMNS = 100
 
 # Doc comments still to be rewritten, by crate (or "tests", "fuzz"). Others have none.
 LEFT = {
-    "butterfly": 87,
     "control": 11,
     "tests": 103,
     "fuzz": 2,
@@ -25,7 +24,7 @@ LEFT = {
 
 # Lines that are still too long, in the same way.
 LONG = {
-    "butterfly": 3,
+    "butterfly": 1,
     "butterflyd": 5,
     "control": 1,
     "datapath": 40,

@@ -1,15 +1,16 @@
-//! How a command ends when it does not succeed.
+//! Ends of a command that does not succeed.
 
 use std::io;
 
-/// Why a command failed. Each ends the process with exit code 1, but for an answer that is no.
+/// Reason why a command failed. Each ends the process with exit code 1, but for an answer that is
+/// no.
 #[derive(Debug)]
 pub enum Failure {
     /// The text goes to stderr.
     Said(String),
     /// The text goes to stderr, then the command's help to stdout.
     Usage(String),
-    /// It did what it should, and the answer is no. The process ends with exit code 2.
+    /// The command did its work, and the answer is no. The process ends with exit code 2.
     Negative,
     /// Standard output cannot be written to.
     Output(io::Error),

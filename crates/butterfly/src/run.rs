@@ -1,4 +1,4 @@
-//! From the words of the command line to commands that ran.
+//! Turns the words of the command line into commands that ran.
 
 use crate::commands::root;
 use crate::daemon::session::Session;
@@ -15,10 +15,10 @@ use clap::Command;
 use std::io;
 use std::time::Duration;
 
-/// How long commands that the original does not have wait for a reply.
+/// Time for which commands that the original does not have wait for a reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How commands end.
+/// Ends of commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Succeeded,
@@ -47,7 +47,7 @@ pub fn run(words: &[String], output: &mut Output) -> io::Result<End> {
         return Ok(End::Succeeded);
     }
     if let ([step], true) = (chain.as_slice(), chain.iter().all(Step::asks_for_help)) {
-        // Whoever asks for help alone gets it, whatever is wrong with the rest.
+        // A request for help alone gets it, even if the rest is wrong.
         return step.help(output);
     }
     // The global options of any command are those of all.
@@ -89,7 +89,7 @@ pub fn run(words: &[String], output: &mut Output) -> io::Result<End> {
     Ok(End::Succeeded)
 }
 
-/// What is on the command line is wrong, and nothing was done.
+/// Returns the failure of a wrong command line, of which nothing was done.
 fn unsent(what: &str) -> Failure {
     Failure::usage(format!("{what}\nnothing was sent"))
 }
@@ -147,7 +147,8 @@ impl<'t> Step<'t> {
         Arguments::read(&Command::new("butterfly"), &global_options(), self.leading)
     }
 
-    /// Reads the words after the command. Fails for those that a command of ours does not understand.
+    /// Reads the words after the command. Fails for those that a command of ours does not
+    /// understand.
     fn arguments(&self) -> Result<Arguments, Failure> {
         let arguments = Arguments::read(&self.node.command, &global_options(), self.words)?;
         if self.is_ours() {
@@ -156,8 +157,7 @@ impl<'t> Step<'t> {
         Ok(arguments)
     }
 
-    /// Whether it is a command that the original does not have: no script relies on how that one
-    /// answered.
+    /// True if the original does not have the command: no script relies on its answers.
     fn is_ours(&self) -> bool {
         !self.node.original && self.node.is_command()
     }
@@ -170,14 +170,14 @@ impl<'t> Step<'t> {
         }
     }
 
-    /// Whether its help is to be printed. `help` is no command of its own.
+    /// True if its help is to be printed. `help` is no command of its own.
     fn asks_for_help(&self) -> bool {
         let asks = self.words.first().is_some_and(|word| word == "help")
             || self.words.len() < self.node.help_below;
         asks && self.command().is_some()
     }
 
-    /// Prints its help. A person who did not ask for it, but left words out, is told in short.
+    /// Prints its help. A person who did not ask for it, but left words out, gets a short one.
     fn help(&self, output: &mut Output) -> io::Result<End> {
         match self.words.first().is_some_and(|word| word == "help") || !output.is_terminal() {
             true => output.print(help::page(&self.path))?,
@@ -245,7 +245,7 @@ impl<'t> Step<'t> {
         }
     }
 
-    /// Why the words after a shared word lead nowhere.
+    /// Returns why the words after a shared word lead nowhere.
     fn wrong_choice(&self) -> Failure {
         let kind = format!("{} subcommand", self.name());
         let kind = kind.trim_start();
@@ -279,8 +279,8 @@ impl<'t> Step<'t> {
         format!("{name}: {}\n`{name} help` shows how it is used", lines.join("; "))
     }
 
-    /// Tells why the command failed. Fails when standard output does. In short for people, for
-    /// those who want to be `strict`, and where no script expects otherwise.
+    /// Prints why the command failed. Fails when standard output does. The text is short for
+    /// people, with `strict`, and where no script expects otherwise.
     fn report(&self, failure: Failure, strict: bool, output: &mut Output) -> io::Result<End> {
         let short = output.is_terminal() || strict || self.is_ours();
         match failure {

@@ -1,6 +1,6 @@
-//! What the tree of commands is made of: what each is called and takes, and what runs it.
+//! The tree of commands: the name and arguments of each, and the function that runs it.
 //!
-//! clap's model describes every command; help texts, and whatever else is generated from the
+//! clap's model describes every command; help texts, and everything else that is generated from the
 //! commands, read it. Words are not parsed by clap: see [`crate::line::reader`].
 
 use crate::{daemon::session::Session, failure::Failure, line::reader::Arguments};
@@ -16,16 +16,15 @@ pub type TreeHandler = fn(&Node, &Arguments, &mut Session) -> Result<(), Failure
 pub struct Node {
     /// Name, description, arguments. Without the nodes below it.
     pub command: Command,
-    /// What the word leads to.
+    /// Action to which the word leads.
     pub action: Action,
-    /// With fewer words after it than this, the command prints its help and
-    /// succeeds.
+    /// Number of words after it below which the command prints its help and succeeds.
     pub help_below: usize,
     /// The original has it: what it does not know there it ignores. Others refuse that.
     pub original: bool,
 }
 
-/// What a word on the command line leads to.
+/// Action to which a word on the command line leads.
 pub enum Action {
     /// A command.
     Run(Handler),

@@ -352,7 +352,7 @@ fn what_is_not_there() {
                 "sg member del x 1.2.3 @",
                 "error in response\ndescription: Bad IP format\nhelp: \"1.2.3\" is not an IP address; write 192.0.2.1 or 2001:db8::1",
             ),
-            // Nobody is called by an empty word.
+            // An empty word names no vnic.
             silent("nic del '' @ + sg del ''"),
             fails("nic stats '' @", "error in response\ndescription: NIC does not exist with id "),
             fails("nic details '' @", "no nic details received"),
@@ -488,7 +488,7 @@ fn lists_have_their_order() {
     );
 }
 
-/// What only `request` can ask for, and its replies as they are printed.
+/// Requests that only `request` can make, and its replies as they are printed.
 #[test]
 fn requests_without_a_command() {
     let daemon = daemon();
@@ -551,7 +551,7 @@ fn requests_without_a_command() {
                 ended.err
             ),
         }
-        // Without --stdout nothing but what failed is told.
+        // Without --stdout only failures are printed.
         assert_eq!(run(&daemon, "request DIR/request @").out, "", "{request}");
     }
     // Of two kinds that no command makes.
@@ -698,7 +698,7 @@ fn without_an_uplink_there_are_no_other_hosts() {
     );
 }
 
-/// Through a port that nobody is at: what is declared counts, not what arrives.
+/// The port has no program at its other end: declarations count, not frames.
 #[test]
 fn other_hosts() {
     let room = tempfile::tempdir().unwrap();
@@ -864,7 +864,7 @@ fn a_dump_replays() {
     );
 }
 
-/// Who waits for a MAC address waits for it after a dump was replayed, too, whatever its name.
+/// Vnics with any names wait for a MAC address after a dump was replayed, too.
 #[test]
 fn a_dump_keeps_the_order_of_those_with_one_address() {
     let daemon = daemon();
@@ -901,7 +901,7 @@ fn a_dump_keeps_the_order_of_those_with_one_address() {
     assert_eq!(waits("a"), None);
 }
 
-/// What differs is changed, what does not stays attached; what fails leaves all as it was.
+/// Different vnics are changed, others stay attached; a failure leaves all as it was.
 #[test]
 fn a_file_is_applied_as_a_whole() {
     let daemon = daemon();

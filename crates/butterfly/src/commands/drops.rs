@@ -23,7 +23,7 @@ use std::io::{IsTerminal, stdout};
 use std::time::Duration;
 
 const EVERY: Duration = Duration::from_secs(1);
-/// To the first line of the screen, and away with what stands below.
+/// Moves to the first line of the screen, and clears all below.
 const ANEW: &str = "\x1b[H\x1b[J";
 
 /// `drops`.
@@ -60,7 +60,7 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     }
 }
 
-/// What was dropped, of one NIC or of the host.
+/// Asks for the drops of one vnic or of the host.
 pub fn ask(nic: Option<&str>, session: &mut Session) -> Result<DropListRes, Failure> {
     let request = DropListReq { nic_id: nic.map(str::to_owned), ..DropListReq::default() };
     let response =
@@ -68,7 +68,7 @@ pub fn ask(nic: Option<&str>, session: &mut Session) -> Result<DropListRes, Fail
     response.drop_list.into_option().ok_or_else(|| Failure::said("no list of drops received"))
 }
 
-/// Until somebody interrupts it, or nobody reads any more.
+/// Prints until the operator interrupts it, or the output is closed.
 fn watch(nic: Option<&str>, json: bool, session: &mut Session) -> Result<(), Failure> {
     let screen = stdout().is_terminal() && !json;
     let mut before: Option<DropListRes> = None;

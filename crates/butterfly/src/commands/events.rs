@@ -15,11 +15,11 @@ use clap::Command;
 use page::Format;
 use protobuf::MessageField;
 
-/// How many are printed if nobody says how many.
+/// Events printed without an option for their number.
 const LAST: u32 = 100;
-/// How many of those that happened before are printed by whoever follows.
+/// Past events printed before following, without an option for their number.
 const LAST_BEFORE: u32 = 10;
-/// How many a daemon tells at once.
+/// Most events of one reply.
 const MOST: u32 = 10_000;
 
 /// `events`.
@@ -60,7 +60,7 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         ..EventListReq::default()
     };
     let first = result(session.ask(request(query))?)?;
-    // Only who says where to begin misses something.
+    // Only a query that says where to begin misses something.
     let lost = if since.is_some() && last.is_none() { first.lost() } else { 0 };
     format.print(&first.event, lost, session)?;
     let follow = arguments.has("follow");
@@ -73,8 +73,8 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A NIC has no events: it may never have been there. Who waits for some may wait for one that is
-/// yet to come.
+/// Handles a vnic without events: it may never have been there. An operator who follows may wait
+/// for one that is yet to come.
 fn of_nobody(id: &str, follow: bool, session: &mut Session) -> Result<(), Failure> {
     let listed = session.ask(Request { nic_list: Some(true), ..Request::default() })?.nic_list;
     if listed.iter().any(|nic| nic == id) {

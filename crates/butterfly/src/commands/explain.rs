@@ -51,7 +51,7 @@ pub fn node() -> Node {
     )
 }
 
-/// Who a packet from another host comes from.
+/// Source of a packet from another host.
 const OUTSIDE: &str = "outside";
 
 fn explain(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
@@ -62,7 +62,7 @@ fn explain(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> 
         let far = ask::from_outside(&question, session)?;
         let answer = ask::ask_at(endpoint, &far, session)?;
         if question.to_address.is_none() {
-            // The daemon here does not know NICs of others.
+            // The daemon here does not know vnics of other hosts.
             (question.to_nic, question.to_address) = (None, ask::address(endpoint, &far, session)?);
         }
         question.destination_mac = question.destination_mac.or(answer.destination_mac.clone());

@@ -1,4 +1,4 @@
-//! `butterfly fdb`: behind which NIC, or on which host, each MAC address is.
+//! `butterfly fdb`: the vnic or the host behind which each MAC address is.
 
 use crate::commands::tunnels::vni;
 use crate::daemon::session::Session;

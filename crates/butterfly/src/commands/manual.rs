@@ -39,7 +39,7 @@ pub fn model(node: &Node) -> Command {
     node.nodes().iter().fold(command, |command, below| command.subcommand(model(below)))
 }
 
-/// With what clap has to be told: options of the root belong to all commands.
+/// Adds the facts that clap needs: options of the root belong to all commands.
 fn for_clap(root: Command) -> Command {
     root.mut_args(|argument| argument.global(true))
 }

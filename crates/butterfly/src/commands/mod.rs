@@ -101,7 +101,7 @@ mod tests {
         });
     }
 
-    /// Spellings that somebody who means `name` may come up with.
+    /// Returns spellings that a user who means `name` may try.
     fn misspellings(name: &str) -> Vec<String> {
         let last = name.chars().last().unwrap();
         let mut found = vec![

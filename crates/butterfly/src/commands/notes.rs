@@ -1,5 +1,6 @@
-//! What a person at a terminal is told of a change that succeeded and does not do what was probably
-//! meant. Who asks for it (`--strict`) is told without a terminal, too, and gets a failure.
+//! Notes to a person at a terminal about a change that succeeded and probably does not do what was
+//! meant. An operator who asks for it (`--strict`) gets them without a terminal, too, and a
+//! failure.
 //!
 //! Without either, standard output and the exit status are the original's, and scripts pay for no
 //! further requests.
@@ -13,8 +14,7 @@ use butterfly_api::proto::{Nic, NicShow, Request, Response, Rule, Sg, TunnelPeer
 use butterfly_model::parse_ip;
 use std::collections::HashSet;
 
-/// The answer to a request whose refusal does not matter, if anybody wants to know what comes of
-/// it.
+/// Returns the answer to a request whose refusal does not matter, if its result is wanted at all.
 fn look(session: &mut Session, request: Request) -> Option<Response> {
     if !session.takes_notes() {
         return None;
@@ -22,8 +22,8 @@ fn look(session: &mut Session, request: Request) -> Option<Response> {
     session.ask_each(vec![request]).ok()?.pop()?
 }
 
-/// Makes one request about a NIC. If there is none of that id, the one that was probably meant is
-/// told.
+/// Makes one request about a vnic. If there is none of that id, the failure names the one that was
+/// probably meant.
 pub fn ask_of_nic(id: &str, request: Request, session: &mut Session) -> Result<Response, Failure> {
     let names = Request { nic_list: Some(true), ..Request::default() };
     ask_of(id, request, names, |listed| listed.nic_list, session)
@@ -61,7 +61,7 @@ fn ask_of(
     }))
 }
 
-/// A NIC was declared, or belongs to other groups now: whether it can work.
+/// Checks whether a vnic can work that was declared, or belongs to other groups now.
 pub fn of_nic(id: &str, session: &mut Session) {
     let shown = look(session, Request { nic_show: Some(id.to_owned()), ..Request::default() });
     let Some(nic) = shown.and_then(|shown| shown.nic_show.into_option()) else { return };
@@ -97,7 +97,7 @@ fn of_shown(nic: &NicShow) -> Vec<String> {
     waits.into_iter().chain(missing).collect()
 }
 
-/// Addresses were declared for a NIC: who else in its network has one of them.
+/// Looks for other vnics in the network that have an address just declared for a vnic.
 pub fn of_shared_addresses(id: &str, session: &mut Session) {
     let all = look(session, Request { nic_details: Some(String::new()), ..Request::default() });
     let Some(all) = all else { return };
@@ -118,7 +118,7 @@ pub fn of_shared_addresses(id: &str, session: &mut Session) {
     }
 }
 
-/// A NIC that was there was declared otherwise: what changed, if it was made anew by that.
+/// Notes the changes of a vnic that was made anew because of them.
 pub fn of_remade(id: &str, changed: &[String], session: &mut Session) {
     if session.takes_notes() && !changed.is_empty() {
         let changed = changed.join(", ");
@@ -155,14 +155,14 @@ pub fn of_absent_groups(group: &str, absent: &[String], session: &mut Session) {
     }
 }
 
-/// Those of these NICs that do not exist, if a person reads what comes of it.
+/// Returns those of these vnics that do not exist, if a person reads the result.
 pub fn absent_nics(ids: &[String], session: &mut Session) -> Vec<String> {
     let listed = look(session, Request { nic_list: Some(true), ..Request::default() });
     let Some(listed) = listed else { return Vec::new() };
     ids.iter().filter(|id| !listed.nic_list.contains(id)).cloned().collect()
 }
 
-/// These NICs were deleted.
+/// Notes vnics that were deleted and did not exist.
 pub fn of_absent_nics(absent: &[String], session: &mut Session) {
     absent.iter().for_each(|id| session.doubt(&format!("there was no NIC {id}: nothing changed")));
 }
@@ -211,7 +211,8 @@ pub fn of_deleted_group(id: &str, before: Before, session: &mut Session) {
     }
 }
 
-/// A group has lost OUTBOUND rules: which of its NICs nothing limits any more in what they send.
+/// Notes the vnics of a group that may send anything now, because the group has lost OUTBOUND
+/// rules.
 fn of_opened(id: &str, before: &Sg, session: &mut Session) {
     if !limits_egress(before) {
         return;
@@ -240,7 +241,7 @@ fn of_opened(id: &str, before: &Sg, session: &mut Session) {
     }
 }
 
-/// Whether what a group's NICs send needs a rule.
+/// True if the vnics of a group need a rule to send.
 fn limits_egress(group: &Sg) -> bool {
     group.rule.iter().any(|rule| rule.direction() == rule::Direction::OUTBOUND)
 }
@@ -291,7 +292,7 @@ pub fn of_first_peers(
     }
 }
 
-/// Peers were taken back: of those that were not named it is told.
+/// Notes peers that were taken back and had not been named.
 pub fn of_absent_peers(
     peers: &[TunnelPeer],
     before: Option<Vec<TunnelPeer>>,
@@ -311,7 +312,7 @@ pub fn of_absent_peers(
     }
 }
 
-/// Whether two words mean one address.
+/// True if two words mean one address.
 fn is_same(one: &str, other: &str) -> bool {
     parse_ip(one).is_ok_and(|one| parse_ip(other).is_ok_and(|other| one == other))
 }

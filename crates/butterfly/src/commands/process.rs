@@ -45,7 +45,7 @@ pub fn shutdown() -> Node {
     .of_the_original()
 }
 
-/// What the daemon may log.
+/// Levels of the daemon's log.
 const LEVELS: [&str; 5] = ["none", "error", "warning", "info", "debug"];
 
 /// `log-level`.

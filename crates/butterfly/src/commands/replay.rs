@@ -14,7 +14,7 @@ use protobuf::MessageField;
 use protobuf_json_mapping::{PrintOptions, print_to_string_with_options};
 use serde_json::Value;
 
-/// The last line of a dump: one that ends otherwise was cut off. A comment of the text format, which
+/// Last line of a dump: one that ends otherwise was cut off. A comment of the text format, which
 /// butterfly 0.13 reads, too.
 pub const END_OF_DUMP: &str = "# end of dump";
 
@@ -95,7 +95,7 @@ fn send_file(arguments: &Arguments, session: &mut Session) -> Result<(), Failure
     Ok(())
 }
 
-/// The NIC that a request declares or changes.
+/// Returns the vnic that a request declares or changes.
 fn nic_of(message: &Message) -> Option<String> {
     let request = message.message_0.as_ref()?.request.as_ref()?;
     let added = request.nic_add.as_ref().and_then(|nic| nic.id.clone());
@@ -134,11 +134,12 @@ fn name(message: &Message) -> String {
     format!("{kind} {}", value.unwrap_or_default()).trim_end().to_owned()
 }
 
-/// A request for each NIC, then one for each security group and for each peer, that makes it.
+/// Returns a request for each vnic, then one for each security group and for each peer, that makes
+/// it.
 fn declarations(response: Response) -> impl Iterator<Item = Message> {
     let mut nics = response.nic_details;
-    // Who waits for a MAC address comes behind who has it, in the order of the line: that is how
-    // they are made again.
+    // A vnic that waits for a MAC address comes behind the one that has it, in the order of the
+    // line: so they are made again in that order.
     nics.sort_by_key(|nic| nic.waiting.unwrap_or(0));
     let nics = nics.into_iter().map(|nic| Nic { waiting: None, ..nic });
     let nics = nics.map(|nic| Request { nic_add: MessageField::some(nic), ..Request::default() });

@@ -78,7 +78,7 @@ fn ask(session: &mut Session) -> Result<Overview, Failure> {
     })
 }
 
-/// How many NICs are in each state.
+/// Returns how many vnics are in each state.
 fn states(nics: &[NicShow]) -> BTreeMap<State, usize> {
     let mut states = BTreeMap::new();
     for nic in nics {
@@ -129,7 +129,7 @@ fn page(found: &Overview) -> String {
     page
 }
 
-/// The first few shared addresses, with those who have them.
+/// Returns the first few shared addresses, with their vnics.
 fn in_words(shared: &[Shared]) -> String {
     const NAMED: usize = 3;
     let told =

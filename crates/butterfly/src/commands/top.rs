@@ -1,4 +1,4 @@
-//! `butterfly top`: what passes now, NIC by NIC, in a terminal.
+//! `butterfly top`: traffic at this moment, vnic by vnic, in a terminal.
 
 mod board;
 mod detail;
@@ -78,7 +78,7 @@ fn sort(word: &str) -> Result<Sort, Failure> {
         .ok_or_else(|| Failure::not_recognized("sort", word, "rate, drops, sessions or id"))
 }
 
-/// Whether the locale's characters are UTF-8 (POSIX: the first that is set counts).
+/// True if the locale's characters are UTF-8 (POSIX: the first that is set counts).
 fn speaks_utf8() -> bool {
     let set = ["LC_ALL", "LC_CTYPE", "LANG"]
         .into_iter()

@@ -15,7 +15,7 @@ use protobuf::MessageField;
 pub use json::{counters as counters_json, drops as drops_json};
 pub use page::{counters, is_silent, trouble};
 
-/// What a host without an uplink says.
+/// Text for a host without an uplink.
 pub const NO_UPLINK: &str = "no uplink: networks end at this host\nhelp: start butterflyd with --uplink to let them span hosts";
 
 /// `tunnels`.

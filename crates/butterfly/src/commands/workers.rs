@@ -79,7 +79,7 @@ fn page(workers: &[Worker]) -> String {
     page
 }
 
-/// How many batches of each size a worker had; empty when it had none.
+/// Returns how many batches of each size a worker had; empty when it had none.
 fn batch_sizes(worker: &Worker) -> String {
     let rows: Vec<_> = worker
         .batch_sizes

@@ -11,7 +11,7 @@ use protobuf::Message;
 use std::io::Write;
 use std::time::Duration;
 
-/// Who waits for ever is told why after this time.
+/// Time after which an operator who waits for ever learns why.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A daemon that is there has answered most requests by then. Else it is looked whether there is
@@ -21,14 +21,14 @@ const PROMPT: Duration = Duration::from_millis(100);
 /// The longest request, with room for what encryption adds.
 const LONGEST: usize = MAX_FRAME - crypt::OVERHEAD;
 
-/// How long a reply is waited for.
+/// Limit of the wait for a reply.
 #[derive(Clone, Copy)]
 enum Waiting {
     /// For ever, with a word about it.
     ForEver,
     /// Until the time-out.
     ToTheEnd,
-    /// Until the time-out, or until it is clear that nobody listens.
+    /// Until the time-out, or until it is clear that no daemon listens.
     WhileListened,
 }
 
@@ -55,7 +55,8 @@ impl Connection {
         Ok(Self { client: client(settings, timeout)?, endpoint, waiting })
     }
 
-    /// As [`Self::open`], for questions that are worth an answer within `patience` or none.
+    /// Opens as [`Self::open`] does, for questions that are worth an answer within `patience` or
+    /// none.
     pub fn open_within(settings: &Settings, patience: Duration) -> Result<Self, Failure> {
         let client = client(settings, Some(patience))?;
         Ok(Self { client, endpoint: settings.endpoint.clone(), waiting: Waiting::ToTheEnd })
@@ -83,7 +84,7 @@ impl Connection {
         let reply = match self.waiting {
             Waiting::ToTheEnd => self.client.call(request),
             Waiting::ForEver => self.client.call_patiently(request, PATIENCE, || {
-                // Nobody is left to tell when standard error is closed.
+                // With standard error closed there is no place left for a message.
                 let _ = writeln!(
                     std::io::stderr(),
                     "no reply yet: {}\nstill waiting; Ctrl-C ends that, and -t MS limits it",
@@ -118,8 +119,8 @@ impl Connection {
     }
 }
 
-/// With a key that cannot be had nothing is connected: what was to be encrypted is not sent in
-/// clear text.
+/// Makes a client. Without a readable key it connects nowhere: a request that was to be encrypted
+/// is not sent in clear text.
 fn client(settings: &Settings, timeout: Option<Duration>) -> Result<Client, Failure> {
     let cipher = encryption::cipher(settings)?;
     let client = Client::connect(&settings.endpoint, timeout)
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
     use butterfly_api::proto::Message as Envelope;
 
-    /// What no daemon and no command can bring about, in the words that it would have.
+    /// Prints failures that no daemon and no command can cause, in the words that they would have.
     #[test]
     fn failures_that_hardly_come_have_their_words() {
         let settings = Settings { endpoint: "ipc:///does/not/exist".into(), ..Settings::default() };

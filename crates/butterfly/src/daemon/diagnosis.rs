@@ -1,6 +1,6 @@
-//! Why no reply comes: what a plain connection to the endpoint meets.
+//! Finds out why no reply comes, by a plain connection to the endpoint.
 //!
-//! ZeroMQ connects in the background and for ever, and does not tell what it met.
+//! ZeroMQ connects in the background and for ever, and does not report failures.
 
 use std::io::{self, ErrorKind};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Short, as it comes on top of a time-out that is over.
 const LIMIT: Duration = Duration::from_millis(500);
 
-/// What is wrong with `endpoint`, and what to do.
+/// Returns the trouble with `endpoint`, and the remedy.
 pub fn diagnose(endpoint: &str) -> String {
     match met(endpoint) {
         None => format!("is butterflyd running, with the endpoint {endpoint}?"),
@@ -22,14 +22,15 @@ pub fn diagnose(endpoint: &str) -> String {
     }
 }
 
-/// The same if nobody listens on `endpoint`, so that there is nothing to wait for.
+/// Returns the same if no daemon listens on `endpoint`, so that there is nothing to wait for.
 pub fn absence(endpoint: &str) -> Option<String> {
     let error = met(endpoint)?.err()?;
     let absent = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused);
     absent.then(|| format!("{endpoint}: {error}\n{}", advice(error.kind())))
 }
 
-/// How a plain connection to `endpoint` ends; nothing for an endpoint that only ZeroMQ reaches.
+/// Returns how a plain connection to `endpoint` ends; nothing for an endpoint that only ZeroMQ
+/// reaches.
 fn met(endpoint: &str) -> Option<io::Result<()>> {
     match (endpoint.strip_prefix("ipc://"), endpoint.strip_prefix("tcp://")) {
         // Abstract names and other transports.

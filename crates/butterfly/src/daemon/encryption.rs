@@ -6,7 +6,7 @@ use butterfly_api::crypt::{Cipher, EncryptionError, KeyFile};
 use butterfly_api::proto::{encrypted, error};
 use protobuf::EnumOrUnknown;
 
-/// What the settings want requests to be encrypted with.
+/// Returns the cipher for requests that the settings want.
 pub fn cipher(settings: &Settings) -> Result<Option<Cipher>, Failure> {
     match &settings.key {
         Some(path) => match KeyFile::read(path) {

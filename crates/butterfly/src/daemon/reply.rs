@@ -1,4 +1,4 @@
-//! What a reply must look like before a command reads it.
+//! Checks of a reply before a command reads it.
 
 use crate::daemon::encryption::code_name;
 use crate::failure::Failure;

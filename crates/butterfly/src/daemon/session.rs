@@ -16,7 +16,7 @@ use std::time::Duration;
 
 const RULER: &str = "#########################";
 
-/// What a command has at hand: the daemon and the output.
+/// Means of a command: the daemon and the output.
 pub struct Session<'a> {
     settings: &'a Settings,
     output: &'a mut Output,
@@ -24,7 +24,7 @@ pub struct Session<'a> {
     /// The one that does not wait.
     hasty: Option<Connection>,
     verbose_aside: bool,
-    /// How long it waits for a reply if nobody says; nothing for ever.
+    /// Limit of the wait for a reply, without an option for it; none means for ever.
     patience: Option<Duration>,
     /// A change that succeeded was probably not meant.
     doubtful: bool,
@@ -45,7 +45,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Waits for a reply so long if nobody says how long.
+    /// Sets the limit of the wait for a reply, without an option for it.
     pub fn wait_for(&mut self, patience: Duration) {
         self.patience = Some(patience);
     }
@@ -60,7 +60,7 @@ impl<'a> Session<'a> {
         Ok(self.output.line(line)?)
     }
 
-    /// Whether a person sees the output as it is printed.
+    /// True if a person sees the output as it is printed.
     pub fn is_terminal(&self) -> bool {
         self.output.is_terminal()
     }
@@ -70,7 +70,7 @@ impl<'a> Session<'a> {
         self.line(format_args!("{object:#}"))
     }
 
-    /// Whether the output is to be for programs.
+    /// True if the output is to be for programs.
     pub fn wants_json(&mut self, arguments: &Arguments) -> bool {
         let json = arguments.has("json");
         if json {
@@ -85,7 +85,7 @@ impl<'a> Session<'a> {
         self.flush()
     }
 
-    /// Hands everything printed so far to the system, for who goes on for long.
+    /// Hands everything printed so far to the system, for commands that go on for long.
     pub fn flush(&mut self) -> Result<(), Failure> {
         Ok(self.output.flush()?)
     }
@@ -95,7 +95,7 @@ impl<'a> Session<'a> {
         self.output.complain(text);
     }
 
-    /// Says that something on the command line does nothing. Who wants to be strict gets a failure
+    /// Says that something on the command line does nothing. With `--strict` it is a failure
     /// instead: nothing may have been sent yet.
     pub fn ignored(&mut self, what: &str) -> Result<(), Failure> {
         match self.settings.strict {
@@ -110,8 +110,7 @@ nothing was sent"
         }
     }
 
-    /// Whether what a change brought about is to be looked at: by a person, or for one who wants to
-    /// be strict.
+    /// True if the results of a change are to be looked at: by a person, or with `--strict`.
     pub fn takes_notes(&self) -> bool {
         self.is_terminal() || self.settings.strict
     }
@@ -127,7 +126,7 @@ nothing was sent"
         self.note(text);
     }
 
-    /// Whether there was such a change.
+    /// True if there was such a change.
     pub fn is_doubtful(&self) -> bool {
         self.doubtful
     }
@@ -157,13 +156,13 @@ nothing was sent"
         }
     }
 
-    /// What the global options ask for.
+    /// Returns the settings of the global options.
     pub fn settings(&self) -> &'a Settings {
         self.settings
     }
 
-    /// Makes one request, again and again maybe: the successful response, or none if no reply came
-    /// in time. That is what `--timeout` says, after which who asks is to give up, or
+    /// Makes one request, again and again maybe. Returns the successful response, or none if no
+    /// reply came in time. The limit is that of `--timeout`, after which the command gives up, or
     /// `patience`.
     pub fn ask_in_time(
         &mut self,

@@ -1,7 +1,7 @@
-//! The global options, and where they come from when nobody gives them.
+//! The global options, and their sources without an option.
 //!
-//! The command line comes first, then the environment, then the client's file
-//! of the user, then that of the host.
+//! The command line comes first, then the environment, then the client's file of the user, then
+//! that of the host.
 
 mod file;
 
@@ -10,7 +10,7 @@ use crate::line::reader::Arguments;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What the global options ask for, whatever the command.
+/// Settings of the global options, the same for every command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// ZeroMQ endpoint of the daemon.
@@ -24,7 +24,7 @@ pub struct Settings {
     pub key: Option<PathBuf>,
     /// Encrypt as the original does.
     pub legacy_encryption: bool,
-    /// What is ignored, or was probably not meant, is a failure.
+    /// True if ignored words, and those that were probably not meant, are failures.
     pub strict: bool,
 }
 
@@ -42,7 +42,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// How long an operation may take, if that is said and not for ever.
+    /// Returns the limit of an operation, if there is one.
     pub fn limit(&self) -> Option<Duration> {
         self.timeout
             .filter(|timeout| *timeout != 0)
@@ -65,7 +65,7 @@ pub struct Given {
 const ENDPOINT: &str = "BUTTERFLY_ENDPOINT";
 /// The file with the key, where no option names it.
 const KEY: &str = "BUTTERFLY_KEY";
-/// Whether to be strict, where no option says so: 1.
+/// Variable that switches strictness on (1), where no option does.
 const STRICT: &str = "BUTTERFLY_STRICT";
 
 impl Given {
@@ -102,7 +102,7 @@ impl Given {
         Ok(replaced)
     }
 
-    /// What they ask for, completed by the environment and the client's files.
+    /// Returns the settings, completed by the environment and the client's files.
     pub fn settings(self) -> Result<Settings, Failure> {
         let mut found = self.or(Self::of_environment());
         for given in file::read_all()? {

@@ -1,13 +1,13 @@
-//! What NICs are doing, as the daemon tells it.
+//! State of vnics, as the daemon reports it.
 
 use crate::daemon::session::Session;
 use crate::failure::Failure;
 use butterfly_api::proto::{NicShow, Request};
 
-/// NICs that are asked about in one batch.
+/// Vnics of one batch of questions.
 const BATCH: usize = 256;
 
-/// What the NICs with these ids are doing. One that went in between is not there any more: the rest
+/// Returns the state of the vnics with these ids. One that went in between is left out: the rest
 /// counts.
 pub fn shown(ids: &[String], session: &mut Session) -> Result<Vec<NicShow>, Failure> {
     let mut nics = Vec::with_capacity(ids.len());

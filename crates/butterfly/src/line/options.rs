@@ -32,7 +32,7 @@ pub fn flag(name: &'static str) -> Arg {
     Arg::new(name).long(name).action(ArgAction::SetTrue)
 }
 
-/// Whether an argument takes several values.
+/// True if an argument takes several values.
 pub fn is_list(argument: &Arg) -> bool {
     argument.get_num_args().is_some_and(|range| range.max_values() > 1)
 }

@@ -1,9 +1,9 @@
 //! Reads the words after a command, as leniently as the client always did.
 //!
-//! Positional words come first and end at the first word that starts with a
-//! dash. Options follow in any order, and the word after an option is its value
-//! whatever it looks like (`--ip-proto -1`). What is not understood is kept as a
-//! [`Slip`]: it stops a command of ours, and is told beside one of the original.
+//! Positional words come first and end at the first word that starts with a dash. Options follow in
+//! any order, and the word after an option is its value in any form (`--ip-proto -1`). A word that
+//! is not understood is kept as a [`Slip`]: it stops a command of ours, and is reported beside one
+//! of the original.
 
 use crate::failure::Failure;
 use crate::line::slips::{Slip, superfluous};
@@ -83,7 +83,7 @@ impl Arguments {
         Ok(read)
     }
 
-    /// What was not understood.
+    /// Returns the words that were not understood.
     pub fn slips(&self) -> &[Slip] {
         &self.slips
     }
@@ -119,12 +119,12 @@ impl Arguments {
         self.positionals.get(place..).unwrap_or_default()
     }
 
-    /// How many words followed the command, options included.
+    /// Returns how many words followed the command, options included.
     pub fn count(&self) -> usize {
         self.words
     }
 
-    /// Whether the option `name` was given.
+    /// True if the option `name` was given.
     pub fn has(&self, name: &str) -> bool {
         self.options.contains_key(name)
     }
@@ -139,7 +139,7 @@ impl Arguments {
         self.options.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// The value of `name`, read as `T`, which `expected` describes to whoever gave another.
+    /// Returns the value of `name`, read as `T`. The failure for another value says `expected`.
     pub fn parsed<T: std::str::FromStr>(
         &self,
         name: &str,
@@ -172,8 +172,8 @@ fn about_the_key(word: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How many of `words` are options of `globals` and their values, before the first word of a
-/// command.
+/// Returns how many of `words` are options of `globals` and their values, before the first word of
+/// a command.
 pub fn count_leading(words: &[String], globals: &[Arg]) -> usize {
     let mut count = 0;
     while let Some(word) = words.get(count) {
@@ -187,7 +187,7 @@ pub fn count_leading(words: &[String], globals: &[Arg]) -> usize {
     count.min(words.len())
 }
 
-/// Whether a word ends a list of positional words.
+/// True if a word ends a list of positional words.
 pub fn is_option(word: &str) -> bool {
     word.starts_with('-')
 }

@@ -25,7 +25,7 @@ impl Slip {
         Self::Unknown { option: word.to_owned(), after: Vec::new(), meant: meant(word, known) }
     }
 
-    /// What `command` does not take, and what may be meant.
+    /// Returns the words that `command` does not take, and likely meanings.
     pub fn told(&self, command: &str) -> String {
         match self {
             Self::Unknown { option, after, meant } => {
@@ -54,7 +54,7 @@ impl Slip {
     }
 }
 
-/// Whether a word is meant to switch an option on or off.
+/// True if a word is meant to switch an option on or off.
 fn is_switch(word: &str) -> bool {
     ["true", "false", "yes", "no", "on", "off", "1", "0"].contains(&word.to_lowercase().as_str())
 }
@@ -110,7 +110,7 @@ fn best(rated: impl Iterator<Item = (f64, String)>) -> Option<String> {
     likely.max_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, name)| name)
 }
 
-/// From 0 to 1: how likely somebody who wrote `word` means `name`.
+/// Returns from 0 to 1 how likely a user who wrote `word` means `name`.
 fn likeness(word: &str, name: &str) -> f64 {
     let is_part =
         |whole: &str, part: &str| part.len() > 1 && whole.split('-').any(|piece| piece == part);

@@ -15,7 +15,7 @@ impl Output {
         Self { stdout: BufWriter::new(io::stdout()) }
     }
 
-    /// Whether a person sees standard output as it is printed.
+    /// True if a person sees standard output as it is printed.
     pub fn is_terminal(&self) -> bool {
         self.stdout.get_ref().is_terminal()
     }
@@ -47,7 +47,7 @@ impl Output {
         // What cannot be written here shows at the next flush.
         let _ = self.stdout.flush();
         if !text.is_empty() {
-            // Nobody is left to tell when standard error is closed.
+            // With standard error closed there is no place left for a message.
             let _ = writeln!(io::stderr(), "{text}");
         }
     }

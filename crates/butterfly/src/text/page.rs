@@ -1,4 +1,4 @@
-//! What pages for the person on call are made of.
+//! Building blocks of pages for the person on call.
 
 use crate::text::table::{Align, safe, table};
 use butterfly_api::proto::nic_show;
@@ -52,8 +52,7 @@ pub fn drops(page: &mut String, drops: &[nic_show::Drop], all: bool) {
     );
 }
 
-/// What a virtual machine's interface has to be told of the largest packet that reaches other
-/// hosts.
+/// Returns the setting of a VM's interface for the largest packet that reaches other hosts.
 pub fn host_mtu(mtu: u32) -> String {
     format!(
         "host_mtu={mtu} on QEMU's -device virtio-net-pci: larger packets do not reach other hosts"

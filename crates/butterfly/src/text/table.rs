@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Where the text of a column stands.
+/// Alignment of a column's text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Align {
     Left,
@@ -88,7 +88,7 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())
 }
 
-/// How long `seconds` are, in the two largest units.
+/// Returns `seconds` in the two largest units.
 pub fn duration(seconds: u64) -> String {
     let (days, hours) = (seconds / 86_400, seconds / 3600 % 24);
     let (minutes, rest) = (seconds / 60 % 60, seconds % 60);

@@ -329,7 +329,7 @@ fn sg() {
             asks: &[&["sg_del: \"a\"", "sg_del: \"b\""]],
             ..Row::default()
         },
-        // Every refusal of a batch is told.
+        // Every refusal of a batch is printed.
         Row {
             line: "sg add a b c @",
             asks: &[&["sg_add {id: \"a\"}", "sg_add {id: \"b\"}", "sg_add {id: \"c\"}"]],
@@ -378,7 +378,7 @@ fn sg_member() {
             err: "ignored: word: it is no IP address\n",
             ..Row::default()
         },
-        // Every refusal is told.
+        // Every refusal is printed.
         Row {
             line: "sg member del a x ::1 y ::2 @",
             asks: &[&[
@@ -504,7 +504,7 @@ fn a_dump_is_replayed_as_it_was_printed() {
     assert_eq!((replay.out.as_str(), replay.err.as_str(), replay.code), ("", "", Some(0)));
 }
 
-/// What a script is told that asks for it: whether the NICs of a file can work.
+/// A script that asks for it learns whether the vnics of a file can work.
 #[test]
 fn who_is_strict_is_told_what_came_of_a_file() {
     let daemon = Daemon::new();

@@ -144,8 +144,8 @@ fn drops_are_json() {
     );
 }
 
-/// Piped: a line of JSON each second, with the rates since the one before, until nobody reads any
-/// more.
+/// Piped: a line of JSON each second, with the rates since the one before, until the reader closes
+/// the pipe.
 #[test]
 fn drops_are_watched() {
     let daemon = Daemon::new();

@@ -13,7 +13,7 @@ fn daemon() -> Daemon {
     daemon
 }
 
-/// Whatever the command, and wherever in a chain the key is named.
+/// Nothing is sent, for any command, wherever in a chain the key is named.
 #[test]
 fn without_its_key_nothing_is_sent() {
     let daemon = daemon();

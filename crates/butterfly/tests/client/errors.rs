@@ -188,7 +188,7 @@ fn refused_by_the_daemon_is_exit_code_1() {
     }
 }
 
-/// What the daemon accepts silently, the client accepts silently.
+/// The client accepts silently all that the daemon accepts silently.
 #[test]
 fn accepted_by_the_daemon_is_exit_code_0() {
     let details: &[&str] = &["nic_details { id: \"a\" mac: \"52:54:00:00:00:01\" vni: 1 }"];

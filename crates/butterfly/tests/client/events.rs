@@ -1,4 +1,4 @@
-//! What happened, as the daemon tells it.
+//! Events, as the daemon reports them.
 
 use crate::support::{Row, check};
 

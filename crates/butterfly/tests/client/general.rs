@@ -156,7 +156,7 @@ fn help_in_the_first_place_is_the_help_of_that_command() {
     pages.sort();
     pages.dedup();
     assert_eq!(pages.len(), COMMANDS.len(), "each command has a page of its own");
-    // Whatever comes after it, and wherever in a chain. Elsewhere it is a word like others.
+    // With anything behind it, and anywhere in a chain. Elsewhere it is a word like others.
     check(&[
         Row { line: "nic add help --id a --mac @ --vni", out: "help: nic add", ..Row::default() },
         Row { line: "sg rule del help web", out: "help: sg rule del", ..Row::default() },
@@ -277,7 +277,7 @@ fn known_options_need_their_value() {
     }
 }
 
-/// In a network of its own: somebody may listen there in this one.
+/// Runs in a network of its own: a daemon may listen there in this one.
 #[test]
 fn without_an_endpoint_the_daemon_of_this_host_is_asked() {
     let output = std::process::Command::new("unshare")

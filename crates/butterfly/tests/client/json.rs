@@ -3,7 +3,7 @@
 use crate::support::{Daemon, answer, help, run};
 use serde_json::{Value, json};
 
-/// What the client prints when these answers come.
+/// Returns the output of the client for these answers.
 fn printed(line: &str, answers: &[&[&str]]) -> Value {
     let daemon = Daemon::new();
     let mut client = daemon.start(&format!("{line} --json @"));

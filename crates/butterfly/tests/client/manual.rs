@@ -33,7 +33,7 @@ fn generated(what: &str) -> String {
     ended.out
 }
 
-/// What a formatter complains about.
+/// Returns the complaints of a formatter.
 fn complaints(program: &str, arguments: &[&str], page: &str) -> String {
     let mut child = Command::new(program)
         .args(arguments)
@@ -87,8 +87,8 @@ fn formatters_find_no_fault_in_the_page() {
     assert_eq!(complaints("mandoc", &["-T", "lint", "-W", "warning"], &page), "");
 }
 
-/// What bash prints for `lines`, in which `completed WORD...` prints what may stand for the last
-/// word, as `client` names things.
+/// Returns the output of bash for `lines`, in which `completed WORD...` prints the completions of
+/// the last word, as `client` names things.
 fn in_bash(client: &str, lines: &str) -> String {
     let script = generated("bash")
         + &format!("butterfly() {{ {client}; }}\n")
@@ -158,7 +158,7 @@ fn bash_completes() {
     }
 }
 
-/// Whoever reaches the API names groups as they like.
+/// Any client of the API may choose names of groups.
 #[test]
 fn bash_runs_no_name_that_it_completes() {
     let folder = tempfile::tempdir().unwrap();
@@ -167,7 +167,7 @@ fn bash_runs_no_name_that_it_completes() {
     let file = folder.path().join("names");
     std::fs::write(&file, &names).unwrap();
     let client = format!("cat {}", file.display());
-    // Whoever accepts what is proposed has typed it: read back, it is the name.
+    // A user who accepts a proposal has typed it: read back, it is the name.
     let lines = "completed nic sg add vm-1 '' >/dev/null\n\
                  eval \"printf '%s\\n' ${COMPREPLY[*]}\"\n\
                  completed nic show tw\n";

@@ -1,4 +1,4 @@
-//! What becomes of options: ignored with a word, refused, or taken from elsewhere.
+//! Fate of options: ignored with a word, refused, or taken from elsewhere.
 
 use crate::support::{Daemon, Row, answer, check, run};
 
@@ -216,8 +216,8 @@ fn words_end_at_the_first_dash() {
     ]);
 }
 
-/// What a script is not told otherwise: an option that is ignored is refused before anything is
-/// sent, also by a later command of the chain.
+/// A strict script gets a failure for an ignored option before anything is sent, also by a later
+/// command of the chain.
 #[test]
 fn who_is_strict_is_refused_what_would_be_ignored() {
     let ignored = "--sg-idd x: `nic list` has no such option; `butterfly nic list help` lists those it has\nnothing was sent";
@@ -292,7 +292,8 @@ fn who_is_strict_is_failed_by_what_was_not_meant() {
 
 const OUTBOUND: &str = "rule { direction: OUTBOUND protocol: 6 port_start: 80 port_end: 80 cidr { address: \"10.0.0.0\" mask_size: 8 } }";
 
-/// Without an OUTBOUND rule everything may leave: who takes the last one away is told for whom.
+/// Without an OUTBOUND rule everything may leave: an operator who removes the last one learns for
+/// which vnics.
 #[test]
 fn who_opens_egress_is_told() {
     let inbound = OUTBOUND.replace("OUTBOUND", "INBOUND");
@@ -332,7 +333,7 @@ fn who_opens_egress_is_told() {
     let both = format!("{left} {db}");
     let opened: [&[&str]; 7] = [&[list], &[&web], &[""], &[list], &[&left], &[&nics], &[&both]];
     assert_eq!(told(rule, &opened), note);
-    // Another OUTBOUND rule is left; there was none; nobody is in it.
+    // Another OUTBOUND rule is left; there was none; the group has no members.
     let more = web.replacen("port_start: 80", "port_start: 79", 1);
     assert_eq!(
         told(

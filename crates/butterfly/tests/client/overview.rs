@@ -226,8 +226,8 @@ dropped in the last minute
     ]);
 }
 
-/// What keeps all from working comes before what keeps one, and that before what hinders one. What
-/// rules refuse is no trouble, and comes behind what somebody misses.
+/// Troubles of all vnics come before those of one, and these before mere hindrances. Refusals by
+/// rules are no trouble, and come behind drops that a user misses.
 #[test]
 fn the_gravest_comes_first() {
     let nic = |id: &str, rest: &str| format!("nic_show {{ id: \"{id}\" mac: \"m\" {rest} }}");

@@ -83,7 +83,8 @@ fn options_make_the_rule() {
     }
 }
 
-/// Exit code and standard output are the original's; a rule that opens more than was meant is told.
+/// Exit code and standard output are the original's; a rule that opens more than was meant is
+/// reported.
 #[test]
 fn what_a_rule_ignores_is_told() {
     for (line, asked, err) in [
@@ -223,7 +224,7 @@ fn del_by_hash() {
             answers: &[&[RULES]],
             ..Row::default()
         },
-        // As somebody may type it.
+        // A user may type it so.
         Row {
             line: "sg rule del web CFDB94F9418C88F1 @",
             asks: &[

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Nothing here takes longer, unless it hangs.
+/// Time limit that only a hanging program exceeds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One command line and everything it must do.
@@ -18,11 +18,10 @@ pub struct Row<'a> {
     /// The words after `butterfly`. `@` stands for `-e` and the endpoint of
     /// the scripted daemon, `''` for an empty word.
     pub line: &'a str,
-    /// What it asks: one batch per exchange, a batch of `Request`s in text
-    /// format.
+    /// Requests of the client: one batch per exchange, a batch of `Request`s in text format.
     pub asks: &'a [&'a [&'a str]],
-    /// What the daemon answers to each batch, `Response`s in text format.
-    /// Where this is shorter than `asks`, plain success.
+    /// Answers of the daemon to each batch, `Response`s in text format. If this is shorter than
+    /// `asks`, the rest is plain success.
     pub answers: &'a [&'a [&'a str]],
     /// Standard output; `help: WORDS` stands for the help of those words. `short: WORDS` stands for
     /// nothing, and `err` in two lines for that command.
@@ -62,7 +61,8 @@ impl Row<'_> {
     }
 }
 
-/// What a command that the original does not have says of a mistake that it would tell like this.
+/// Returns the output of a command that the original does not have for a mistake that would be
+/// reported like this.
 fn in_short(command: &str, told: &str) -> String {
     let lines = told.lines().filter(|line| !line.starts_with("error in command: "));
     let lines: Vec<&str> = lines.map(|line| line.strip_prefix("help: ").unwrap_or(line)).collect();
@@ -96,7 +96,7 @@ pub fn run(line: &str) -> Ended {
     Daemon::new().start(line).end()
 }
 
-/// How a client ended.
+/// End of a client.
 pub struct Ended {
     pub out: String,
     pub err: String,
@@ -232,7 +232,7 @@ impl Daemon {
             };
         }
         command.current_dir(self.directory.path());
-        // Whatever this host and this user have set is not for tests.
+        // Settings of this host and this user do not reach tests.
         command
             .env("BUTTERFLY_CONFIG", "/dev/null")
             .env_remove("BUTTERFLY_ENDPOINT")

@@ -77,7 +77,7 @@ frames for the endpoint itself
     }]);
 }
 
-/// Silence is told without a verdict, and what somebody says of it with one.
+/// Silence is reported without a verdict, and a report from the way with one.
 #[test]
 fn who_says_nothing_is_told() {
     const QUIET: &str = r#"tunnel_show { endpoint: "10.9.0.1" mac: "m" host_mtu: 1450

@@ -58,7 +58,7 @@ pub fn page(nic: Option<&str>, found: &DropListRes, rates: &DropRates) -> String
     page
 }
 
-/// What a row is followed by.
+/// Writes the lines that follow a row.
 fn advice(page: &mut String, reasons: &Reasons, place: &Place, drop: &Drop) {
     let mut line = |name: &str, text: &str| {
         if !text.is_empty() {
@@ -114,7 +114,7 @@ fn row(place: &Place, drop: &Drop, rates: &DropRates) -> [String; 4] {
     ]
 }
 
-/// When the last one was.
+/// Returns the age of the last drop.
 pub fn last(drop: &Drop) -> String {
     drop.last_ms.map_or("last: not known".into(), |age| format!("last {} ago", time(age)))
 }
@@ -127,7 +127,7 @@ fn time(milliseconds: u64) -> String {
     }
 }
 
-/// What to do, with the names of this place where its commands say NIC and VNI.
+/// Returns the remedy, with the names of this place where its commands say NIC and VNI.
 pub fn remedy(text: &str, place: &Place) -> String {
     let put_in = |command: &str| {
         let words = command.split(' ').map(|word| match (word, &place.nic_id, place.vni) {

@@ -20,13 +20,13 @@ pub struct DropRates<'a> {
 }
 
 impl<'a> DropRates<'a> {
-    /// Over the time that the daemon looks back.
+    /// Returns the rates over the time that the daemon looks back.
     pub fn of_window(found: &DropListRes) -> DropRates<'a> {
         DropRates { window: found.window_ms(), before: None }
     }
 
-    /// Since an answer before. A daemon that was started anew in between has nothing to compare
-    /// with.
+    /// Returns the rates since an answer before. A daemon that was started anew in between has
+    /// nothing to compare with.
     pub fn between(before: &'a DropListRes, found: &DropListRes) -> DropRates<'a> {
         match found.time_ms().checked_sub(before.time_ms()) {
             None | Some(0) => DropRates::of_window(found),

@@ -1,4 +1,4 @@
-//! What drop reasons mean, by name.
+//! Meanings of drop reasons, by name.
 
 use butterfly_api::proto::DropListRes;
 use butterfly_api::proto::drop_list_res::{Drop, Place, Reason};
@@ -13,22 +13,22 @@ impl<'a> Reasons<'a> {
         Self(found.reason.iter().map(|reason| (reason.name(), reason)).collect())
     }
 
-    /// Why a drop happened, if the daemon says what that means.
+    /// Returns the reason of a drop, if the daemon gave its meaning.
     pub fn get(&self, drop: &Drop) -> Option<&'a Reason> {
         self.0.get(drop.reason()).copied()
     }
 
-    /// Whether machines do it by themselves, and nobody misses it.
+    /// True if VMs cause such drops by themselves, and no user misses the frames.
     pub fn is_harmless(&self, drop: &Drop) -> bool {
         self.get(drop).is_some_and(Reason::harmless)
     }
 }
 
-/// What was dropped so lately is a trouble of now, in milliseconds: long enough to be seen twice,
-/// and short enough to go by itself.
+/// Age up to which a drop is a trouble of now, in milliseconds: long enough to be seen twice, and
+/// short enough to go by itself.
 const LATELY_MS: u64 = 60_000;
 
-/// Drops of the last minute that somebody misses, with their places, most first.
+/// Returns the drops of the last minute that a user misses, with their places, most first.
 pub fn lately(found: &DropListRes) -> Vec<(&Place, &Drop)> {
     let reasons = Reasons::of(found);
     let rows =

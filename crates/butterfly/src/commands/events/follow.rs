@@ -14,7 +14,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// A daemon that does not answer for so long is asked anew: it may be another one by then.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Prints what comes after `before`, until somebody interrupts it.
+/// Prints the events after `before`, until the operator interrupts it.
 pub fn follow(
     nic: Option<&str>,
     mut before: EventListRes,

@@ -8,7 +8,7 @@ use butterfly_api::proto::Event;
 use serde_json::json;
 use std::fmt::Write;
 
-/// How events are printed.
+/// Format of printed events.
 #[derive(Clone, Copy)]
 pub struct Format {
     /// For programs.

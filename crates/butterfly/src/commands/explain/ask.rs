@@ -1,4 +1,4 @@
-//! From the command line to questions, for this daemon and the other one.
+//! Turns the command line into questions, for this daemon and the other one.
 
 use super::OUTSIDE;
 use crate::daemon::session::Session;
@@ -129,7 +129,7 @@ fn answer(answer: MessageField<ExplainRes>) -> Result<ExplainRes, Failure> {
     answer.into_option().ok_or_else(|| Failure::said("no explanation received"))
 }
 
-/// The same packet where it arrives, if it is a NIC's of this host.
+/// Asks for the same packet where it arrives, if it is a vnic's of this host.
 pub fn from_outside(question: &ExplainReq, session: &mut Session) -> Result<ExplainReq, Failure> {
     let Some(id) = &question.from_nic else {
         return Err(Failure::usage(
@@ -152,7 +152,7 @@ pub fn from_outside(question: &ExplainReq, session: &mut Session) -> Result<Expl
     })
 }
 
-/// The address of the NIC that a question is about, on the host that has it.
+/// Returns the address of the vnic that a question is about, on the host that has it.
 pub fn address(
     endpoint: &str,
     question: &ExplainReq,

@@ -7,7 +7,7 @@ use butterfly_api::proto::{
 use protobuf::MessageField;
 use serde_json::{Value, json};
 
-/// Of each daemon that was asked: `endpoint` is null for that of this host.
+/// Returns the answers of each daemon that was asked: `endpoint` is null for that of this host.
 pub fn json(answers: &[(String, ExplainReq, ExplainRes)]) -> Value {
     let host = |(endpoint, _, answer): &(String, ExplainReq, ExplainRes)| {
         json!({

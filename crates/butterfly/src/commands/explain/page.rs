@@ -10,7 +10,7 @@ use butterfly_api::proto::{
 };
 use std::fmt::Write;
 
-/// Of the daemon asked, and of the other one.
+/// Returns the answers of the daemon asked, and of the other one.
 pub fn page(answers: &[(String, ExplainReq, ExplainRes)]) -> String {
     let mut page = String::new();
     for (endpoint, _, answer) in answers {

@@ -1,4 +1,4 @@
-//! `butterfly nic sg`: the security groups of one virtual NIC.
+//! `butterfly nic sg`: the security groups of one vnic.
 
 use crate::commands::nic::lookup::ask_details;
 use crate::commands::notes;

@@ -67,13 +67,13 @@ fn ids(session: &mut Session) -> Result<Vec<String>, Failure> {
     Ok(session.ask(Request { nic_list: Some(true), ..Request::default() })?.nic_list)
 }
 
-/// Every NIC with what it is doing.
+/// Returns every vnic with its present state.
 pub fn all(session: &mut Session) -> Result<Vec<NicShow>, Failure> {
     let ids = ids(session)?;
     shown(&ids, session)
 }
 
-/// What a NIC is up to, in a word.
+/// State of a vnic, in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     /// Something keeps it from working.
@@ -104,7 +104,7 @@ impl State {
     }
 }
 
-/// What is wrong with a NIC.
+/// Returns the trouble with a vnic.
 pub fn trouble(nic: &NicShow) -> Option<String> {
     let missing = (!nic.missing_group.is_empty())
         .then(|| format!("no such security group: {}", nic.missing_group.join(", ")));
@@ -112,7 +112,7 @@ pub fn trouble(nic: &NicShow) -> Option<String> {
     fault(nic).or(missing).or_else(unrecorded)
 }
 
-/// Why a NIC does not work at all.
+/// Returns why a vnic does not work at all.
 fn fault(nic: &NicShow) -> Option<String> {
     let queues = nic.queues.iter().find_map(|queue| match (queue.broken(), &queue.trouble) {
         (true, _) => Some(format!("queue {} is broken", queue.name())),

@@ -120,7 +120,7 @@ fn print_details(arguments: &Arguments, session: &mut Session) -> Result<(), Fai
     session.line(format_args!("packet trace: {}", nic.packet_trace()))
 }
 
-/// What was declared, under the field names of the protocol.
+/// Returns the declaration, under the field names of the protocol.
 fn details_json(nic: &Nic) -> Value {
     json!({
         "id": nic.id(),

@@ -1,4 +1,4 @@
-//! `butterfly nic`: virtual NICs.
+//! `butterfly nic`: vnics.
 
 mod add;
 mod groups;
@@ -16,7 +16,7 @@ use clap::Command;
 
 pub use list::{State, all, trouble};
 
-/// How packets are to be written, if anything is said about it.
+/// Returns how packets are to be written, if any option says so.
 fn trace_options(arguments: &Arguments) -> Result<Option<TraceOptions>, Failure> {
     let given = ["trace-filter", "trace-snap", "trace-file-size", "trace-files"]
         .iter()

@@ -173,7 +173,7 @@ fn machine(page: &mut String, show: &NicShow, now: u64) {
     field(page, "last detach", &detached);
 }
 
-/// What is behind a NIC, in a word.
+/// Returns the guest behind a vnic, in a word.
 fn other_side(show: &NicShow) -> &'static str {
     match show.type_.map(|kind| kind.enum_value_or_default()) {
         Some(Type::TAP) => "interface",
@@ -182,7 +182,7 @@ fn other_side(show: &NicShow) -> &'static str {
     }
 }
 
-/// What memory that was not there cost.
+/// Returns the cost of memory that was not there.
 fn first_touches(touches: &nic_show::FirstTouches) -> String {
     let were = if touches.pages() == 1 { "was" } else { "were" };
     let mut text = format!(
@@ -322,7 +322,7 @@ fn traffic(page: &mut String, show: &NicShow) {
     }
 }
 
-/// What a generator asked, and how long the answers took.
+/// Returns the questions of a generator, and the times of the answers.
 pub fn pings(pings: &Pings) -> [String; 3] {
     let micros =
         |ns: Option<u64>| ns.map_or("-".to_owned(), |ns| format!("{:.2}", ns as f64 / 1000.0));

@@ -56,7 +56,7 @@ fn end(end: &End) -> Value {
     json!({ "nic_id": end.nic_id, "address": end.address, "port": end.port() })
 }
 
-/// What lets a session's packets out or in.
+/// Returns the rule that lets a session's packets out or in.
 pub fn admission(admission: &SessionAdmission) -> Value {
     let kind = admission.kind.map(|kind| match kind.enum_value() {
         Ok(kind) => json!(format!("{kind:?}")),

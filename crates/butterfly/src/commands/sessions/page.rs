@@ -14,7 +14,7 @@ const SCTP: u32 = 132;
 const ICMP: u32 = 1;
 const ICMPV6: u32 = 58;
 
-/// How full the table is, then a line for each session.
+/// Returns the fill of the table, then a line for each session.
 pub fn sessions(state: &SessionTable, found: &SessionListRes) -> String {
     let mut page = fill(state);
     let shown = found.session.len() as u64;

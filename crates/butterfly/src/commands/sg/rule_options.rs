@@ -31,7 +31,7 @@ pub fn names() -> impl Iterator<Item = String> {
     options(true).into_iter().map(|option| option.get_id().to_string())
 }
 
-/// What the rule says, and does not do.
+/// Returns the parts of the rule that have no effect.
 pub fn without_effect(rule: &Rule) -> Vec<String> {
     let mut told = Vec::new();
     if rule.port_start.is_some() && !has_ports(rule.protocol()) {
@@ -60,7 +60,7 @@ pub fn without_effect(rule: &Rule) -> Vec<String> {
 const ICMP: i32 = 1;
 const ICMPV6: i32 = 58;
 
-/// Whether a rule for `protocol` looks at ports.
+/// True if a rule for `protocol` looks at ports.
 fn has_ports(protocol: i32) -> bool {
     u32::try_from(protocol).is_ok_and(|number| number == protocol::TCP || number == protocol::UDP)
 }

@@ -1,4 +1,4 @@
-//! `butterfly sg show`: a security group, and who uses it.
+//! `butterfly sg show`: a security group, and its users.
 
 use super::rule::{hash, rule_json, short};
 use crate::commands::sg::group;
@@ -29,7 +29,7 @@ struct Found {
     id: String,
     rules: Vec<SgRuleStats>,
     members: Vec<String>,
-    /// NICs that it is attached to.
+    /// Vnics to which it is attached.
     nics: Vec<String>,
     /// Groups with a rule that means its members.
     groups: Vec<String>,

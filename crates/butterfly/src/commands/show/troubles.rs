@@ -1,4 +1,4 @@
-//! What is wrong with a host now, and where to look.
+//! Troubles of a host now, and where to look.
 
 use super::Overview;
 use crate::commands::drops::{last, lately};
@@ -8,9 +8,9 @@ use crate::text::table::counted;
 use butterfly_api::proto::drop_list_res::{Drop, Place};
 use butterfly_api::proto::{DropListRes, NicShow, SessionTable, TunnelShow, UplinkShow};
 
-/// Lines of a kind that are told; of more only the number is.
+/// Most lines of a kind; beyond that only their number is shown.
 const NAMED: usize = 5;
-/// The part of the table of sessions above which it is told, in percent.
+/// Fill of the table of sessions above which it is reported, in percent.
 const NEARLY_FULL: u64 = 90;
 
 /// A line for each trouble, the gravest first: what concerns all vnics, then what keeps one from
@@ -32,15 +32,15 @@ pub fn troubles(found: &Overview) -> Vec<String> {
         .collect()
 }
 
-/// A line for what each place dropped in the last minute and somebody misses. Much of it is no
-/// trouble: rules refuse what they are there to refuse.
+/// Returns a line for each place that dropped frames in the last minute which a user misses. Much
+/// of it is no trouble: rules refuse what they are there to refuse.
 pub fn dropped(found: &DropListRes) -> Vec<String> {
     let mut late = lately(found);
     late.sort_by_key(|(_, drop)| is_expected(drop));
     some(late.into_iter().map(of_drop).collect(), "`butterfly drops`")
 }
 
-/// Whether a drop is what a rule is there for, or comes of a machine that is off.
+/// True if a rule is there for the drop, or it comes of a VM that is off.
 fn is_expected(drop: &Drop) -> bool {
     matches!(
         drop.reason(),

@@ -1,9 +1,9 @@
-//! From counts to rates, and the order of the NICs.
+//! Turns counts into rates, and orders the vnics.
 
 use super::sample::{NicCounts, Sample};
 use std::collections::{BTreeMap, VecDeque};
 
-/// By what NICs are ordered, the most first.
+/// Order of the vnics, the most first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sort {
     Rate,
@@ -35,7 +35,7 @@ impl Sort {
     }
 }
 
-/// A second's worth of one NIC.
+/// Counts of one vnic in a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
     /// Packets and bytes from the machine.
@@ -52,17 +52,17 @@ impl Rates {
     }
 }
 
-/// Looks that are kept of each NIC.
+/// Looks that are kept of each vnic.
 pub const HISTORY: usize = 120;
 
-/// What was seen, and what follows.
+/// Samples, and the rates that follow from them.
 pub struct Board {
     pub sort: Sort,
     pub now: Option<Sample>,
     pub rates: BTreeMap<String, Rates>,
-    /// By reason, of each NIC.
+    /// Rates by reason, of each vnic.
     pub drop_rates: BTreeMap<String, BTreeMap<String, f64>>,
-    /// Packets a second of each NIC, the newest last.
+    /// Packets a second of each vnic, the newest last.
     pub history: BTreeMap<String, VecDeque<u64>>,
     /// Part of the workers' time that they had something to do, from 0 to 1.
     pub load: f64,

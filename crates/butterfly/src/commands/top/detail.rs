@@ -1,4 +1,4 @@
-//! More about one NIC: its rules and sessions.
+//! More about one vnic: its rules and sessions.
 
 use super::sample::NicCounts;
 use crate::commands::sessions::row;
@@ -9,17 +9,17 @@ use butterfly_api::proto::{Request, SessionFilter, SessionListReq, SgRuleStats};
 use protobuf::MessageField;
 use std::collections::BTreeSet;
 
-/// Sessions that are shown of one NIC.
+/// Sessions that are shown of one vnic.
 const SESSIONS: u32 = 200;
 
-/// Of one NIC, as it was at the last look.
+/// Details of one vnic, as it was at the last look.
 #[derive(Default)]
 pub struct Detail {
     /// Group, rule, sessions that it admitted.
     pub rules: Vec<(String, String, u64)>,
-    /// As `butterfly sessions` has them.
+    /// Sessions as `butterfly sessions` has them.
     pub sessions: Vec<[String; 11]>,
-    /// How many there are.
+    /// Number of all sessions.
     pub matching: u64,
 }
 

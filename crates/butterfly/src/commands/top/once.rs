@@ -1,4 +1,4 @@
-//! One page, for scripts and for who has no terminal.
+//! One page, for scripts and for users without a terminal.
 
 use super::board::{Board, Rates, Sort, short};
 use crate::daemon::session::Session;

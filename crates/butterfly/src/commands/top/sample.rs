@@ -7,10 +7,10 @@ use butterfly_api::proto::{NicShow, Request};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-/// What was counted until some moment.
+/// Counts until some moment.
 pub struct Sample {
     pub at: Instant,
-    /// By id.
+    /// Counts by id of the vnic.
     pub nics: BTreeMap<String, NicCounts>,
     /// Sessions in use, and most there can be.
     pub sessions: (u32, u32),
@@ -21,7 +21,7 @@ pub struct Sample {
     pub groups: BTreeSet<String>,
 }
 
-/// Of one NIC, since it was made.
+/// Counts of one vnic, since it was made.
 #[derive(Clone, Debug, Default)]
 pub struct NicCounts {
     pub vni: u32,
@@ -32,7 +32,7 @@ pub struct NicCounts {
     pub from: (u64, u64),
     /// Packets and bytes to it.
     pub to: (u64, u64),
-    /// By reason, with what it means. Not what is harmless.
+    /// Drops by reason, with its meaning. Harmless ones are left out.
     pub drops: BTreeMap<String, (u64, String)>,
     pub groups: Vec<String>,
 }

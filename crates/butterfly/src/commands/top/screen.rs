@@ -9,13 +9,13 @@ use crate::failure::Failure;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use std::time::{Duration, Instant};
 
-/// What is looked at.
+/// View that the user chose.
 pub struct ScreenState {
     pub ascii: bool,
     pub paused: bool,
     /// Id of the one that is chosen: it stays chosen when the order changes.
     pub chosen: Option<String>,
-    /// It is open, with more about it.
+    /// Details of the vnic that is open.
     pub open: Option<Detail>,
     /// First line of the open one that is shown.
     pub scroll: u16,

@@ -1,4 +1,4 @@
-//! How it looks. Nothing is told by colour alone, so that it reads without.
+//! Look of the screen. Nothing is told by colour alone, so that it reads without.
 
 use super::board::{Board, HISTORY, Rates, bars, short};
 use super::detail::Detail;

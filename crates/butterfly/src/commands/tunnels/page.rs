@@ -77,7 +77,7 @@ fn peers(page: &mut String, peers: &[tunnel_show::Peer]) {
 /// Seconds without an answer below which nothing is said of it.
 const SOON: u64 = 5;
 
-/// What there is to say of a peer that says nothing.
+/// Returns the words for a peer that is silent.
 fn silence(peer: &tunnel_show::Peer) -> Option<String> {
     match (trouble(peer), peer.unanswered_since) {
         (Some(trouble), _) => Some(trouble),
@@ -90,13 +90,13 @@ fn silence(peer: &tunnel_show::Peer) -> Option<String> {
     }
 }
 
-/// Why frames for a peer arrive nowhere, if somebody says so.
+/// Returns why frames for a peer arrive nowhere, if a station on the way says so.
 pub fn trouble(peer: &tunnel_show::Peer) -> Option<String> {
     let trouble = safe(peer.trouble.as_deref()?);
     Some(format!("for {}, {trouble}", duration(peer.trouble_since())))
 }
 
-/// Whether a peer that spoke before says nothing any more, for a while, though it is spoken to.
+/// True if a peer that spoke before has been silent for a while, though this host sends to it.
 pub fn is_silent(peer: &tunnel_show::Peer) -> bool {
     const LONG: u64 = 60;
     peer.idle.is_some() && peer.unanswered_since() >= LONG

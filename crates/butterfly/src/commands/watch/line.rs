@@ -10,7 +10,7 @@ fn verdict(packet: &TracedPacket) -> Option<Verdict> {
     packet.verdict.and_then(|verdict| verdict.enum_value().ok())
 }
 
-/// Time (UTC), who to whom, the packet, what became of it, by which rule, at which cost.
+/// Returns time (UTC), sender and receiver, the packet, its fate, the rule and the cost.
 pub fn text(packet: &TracedPacket) -> String {
     let seconds = packet.time() / 1_000_000_000;
     let micros = packet.time() / 1000 % 1_000_000;

@@ -1,4 +1,4 @@
-//! What both commands need: whose packets, and when to stop.
+//! Parts that both commands need: whose packets, and when to stop.
 
 use crate::{
     failure::Failure,
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the daemon is left alone when it had nothing new.
+/// Pause after a look that found nothing new.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
-/// What both commands are about.
+/// Returns the arguments for the target of both commands.
 pub(super) fn target_words() -> [Arg; 2] {
     [
         word("TARGET").help("id of a NIC, number of a network, or all; nic:ID where an id looks like one of the others"),
@@ -22,7 +22,7 @@ pub(super) fn target_words() -> [Arg; 2] {
     ]
 }
 
-/// What the first word means.
+/// Returns the target that the first word means.
 pub(super) fn target(arguments: &Arguments) -> TraceTarget {
     let mut target = TraceTarget::default();
     let word = arguments.word(0).unwrap_or_default();
@@ -41,12 +41,12 @@ pub(super) fn filter(arguments: &Arguments) -> Option<String> {
     (!words.is_empty()).then(|| words.join(" "))
 }
 
-/// When to stop, as the options say.
+/// Time to stop, as the options say.
 pub(super) struct Until {
     pub(super) count: Option<u64>,
     pub(super) end: Option<Instant>,
-    /// Somebody pressed Ctrl-C: what is under way is still told. Whoever does it twice does not
-    /// want to wait.
+    /// True once the operator pressed Ctrl-C: packets under way are still printed. A second Ctrl-C
+    /// does not wait.
     interrupted: Arc<AtomicBool>,
 }
 

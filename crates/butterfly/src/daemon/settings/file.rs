@@ -12,10 +12,11 @@ const NAMED: &str = "BUTTERFLY_CONFIG";
 const OF_THE_HOST: &str = "/etc/butterfly/client.conf";
 /// The file of a user, in the folder for configurations.
 const OF_A_USER: &str = "butterfly/client.conf";
-/// What a file may set.
+/// Settings that a file may have.
 const NAMES: [&str; 4] = ["endpoint", "key", "timeout", "legacy-encryption"];
 
-/// What the files say, the strongest first. Fails for a file that cannot be read or understood.
+/// Returns the settings of the files, the strongest first. Fails for a file that cannot be read or
+/// understood.
 pub fn read_all() -> Result<Vec<Given>, Failure> {
     if let Some(path) = variable(NAMED) {
         let path = PathBuf::from(path);
@@ -30,15 +31,15 @@ pub fn read_all() -> Result<Vec<Given>, Failure> {
     paths.filter_map(|path| read(&path).transpose()).collect()
 }
 
-/// What the file says; nothing when it is not there.
+/// Returns the settings of a file; nothing when it is not there.
 fn read(path: &Path) -> Result<Option<Given>, Failure> {
     match std::fs::read_to_string(path) {
         Ok(text) => parse(&text, path).map(Some),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             Ok(None)
         }
-        // A folder of another user, whose environment this one inherited: nobody can tell whether a
-        // file is there.
+        // A folder of another user, whose environment this one inherited: the client cannot see
+        // whether a file is there.
         Err(error)
             if error.kind() == ErrorKind::PermissionDenied && std::fs::metadata(path).is_err() =>
         {
