@@ -960,13 +960,23 @@ fn a_file_is_applied_as_a_whole() {
     assert_eq!([inode("qemu-vhost-a"), inode("qemu-vhost-b")], sockets);
     let all = dump();
     assert!(all.contains("52:54:00:00:00:0A") && all.contains("10.0.0.7"), "{all}");
-    // A TAP device in a namespace that does not exist: what was changed before is changed back.
-    let tap = one(
-        "nic_add { id: \"t\" mac: \"52:54:00:00:00:04\" vni: 7 type: TAP netns: \"not-there-apply\" }",
-    );
-    write("bad", &format!("{tap}{first}"));
+    // A namespace that does not exist is found before anything is changed.
+    let tap = |id: &str, netns: &str| {
+        one(&format!(
+            "nic_add {{ id: \"{id}\" mac: \"52:54:00:00:00:04\" vni: 7 type: TAP {netns} }}"
+        ))
+    };
+    write("bad", &format!("{}{first}", tap("t", "netns: \"not-there-apply\"")));
+    for options in ["--dry-run", "", "--prune"] {
+        let ended = run(&daemon, &format!("apply DIR/bad {options} @"));
+        assert!(ended.err.contains("nic \"t\": "), "{}", ended.err);
+        assert!(!ended.err.contains("as it was before"), "{}", ended.err);
+        assert_eq!((ended.code, dump()), (Some(1), all.clone()));
+    }
+    // A name that something else has is not: what was changed before is changed back.
+    write("bad", &format!("{}{first}", tap("lo", "netns: \"/proc/self/ns/net\"")));
     let ended = run(&daemon, "apply DIR/bad @");
-    assert!(ended.err.contains("nic \"t\": "), "{}", ended.err);
+    assert!(ended.err.contains("nic \"lo\": "), "{}", ended.err);
     assert!(ended.err.contains("everything is as it was before"), "{}", ended.err);
     assert_eq!((ended.code, dump()), (Some(1), all.clone()));
     // Without its end it may be half of a state, and prune would remove the other half.

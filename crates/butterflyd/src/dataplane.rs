@@ -16,6 +16,9 @@ pub trait Dataplane {
     /// Checks that a vnic could be made in place of the one with its id, which goes on meanwhile.
     fn may_replace(&self, spec: &VnicSpec) -> Result<(), AddError>;
 
+    /// Checks whether a vnic could be added, as far as that can be tried before others go.
+    fn may_add(&self, spec: &VnicSpec) -> Result<(), AddError>;
+
     /// Keeps a vnic's MAC address for it while it is made anew, until
     /// [`Dataplane::give_up_address`].
     fn keep_address(&mut self, id: &str);
@@ -95,6 +98,10 @@ impl Dataplane for Arc<Switch> {
 
     fn may_replace(&self, spec: &VnicSpec) -> Result<(), AddError> {
         Switch::may_replace(self, spec)
+    }
+
+    fn may_add(&self, spec: &VnicSpec) -> Result<(), AddError> {
+        Switch::may_add(self, spec)
     }
 
     fn keep_address(&mut self, id: &str) {

@@ -130,8 +130,11 @@ fn print(done: &ApplyRes, dry_run: bool, session: &mut Session) -> Result<(), Fa
     for change in &done.change {
         let (sign, word) = kind(change.what());
         let mut line = format!("{sign} {} {}", object(change), change.name());
-        if change.what() == What::REMADE {
-            line.push_str(&format!(" is {word}, its VM is cut off"));
+        if change.what() == What::REMADE || change.cuts() {
+            line.push_str(&format!(" is {word}"));
+        }
+        if change.cuts() {
+            line.push_str(", its VM is cut off");
         }
         if !change.text().is_empty() {
             line.push_str(&format!(": {}", change.text()));
@@ -159,7 +162,11 @@ fn print_json(done: &ApplyRes, dry_run: bool, session: &mut Session) -> Result<(
         json!({
             "object": object(change),
             "name": change.name(),
-            "what": kind(change.what()).1,
+            "what": match change.what() {
+                What::REMADE => "remade",
+                other => kind(other).1,
+            },
+            "cuts": change.cuts(),
             "text": change.text(),
         })
     };

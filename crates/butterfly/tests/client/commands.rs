@@ -588,12 +588,14 @@ fn request_takes_a_dump_of_nothing_for_an_empty_file() {
 
 #[test]
 fn apply_sends_the_whole_state_in_one_request() {
-    const ROWS: &str = r#"apply { change { object: NIC name: "a" what: REMADE text: "vni 1 -> 2" }
-        change { object: NIC name: "b" what: REMOVED } change { object: SECURITY_GROUP name: "web" what: CHANGED text: "+10.0.0.1" }
+    const ROWS: &str = r#"apply { change { object: NIC name: "a" what: REMADE text: "vni 1 -> 2" cuts: true }
+        change { object: NIC name: "b" what: REMOVED } change { object: NIC name: "c" what: REMOVED cuts: true }
+        change { object: NIC name: "d" what: REMADE text: "path" cuts: false } change { object: SECURITY_GROUP name: "web" what: CHANGED text: "+10.0.0.1" }
         change { object: PEER name: "10.9.0.2\033" what: ADDED text: "for all networks" } more: 1 }"#;
-    let rows = "! nic a is made anew, its VM is cut off: vni 1 -> 2\n- nic b\n~ security group web: +10.0.0.1\n\
+    let rows = "! nic a is made anew, its VM is cut off: vni 1 -> 2\n- nic b\n- nic c is removed, its VM is cut off\n\
+                ! nic d is made anew: path\n~ security group web: +10.0.0.1\n\
                 + peer 10.9.0.2\\u{1b}: for all networks\n";
-    let sum = "1 added, 1 changed, 1 made anew, 1 removed, and 1 object not listed";
+    let sum = "1 added, 1 changed, 2 made anew, 2 removed, and 1 object not listed";
     for (options, dry_run, prune, out) in [
         ("", false, false, format!("{rows}{sum}\n")),
         ("--prune", false, true, format!("{rows}{sum}\n")),
@@ -619,7 +621,7 @@ fn apply_sends_the_whole_state_in_one_request() {
     for (reply, out) in [
         (
             ROWS,
-            r#"{"applied":false,"changes":[{"name":"a","object":"nic","text":"vni 1 -> 2","what":"made anew"}"#,
+            r#"{"applied":false,"changes":[{"cuts":true,"name":"a","object":"nic","text":"vni 1 -> 2","what":"remade"}"#,
         ),
         ("apply { }", r#"{"applied":false,"changes":[],"more":0}"#),
     ] {

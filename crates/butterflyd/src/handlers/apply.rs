@@ -36,11 +36,23 @@ impl<D: Dataplane> Daemon<D> {
         let mut all = differences(&self.desired, &new, &changes);
         self.remake_what_is_gone(&named, &new, &mut changes, &mut all);
         self.can_carry_out(&changes, &new)?;
+        // Before anything is cut.
+        let cuts = self.cut_by(&all);
         if !request.dry_run() {
             self.carry_out_plan(changes)?;
-            info!("a whole state was applied: {} objects changed", all.len());
+            info!(objects = all.len(), cut_off = cuts.len(), "a whole state was applied");
         }
-        Ok(Response { apply: MessageField::some(told(all)), ..Default::default() })
+        Ok(Response { apply: MessageField::some(told(all, &cuts)), ..Default::default() })
+    }
+
+    /// Returns the vnics to which something is attached that loses its network.
+    fn cut_by(&self, all: &[Difference]) -> BTreeSet<String> {
+        all.iter()
+            .filter(|row| row.object == Object::Vnic)
+            .filter(|row| matches!(row.what, What::Remade | What::Removed))
+            .filter(|row| self.is_attached(&row.name))
+            .map(|row| row.name.clone())
+            .collect()
     }
 
     /// Reads what the request declares. A refusal names the object.
@@ -117,7 +129,11 @@ impl<D: Dataplane> Daemon<D> {
         for change in changes {
             match change {
                 Change::NamePeer(_) | Change::UnnamePeer(_) => self.with_uplink()?,
-                Change::AddVnic(nic) | Change::ChangeVnic(nic) => {
+                Change::AddVnic(nic) => {
+                    self.recorder.check(nic).map_err(|why| about_change(change, why))?;
+                    self.may_add(nic).map_err(|why| about_change(change, why))?;
+                }
+                Change::ChangeVnic(nic) => {
                     self.recorder.check(nic).map_err(|why| about_change(change, why))?;
                 }
                 Change::RemakeVnic(nic) => {
@@ -137,34 +153,57 @@ impl<D: Dataplane> Daemon<D> {
             return Ok(());
         }
         let before = self.desired.clone();
+        let mut cut = BTreeSet::new();
         for change in changes {
             // It may take long: systemd's watchdog sees it get on.
             self.turns.taken();
             let about = name_of(&change);
-            if let Err(failure) = self.change(change) {
-                return Err(self.restored(&before, about.failure(failure)));
+            let cuts = self.cut_by_change(&change);
+            let outcome = self.change(change);
+            // A change that was refused before it cut anything leaves the VM attached.
+            cut.extend(cuts.filter(|id| outcome.is_ok() || !self.is_attached(id)));
+            if let Err(failure) = outcome {
+                return Err(self.restored(&before, cut, about.failure(failure)));
             }
         }
         Ok(())
     }
 
-    /// Goes back to an earlier state, and adds to `failure` what came of that.
-    fn restored(&mut self, before: &Desired, failure: Failure) -> Failure {
+    /// Returns the vnic from which a change takes an attached VM.
+    fn cut_by_change(&self, change: &Change) -> Option<String> {
+        let id = match change {
+            Change::RemakeVnic(nic) => nic.id.as_str(),
+            Change::RemoveVnic(id) => id.as_str(),
+            _ => return None,
+        };
+        self.is_attached(id).then(|| id.to_owned())
+    }
+
+    /// Goes back to an earlier state, and adds to `failure` what came of that. `cut`: the vnics
+    /// that lost their VMs on the way to the new one.
+    fn restored(
+        &mut self,
+        before: &Desired,
+        mut cut: BTreeSet<String>,
+        failure: Failure,
+    ) -> Failure {
         let back = plan(&self.desired, before);
-        let cut = names(
-            back.iter()
-                .filter(|change| matches!(change, Change::AddVnic(_) | Change::RemakeVnic(_))),
-        );
         let mut lost = Vec::new();
         for change in back {
             self.turns.taken();
             let about = name_of(&change);
+            cut.extend(self.cut_by_change(&change));
             if let Err(why) = self.change(change) {
                 let why = about.failure(why).description.unwrap_or_default();
                 warn!("a state could not be applied, and this not restored: {why}");
                 lost.push(why);
             }
         }
+        // Those that did not exist before were not anybody's.
+        cut.retain(|id| before.vnics().get(id).is_some());
+        let cut = names(&cut);
+        let why = failure.description.as_deref().unwrap_or_default();
+        warn!(cut_off = cut, "a state could not be applied and was taken back: {why}");
         let outcome = match (lost.len(), cut.is_empty()) {
             (0, true) => "everything is as it was before".to_owned(),
             (0, false) => format!(
@@ -221,15 +260,9 @@ fn about(kind: &str, name: &str, failure: Failure) -> Failure {
     About(format!("{kind} {name:?}")).failure(failure)
 }
 
-/// The vnics that changes are about, the first of them.
-fn names<'a>(changes: impl Iterator<Item = &'a Change>) -> String {
-    let ids: BTreeSet<&str> = changes
-        .filter_map(|change| match change {
-            Change::AddVnic(nic) | Change::RemakeVnic(nic) => Some(nic.id.as_str()),
-            _ => None,
-        })
-        .collect();
-    let told: Vec<&str> = ids.iter().copied().take(NAMES).collect();
+/// The names of vnics, the first of them.
+fn names(ids: &BTreeSet<String>) -> String {
+    let told: Vec<&str> = ids.iter().map(String::as_str).take(NAMES).collect();
     let rest = match ids.len() - told.len() {
         0 => String::new(),
         more => format!(" and {more} more"),
@@ -238,14 +271,15 @@ fn names<'a>(changes: impl Iterator<Item = &'a Change>) -> String {
 }
 
 /// The differences, as many as a reply may tell.
-fn told(all: Vec<Difference>) -> ApplyRes {
+fn told(all: Vec<Difference>, cuts: &BTreeSet<String>) -> ApplyRes {
     let count = all.len();
     let mut bytes = 0;
     let fits = |row: &apply_res::Change| {
         bytes += row.compute_size() as usize + 16;
         bytes <= TOLD
     };
-    let change: Vec<_> = all.into_iter().map(row).take_while(fits).collect();
+    let change: Vec<_> =
+        all.into_iter().map(|difference| row(difference, cuts)).take_while(fits).collect();
     let more = Some((count - change.len()) as u64).filter(|more| *more > 0);
     ApplyRes { change, more, ..Default::default() }
 }
@@ -260,8 +294,10 @@ fn cut(mut text: String) -> String {
     text
 }
 
-fn row(difference: Difference) -> apply_res::Change {
+fn row(difference: Difference, cuts: &BTreeSet<String>) -> apply_res::Change {
     use apply_res::change;
+    let vnic = difference.object == Object::Vnic;
+    let cuts = vnic && cuts.contains(&difference.name);
     let object = match difference.object {
         Object::Vnic => change::Object::NIC,
         Object::Group => change::Object::SECURITY_GROUP,
@@ -278,6 +314,7 @@ fn row(difference: Difference) -> apply_res::Change {
         name: Some(difference.name),
         what: Some(what.into()),
         text: Some(cut(difference.text)).filter(|text| !text.is_empty()),
+        cuts: Some(cuts),
         ..Default::default()
     }
 }

@@ -305,6 +305,16 @@ impl<D: Dataplane> Daemon<D> {
         self.dataplane.may_replace(&self.spec(nic)).map_err(|why| self.not_made(why, &nic.kind))
     }
 
+    /// Checks that a vnic could be added, before others go.
+    pub(super) fn may_add(&self, nic: &Nic) -> Result<(), Failure> {
+        self.dataplane.may_add(&self.spec(nic)).map_err(|why| self.not_made(why, &nic.kind))
+    }
+
+    /// Returns whether a VM, or a guest of our own, is attached to a vnic.
+    pub(super) fn is_attached(&self, id: &str) -> bool {
+        self.dataplane.vnic(id).is_some_and(|report| report.device.attached.is_some())
+    }
+
     /// The commonest reason that is not in the request has its own help.
     fn not_made(&self, why: AddError, kind: &Kind) -> Failure {
         let folder = self.socket_dir.path();

@@ -1,6 +1,10 @@
 //! Front of a vnic: the other side, and how it is opened.
 
-use std::{net::IpAddr, path::PathBuf, sync::Arc};
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use butterfly_guest::{Guest, Machine, Prepared, Vnic};
 use butterfly_vhost::{
@@ -79,28 +83,67 @@ impl Front {
     ) -> Result<(), AddError> {
         match (self, old) {
             (Front::Socket { role: Role::Client, .. }, _) => Ok(()),
-            // Its own socket is there for it.
-            (Front::Socket { path, .. }, Front::Socket { path: old, role: Role::Server })
-                if path == old =>
-            {
-                Ok(())
-            }
-            (Front::Socket { path, .. }, _) => may_listen(path).map_err(failed),
+            (Front::Socket { path, .. }, _) => may_serve(path, old.serves(path)),
             (Front::Inside(machine), _) => {
                 // The old one gives up the name.
                 let same = matches!(old, Front::Inside(old) if old.is_beside(machine));
-                let id = if same { String::new() } else { spec.id.clone() };
-                let vnic = Vnic {
-                    id,
-                    mac: spec.mac,
-                    ip: first(&spec.policy.ips),
-                    mtu: host.mtu,
-                    worker: host.worker,
-                };
-                machine.prepare(vnic).map(drop).map_err(failed)
+                try_machine(machine, spec, host, !same)
             }
         }
     }
+
+    /// Checks whether it could be opened for a vnic that is added. `taken`: another vnic of ours
+    /// serves the socket's path, and may give it up before.
+    ///
+    /// The name of an interface is not tried, as it may belong to a vnic that goes before.
+    pub(crate) fn may_open(
+        &self,
+        spec: &VnicSpec,
+        host: HostFacts,
+        taken: bool,
+    ) -> Result<(), AddError> {
+        match self {
+            Front::Socket { role: Role::Client, .. } => Ok(()),
+            Front::Socket { path, .. } => may_serve(path, taken),
+            Front::Inside(machine) => try_machine(machine, spec, host, false),
+        }
+    }
+
+    /// Returns whether its socket is served at this path.
+    pub(crate) fn serves(&self, wanted: &Path) -> bool {
+        matches!(self, Front::Socket { path, role: Role::Server } if path == wanted)
+    }
+}
+
+/// Checks whether a socket could be served at a path. One of ours that is `taken` now is only
+/// checked for its folder.
+fn may_serve(path: &Path, taken: bool) -> Result<(), AddError> {
+    if !taken {
+        return may_listen(path).map_err(failed);
+    }
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
+            Err(failed(format!("no socket can be made in {}: no such folder", folder.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes a machine of our own and drops it, under the name of the vnic or any other.
+fn try_machine(
+    machine: &Machine,
+    spec: &VnicSpec,
+    host: HostFacts,
+    named: bool,
+) -> Result<(), AddError> {
+    let vnic = Vnic {
+        id: if named { spec.id.clone() } else { String::new() },
+        mac: spec.mac,
+        ip: first(&spec.policy.ips),
+        mtu: host.mtu,
+        worker: host.worker,
+    };
+    machine.prepare(vnic).map(drop).map_err(failed)
 }
 
 /// Returns the address of a vnic that the daemon's own guest uses.

@@ -388,6 +388,18 @@ impl Switch {
         spec.front.may_replace(&old, spec, self.host())
     }
 
+    /// Checks whether a vnic could be added, as far as that can be tried while others that go before
+    /// it are still there. Returns the error with which [`Switch::add_vnic`] would fail.
+    pub fn may_add(&self, spec: &VnicSpec) -> Result<(), AddError> {
+        let taken = match &spec.front {
+            Front::Socket { path, .. } => {
+                self.vnics().values().any(|declared| declared.spec.front.serves(path))
+            }
+            Front::Inside(_) => false,
+        };
+        spec.front.may_open(spec, self.host(), taken)
+    }
+
     /// Keeps a vnic's MAC address while the vnic is made again. No vnic that waits for it gets it
     /// until [`Switch::give_up_address`].
     pub fn keep_address(&self, id: &str) {

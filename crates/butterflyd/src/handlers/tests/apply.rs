@@ -153,6 +153,15 @@ fn what_is_refused_changes_nothing() {
     let (got, _) = host.fails(&format!("apply {{ {} }}", N.replace("vni: 1", "vni: 3")));
     assert_eq!(got, "nic \"n\": no such namespace");
     assert!(calls(&mut host).is_empty(), "it was found before anything was cut");
+    // The same of a vnic that is added, whatever else the file changes, and for a dry run, too.
+    (host.fake().irreplaceable, host.fake().inaddible) = (None, Some("no such namespace"));
+    let added = "nic { id: \"z\" mac: \"42:00:00:00:00:09\" vni: 1 }";
+    for options in ["", "dry_run: true", "prune: true"] {
+        let changed = N.replace("vni: 1", "vni: 3");
+        let (got, _) = host.fails(&format!("apply {{ {changed} {added} {options} }}"));
+        assert_eq!(got, "nic \"z\": no such namespace");
+        assert!(calls(&mut host).is_empty(), "it was found before anything was cut");
+    }
 }
 
 #[test]

@@ -56,6 +56,7 @@ pub(super) struct Fake {
     pub(super) sockets_gone: BTreeSet<String>,
     /// Reason why no vnic can be made in place of another.
     pub(super) irreplaceable: Option<&'static str>,
+    pub(super) inaddible: Option<&'static str>,
     /// Vnic whose address is kept.
     kept: Option<String>,
     calls: Vec<String>,
@@ -109,6 +110,13 @@ impl Dataplane for Fake {
     fn may_replace(&self, spec: &VnicSpec) -> Result<(), AddError> {
         assert!(self.vnics.contains_key(&spec.id));
         match self.irreplaceable {
+            Some(why) => Err(AddError::Device(why.into())),
+            None => Ok(()),
+        }
+    }
+
+    fn may_add(&self, _: &VnicSpec) -> Result<(), AddError> {
+        match self.inaddible {
             Some(why) => Err(AddError::Device(why.into())),
             None => Ok(()),
         }
