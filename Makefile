@@ -21,6 +21,8 @@ export CARGO_INCREMENTAL := 0
 endif
 
 PROGRAMS := butterflyd butterfly butterfly-bench
+# By package: what tests add to a crate (features) is not in the programs.
+PACKAGES := butterflyd butterfly butterfly-bench
 
 # What the programs print about themselves, and where it goes.
 SHARE     := $(PREFIX)/share
@@ -47,7 +49,7 @@ setup: ## check the Rust toolchain, install missing Debian packages (root)
 
 build: ## build target/release/butterflyd, butterfly and butterfly-bench
 	@tests/lib/setup.sh build
-	$(CARGO) build --release $(LOCKED) $(PROGRAMS:%=--bin %)
+	$(CARGO) build --release $(LOCKED) $(PACKAGES:%=-p %) $(PROGRAMS:%=--bin %)
 
 test: setup build ## all checks and tests, 20 to 40 minutes on two cores (root)
 	@tests/run.sh $(TEST_PARTS)
@@ -56,6 +58,7 @@ test-lint: setup ## formatting, clippy and rustdoc without warnings, licences an
 	@tests/lib/setup.sh lint
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(LOCKED) -- -D warnings
+	$(CARGO) clippy $(PACKAGES:%=-p %) $(LOCKED) -- -D warnings
 	RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' $(CARGO) doc --quiet --workspace --no-deps --document-private-items $(LOCKED)
 	tests/lib/shellcheck.sh
 	tests/lib/named_tests.sh
