@@ -11,6 +11,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from sources import read
+
 # All crates, the lowest first.
 CRATES = [
     "version", "mem", "packet", "model", "manual", "api", "control", "uplink", "vhost",
@@ -45,12 +47,6 @@ def module(path, root):
     """Name of a file's module, as a tuple."""
     parts = path.relative_to(root).with_suffix("").parts
     return parts[:-1] if parts[-1] in ("mod", "lib", "main") else parts
-
-
-def read(path):
-    """A file without comments, and without the tests at its end."""
-    text = re.sub(r"^\s*//.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return re.split(r"#\[cfg\(.*test.*\)\]\s*(?:pub\(crate\) )?mod \w+", text)[0]
 
 
 def leaves(tree, prefix=()):

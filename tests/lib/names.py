@@ -9,6 +9,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+from sources import read
+
 REPO = Path(__file__).resolve().parents[2]
 
 # Words of two protocols each, always written with their module: `igmp::Query`.
@@ -18,12 +20,6 @@ APART = {("datapath", "DropReason")}
 
 TYPE = re.compile(r"^(?:(pub)(?:\([^)]*\))? )?(?:unsafe )?(struct|enum|union|trait|type) (\w+)", re.MULTILINE)
 IMPL = re.compile(r"^(?:unsafe )?impl(?:<[^{]*?>)? (\w+)(?:<[^{]*?>)?\s*(?:where[^{]*)?\{", re.MULTILINE)
-
-
-def read(path):
-    """A file without comments, and without the tests at its end."""
-    text = re.sub(r"^\s*//.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return re.split(r"#\[cfg\(.*test.*\)\]\s*(?:pub\(crate\) )?mod \w+", text)[0]
 
 
 def folder(path):

@@ -16,7 +16,7 @@ use butterfly_uplink::{groups::Groups, kernel::Kernel, packet::PacketSocket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::endpoint::{
-    control::{Control, ControlConfig, Count, Event, Output},
+    control::{Control, ControlConfig, ControlEvent, Count, Output},
     link::{LinkState, LinkWatch, News},
     silence::{Refusal, Silences, Told},
     watch::PeerWatch,
@@ -421,7 +421,7 @@ impl State {
                 found(tunnel, peer, mac, Some(asked.waiting), &mut self.out);
             } else if now.saturating_sub(asked.since) > ASK_FOR {
                 self.lost += u64::from(!asked.waiting.is_empty());
-                self.out.events.push(Event::Unreachable(peer));
+                self.out.events.push(ControlEvent::Unreachable(peer));
             } else {
                 self.asked.insert(peer, asked);
             }
@@ -581,19 +581,22 @@ impl State {
     fn carry_out(&mut self, plane: &Plane, tunnel: &Tunnel, ageing: u32) {
         let clock = plane.shared.clock.now();
         for event in self.out.events.drain(..) {
-            let (Event::Resolved(peer, _) | Event::Unreachable(peer) | Event::Refused(peer, _)) =
-                event;
+            let (ControlEvent::Resolved(peer, _)
+            | ControlEvent::Unreachable(peer)
+            | ControlEvent::Refused(peer, _)) = event;
             let Some(at) = tunnel.peers.find(crate::world::rules::number(peer)) else { continue };
             let Some(peer) = tunnel.peers.get(at) else { continue };
             match event {
-                Event::Resolved(..) => self.silences.answers(at),
-                Event::Unreachable(_) => self.silences.refused(at, Refusal::NoNextHop, clock),
-                Event::Refused(_, why) => {
+                ControlEvent::Resolved(..) => self.silences.answers(at),
+                ControlEvent::Unreachable(_) => {
+                    self.silences.refused(at, Refusal::NoNextHop, clock)
+                }
+                ControlEvent::Refused(_, why) => {
                     self.silences.refused(at, why, clock);
                     continue;
                 }
             }
-            if let Event::Resolved(_, mac) = event {
+            if let ControlEvent::Resolved(_, mac) = event {
                 peer.set_mac(Some(mac));
             } else if !peer.was_heard(clock, ageing) {
                 // Otherwise frames came from the peer: there is a way, though no station there
@@ -768,7 +771,10 @@ mod tests {
         for peer in [at, other] {
             assert!(tunnel.peers.get(peer).unwrap().may_wait());
         }
-        state.out.events.extend([Event::Unreachable(heard), Event::Unreachable(named)]);
+        state
+            .out
+            .events
+            .extend([ControlEvent::Unreachable(heard), ControlEvent::Unreachable(named)]);
         state.carry_out(&keeper.plane, tunnel, 300);
         let known = |at| tunnel.peers.get(at).unwrap();
         assert_eq!((known(at).mac(), known(other).mac()), (Some(mac), None));

@@ -69,7 +69,7 @@ enum Pass {
 }
 
 /// Outcome of a look at a ring.
-pub(super) enum Found {
+pub(super) enum Looked {
     Frames(usize),
     Empty,
     /// Another thread changes the ring.
@@ -310,15 +310,15 @@ impl Worker {
             self.bill.open(cpu::tsc);
             let mut served = None;
             let stays = match self.serve(at) {
-                Found::Frames(n) => {
+                Looked::Frames(n) => {
                     moved = true;
                     served = Some(n);
                     self.account(n);
                     true
                 }
-                Found::Held => true,
-                Found::Empty => self.stays_though_empty(at),
-                Found::Gone => false,
+                Looked::Held => true,
+                Looked::Empty => self.stays_though_empty(at),
+                Looked::Gone => false,
             };
             if !self.calls.is_empty() {
                 self.interrupt();
@@ -427,21 +427,21 @@ impl Worker {
 
     /// Serves one batch of one ring.
     #[inline(always)] // a part of the round
-    fn serve(&mut self, at: usize) -> Found {
-        let Some(polled) = self.polled.get_mut(at) else { return Found::Gone };
+    fn serve(&mut self, at: usize) -> Looked {
+        let Some(polled) = self.polled.get_mut(at) else { return Looked::Gone };
         let size = polled.account.size;
         let Some(sender) = self.snapshot.vnic(polled.place) else {
             return match polled.place {
                 UPLINK => self.serve_uplink(at, size),
                 LATER => self.serve_later(size),
-                _ => Found::Gone,
+                _ => Looked::Gone,
             };
         };
-        let Some(mut guard) = sender.shared.port.try_tx() else { return Found::Held };
-        let Some(ring) = guard.as_mut() else { return Found::Gone };
+        let Some(mut guard) = sender.shared.port.try_tx() else { return Looked::Held };
+        let Some(ring) = guard.as_mut() else { return Looked::Gone };
         let n = match ring.available() {
-            None => return Found::Gone,
-            Some(0) => return Found::Empty,
+            None => return Looked::Gone,
+            Some(0) => return Looked::Empty,
             Some(n) => n.min(size),
         };
         if polled.empty != 0 {
@@ -451,7 +451,7 @@ impl Worker {
             polled.empty = 0;
         }
         polled.busy = self.now;
-        let Some(network) = self.snapshot.networks.get(sender.network) else { return Found::Gone };
+        let Some(network) = self.snapshot.networks.get(sender.network) else { return Looked::Gone };
         ring.prefetch(n);
         let likely =
             self.snapshot.vnics.get(polled.likely).filter(|vnic| vnic.place != polled.place);
@@ -467,7 +467,7 @@ impl Worker {
                 rx.prepare(n);
             }
         }) else {
-            return Found::Empty;
+            return Looked::Empty;
         };
         let mut frames = frames;
         let mut from = polled.flooded as usize;
@@ -501,6 +501,6 @@ impl Worker {
         if ring.poisoned() {
             ring.rest();
         }
-        Found::Frames(walked.frames)
+        Looked::Frames(walked.frames)
     }
 }

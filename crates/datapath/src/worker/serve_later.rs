@@ -6,7 +6,7 @@ use butterfly_vhost::ring::Frames;
 
 use super::{
     later::{Announcement, Flood},
-    rounds::{Found, Worker},
+    rounds::{Looked, Worker},
     walk::walk,
 };
 use crate::engine::{
@@ -18,9 +18,9 @@ use crate::engine::{
 impl Worker {
     /// Sends the next frame to some of its receivers.
     #[inline(never)]
-    pub(super) fn serve_later(&mut self, size: u16) -> Found {
+    pub(super) fn serve_later(&mut self, size: u16) -> Looked {
         if self.later.is_empty() {
-            return Found::Gone;
+            return Looked::Gone;
         }
         let budget = Budget::of(size);
         self.bill.used(budget, budget);
@@ -40,7 +40,7 @@ impl Worker {
             }
         }
         // Counted when it came, or an announcement, which no counter counts.
-        Found::Frames(0)
+        Looked::Frames(0)
     }
 
     /// Returns the number of receivers that have it; 0 for all.

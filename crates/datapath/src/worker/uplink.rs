@@ -6,7 +6,7 @@ use butterfly_vhost::ring::{BATCH, Frames, Gathered};
 use super::{
     later::LATER,
     later::Later,
-    rounds::{Found, Worker},
+    rounds::{Looked, Worker},
     shared::Shared,
     walk::walk,
 };
@@ -34,9 +34,9 @@ use crate::world::snapshot::Snapshot;
 impl Worker {
     /// Serves one batch from the uplink.
     #[inline(never)]
-    pub(super) fn serve_uplink(&mut self, at: usize, size: u16) -> Found {
+    pub(super) fn serve_uplink(&mut self, at: usize, size: u16) -> Looked {
         let shared: &Shared = &self.shared;
-        let Some(tunnel) = &shared.tunnel else { return Found::Gone };
+        let Some(tunnel) = &shared.tunnel else { return Looked::Gone };
         let mut desk = Desk {
             shared,
             tunnel,
@@ -52,18 +52,18 @@ impl Worker {
         };
         let found = match &tunnel.port {
             UplinkPort::Ring(port) => {
-                let Some(mut guard) = port.try_tx() else { return Found::Held };
-                let Some(ring) = guard.as_mut() else { return Found::Gone };
+                let Some(mut guard) = port.try_tx() else { return Looked::Held };
+                let Some(ring) = guard.as_mut() else { return Looked::Gone };
                 match ring.available() {
-                    None => return Found::Gone,
-                    Some(0) => return Found::Empty,
+                    None => return Looked::Gone,
+                    Some(0) => return Looked::Empty,
                     Some(n) => ring.prefetch(n.min(size)),
                 }
                 if self.polled.get(at).is_some_and(|polled| polled.empty != 0) {
                     ring.disarm(); // it may just have come back by its kick
                 }
                 let Gathered::Frames(frames) = ring.gather_long(&mut self.store, size) else {
-                    return Found::Empty;
+                    return Looked::Empty;
                 };
                 let n = frames.len();
                 desk.take(frames);
@@ -74,14 +74,14 @@ impl Worker {
             }
             UplinkPort::Wire(_) => {
                 let Some(mut wire) = tunnel.port.wire(self.handle.index) else {
-                    return Found::Gone;
+                    return Looked::Gone;
                 };
                 if wire.pending() {
                     wire.flush();
                 }
                 let n = wire.receive(size.into());
                 if n == 0 {
-                    return Found::Empty;
+                    return Looked::Empty;
                 }
                 desk.take(Frames::private(&mut self.store, (0..n).map(|index| wire.frame(index))));
                 wire.release();
@@ -96,7 +96,7 @@ impl Worker {
         if !self.later.is_empty() {
             self.add(LATER);
         }
-        Found::Frames(found)
+        Looked::Frames(found)
     }
 
     /// Returns whether the uplink has to be polled on, after it was found empty many times in a

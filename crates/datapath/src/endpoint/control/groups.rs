@@ -20,7 +20,7 @@ use butterfly_packet::{
 };
 
 use crate::endpoint::control::{
-    GroupRow, Output,
+    Membership, Output,
     counts::{ControlCounts, Count},
     link::Link,
 };
@@ -254,8 +254,8 @@ impl JoinedGroups {
     }
 
     /// Returns the groups for the operator, by address.
-    pub fn list(&self, now: u64) -> Vec<GroupRow> {
-        let row = |(address, member): (&IpAddr, &Member)| GroupRow {
+    pub fn list(&self, now: u64) -> Vec<Membership> {
+        let row = |(address, member): (&IpAddr, &Member)| Membership {
             address: *address,
             vni: member.vni,
             reported: now.saturating_sub(member.last),

@@ -17,11 +17,12 @@ use butterfly_packet::{
 };
 
 use crate::endpoint::control::{
-    Control, Event, Output, Refusal,
+    Control, ControlEvent, Output,
     counts::Count,
     is_station,
     link::{self, ND_HOP_LIMIT, SOLICITED},
 };
+use crate::endpoint::silence::Refusal;
 
 impl Control {
     /// Hears a frame. Returns its counter, unless it was counted already.
@@ -193,7 +194,7 @@ impl Control {
         if to != self.link.endpoint || me != to || !is_vxlan || !may_say {
             return Count::Misdirected;
         }
-        out.events.push(Event::Refused(peer, why));
+        out.events.push(ControlEvent::Refused(peer, why));
         Count::Refused
     }
 

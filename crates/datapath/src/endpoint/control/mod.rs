@@ -10,86 +10,22 @@ mod groups;
 mod hear;
 mod link;
 mod neighbours;
+mod terms;
 #[cfg(test)]
 mod tests;
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 use butterfly_packet::{Mac, ipv6};
 
 pub(crate) use counts::{ControlCounts, Count};
+pub(crate) use terms::{ControlConfig, ControlEvent, Membership, NextHop, Output};
 
-use crate::endpoint::silence::Refusal;
 use endpoint::Endpoint;
 use groups::JoinedGroups;
 use link::Link;
 use neighbours::Neighbours;
-
-/// Addresses and options of the endpoint.
-#[derive(Clone, Debug)]
-pub(crate) struct ControlConfig {
-    /// Its link address on the uplink.
-    pub mac: Mac,
-    /// Its address.
-    pub endpoint: IpAddr,
-    /// Length of its network's prefix: hosts in it are reached directly.
-    pub prefix: Option<u8>,
-    /// True if no other station answers for the address. The endpoint then answers ARP, neighbour
-    /// solicitations and pings.
-    pub answers: bool,
-    /// Gateways to other hosts; of one IP version, the first that answers is used. Without one, all
-    /// hosts are reached directly.
-    pub gateways: Vec<IpAddr>,
-    /// Prefix of the IPv6 groups of networks.
-    pub group6: Ipv6Addr,
-}
-
-/// Events that the packet path has to know.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Event {
-    /// Frames to this peer go to that link address.
-    Resolved(IpAddr, Mac),
-    /// The link address for frames to this peer is not known. A frame that waited for it was
-    /// dropped.
-    Unreachable(IpAddr),
-    /// The peer's host, a router or the link says that our frames to this peer arrive nowhere.
-    Refused(IpAddr, Refusal),
-}
-
-/// Results of a call. Calls only append.
-#[derive(Debug, Default)]
-pub(crate) struct Output {
-    /// Whole Ethernet frames to be sent.
-    pub frames: Vec<Vec<u8>>,
-    /// In the order in which they happened.
-    pub events: Vec<Event>,
-}
-
-/// A group that is joined.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct GroupRow {
-    /// Its address.
-    pub address: IpAddr,
-    /// The network it stands for; `None`: the endpoint's own address needs it (RFC 4861, 7.2.1).
-    pub vni: Option<u32>,
-    /// Milliseconds since the last report.
-    pub reported: u64,
-}
-
-/// A next hop.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct NeighbourRow {
-    /// Its address.
-    pub address: IpAddr,
-    /// "asking", "reachable", "stale", "probing" or "unreachable".
-    pub state: &'static str,
-    /// Its link address, if it is known.
-    pub mac: Option<Mac>,
-    /// Milliseconds since it was confirmed last, if it ever was.
-    pub age: Option<u64>,
-    /// Peers that are reached by it.
-    pub peers: usize,
-}
+use terms::is_station;
 
 /// The endpoint's side of the protocols of its link.
 pub(crate) struct Control {
@@ -192,12 +128,12 @@ impl Control {
     }
 
     /// Returns the groups that are joined, by address.
-    pub fn groups(&self, now: u64) -> Vec<GroupRow> {
+    pub fn groups(&self, now: u64) -> Vec<Membership> {
         self.groups.list(now)
     }
 
     /// Returns the next hops, by address.
-    pub fn neighbours(&self, now: u64) -> Vec<NeighbourRow> {
+    pub fn neighbours(&self, now: u64) -> Vec<NextHop> {
         self.neighbours.list(now)
     }
 
@@ -205,9 +141,4 @@ impl Control {
     pub fn counts(&self) -> &ControlCounts {
         &self.counts
     }
-}
-
-/// Returns whether an address can be a station's.
-fn is_station(mac: Mac) -> bool {
-    !mac.is_group() && mac != Mac::ZERO
 }

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use butterfly_packet::Mac;
 
 use crate::endpoint::control::{
-    Event, NeighbourRow, Output,
+    ControlEvent, NextHop, Output,
     counts::{ControlCounts, Count},
     link::Link,
 };
@@ -115,7 +115,7 @@ impl Neighbours {
     ) {
         if !link.can_be_peer(peer) {
             counts.add(Count::BadPeer);
-            out.events.push(Event::Unreachable(peer));
+            out.events.push(ControlEvent::Unreachable(peer));
             return;
         }
         let hop = self.touch(link, peer, now, counts, out);
@@ -124,7 +124,7 @@ impl Neighbours {
         let neighbour = self.hops.entry(hop).or_insert(unknown);
         if let State::Unreachable { until } = neighbour.state {
             if until > now {
-                out.events.push(Event::Unreachable(peer));
+                out.events.push(ControlEvent::Unreachable(peer));
                 if frame.is_some() {
                     counts.add(Count::NoAnswer);
                 }
@@ -138,7 +138,7 @@ impl Neighbours {
         match neighbour.mac() {
             Some(mac) => {
                 out.frames.extend(frame.and_then(|frame| addressed(frame, mac)));
-                out.events.push(Event::Resolved(peer, mac));
+                out.events.push(ControlEvent::Resolved(peer, mac));
                 self.check(link, hop, now, out);
             }
             None => self.keep(peer, frame, counts),
@@ -222,7 +222,7 @@ impl Neighbours {
     ) {
         let Some(peer) = self.peers.remove(&address) else { return };
         if self.hops.get(&peer.hop).is_some_and(|hop| hop.mac().is_none()) {
-            out.events.push(Event::Unreachable(address));
+            out.events.push(ControlEvent::Unreachable(address));
         }
         if let Some(frame) = peer.waiting {
             self.waiting = self.waiting.saturating_sub(frame.len());
@@ -337,7 +337,7 @@ impl Neighbours {
         if is_new {
             let mut waited = 0;
             each_peer(&mut self.peers, link, hop, |address, peer| {
-                out.events.push(Event::Resolved(address, mac));
+                out.events.push(ControlEvent::Resolved(address, mac));
                 if let Some(frame) = peer.waiting.take() {
                     waited += frame.len();
                     out.frames.extend(addressed(frame, mac));
@@ -351,7 +351,7 @@ impl Neighbours {
     fn give_up(&mut self, link: &Link, hop: IpAddr, counts: &mut ControlCounts, out: &mut Output) {
         let mut waited = 0;
         each_peer(&mut self.peers, link, hop, |address, peer| {
-            out.events.push(Event::Unreachable(address));
+            out.events.push(ControlEvent::Unreachable(address));
             if let Some(frame) = peer.waiting.take() {
                 waited += frame.len();
                 counts.add(Count::NoAnswer);
@@ -392,12 +392,12 @@ impl Neighbours {
     }
 
     /// Returns the next hops for the operator, by address.
-    pub fn list(&self, now: u64) -> Vec<NeighbourRow> {
+    pub fn list(&self, now: u64) -> Vec<NextHop> {
         let mut behind = BTreeMap::new();
         for peer in self.peers.values() {
             *behind.entry(peer.hop).or_insert(0) += 1;
         }
-        let row = |(address, neighbour): (&IpAddr, &Neighbour)| NeighbourRow {
+        let row = |(address, neighbour): (&IpAddr, &Neighbour)| NextHop {
             address: *address,
             state: match neighbour.state {
                 State::Asking { .. } => "asking",

@@ -241,7 +241,7 @@ fn who_cannot_be_reached_is_told() {
         (router, 13, Refusal::Forbidden),
     ] {
         let events = host.hears(&error(from, code, &quoted)).events;
-        assert_eq!(events, [Event::Refused(IpAddr::from(peer), why)], "code {code}");
+        assert_eq!(events, [ControlEvent::Refused(IpAddr::from(peer), why)], "code {code}");
     }
     for (frame, count, what) in [
         (error(router, 3, &quoted), Count::Misdirected, "a router knows no ports of others"),
@@ -262,7 +262,7 @@ fn who_cannot_be_reached_is_told() {
     {
         let error = build::ethernet(B, A).ipv6(YOU6, ME6).icmp(1, code, 0, &frame[14..]);
         let events = host.hears(&error).events;
-        assert_eq!(events, [Event::Refused(std::net::Ipv6Addr::from(YOU6).into(), why)]);
+        assert_eq!(events, [ControlEvent::Refused(std::net::Ipv6Addr::from(YOU6).into(), why)]);
     }
 }
 

@@ -4,6 +4,8 @@ mod endpoint;
 mod groups;
 mod neighbours;
 
+use std::net::Ipv6Addr;
+
 use butterfly_packet::build;
 use proptest::{collection::vec, prelude::*};
 
@@ -138,7 +140,7 @@ fn advertisement(mac: Mac, to: Mac, owner: Ipv6Addr, destination: &str, flags: u
 }
 
 /// Carries frames between endpoints until none is left, and counts them.
-fn talk(hosts: &mut [&mut Host], from: usize, first: Output) -> (usize, Vec<Event>) {
+fn talk(hosts: &mut [&mut Host], from: usize, first: Output) -> (usize, Vec<ControlEvent>) {
     let mut queue: Vec<(usize, Vec<u8>)> =
         first.frames.into_iter().map(|frame| (from, frame)).collect();
     let (mut carried, mut events) = (0, first.events);
@@ -188,9 +190,15 @@ fn two_endpoints_find_each_other() {
         let frame = build::ethernet(A, Mac::ZERO).payload(0x88b5, b"waits");
         let out = a.call(|control, now, out| control.resolve(address_b, Some(frame), now, out));
         // Question, answer, and the frame that waited.
-        assert_eq!(talk(&mut [&mut a, &mut b], 0, out), (3, vec![Event::Resolved(address_b, B)]));
+        assert_eq!(
+            talk(&mut [&mut a, &mut b], 0, out),
+            (3, vec![ControlEvent::Resolved(address_b, B)])
+        );
         let out = b.call(|control, now, out| control.resolve(address_a, None, now, out));
-        assert_eq!(talk(&mut [&mut a, &mut b], 1, out), (2, vec![Event::Resolved(address_a, A)]));
+        assert_eq!(
+            talk(&mut [&mut a, &mut b], 1, out),
+            (2, vec![ControlEvent::Resolved(address_a, A)])
+        );
         // A minute later, one asks the other whether it is still there.
         a.pass(60_000);
         b.pass(60_000);

@@ -23,7 +23,7 @@ fn said(happened: &[(u64, Output)]) -> Vec<(u64, Vec<u8>)> {
         .collect()
 }
 
-fn events(happened: &[(u64, Output)]) -> Vec<(u64, Event)> {
+fn events(happened: &[(u64, Output)]) -> Vec<(u64, ControlEvent)> {
     happened.iter().flat_map(|(at, out)| out.events.iter().map(|event| (*at, *event))).collect()
 }
 
@@ -32,7 +32,7 @@ fn known() -> [(Host, &'static str); 2] {
     Host::both().map(|(mut host, peer, ..)| {
         host.resolve(peer, None);
         let out = host.hears(&answer(B, peer));
-        assert_eq!((out.frames.len(), out.events), (0, vec![Event::Resolved(ip(peer), B)]));
+        assert_eq!((out.frames.len(), out.events), (0, vec![ControlEvent::Resolved(ip(peer), B)]));
         assert_eq!(host.state(peer), Some(("reachable", Some(B))));
         (host, peer)
     })
@@ -48,10 +48,13 @@ fn it_asks_three_times_and_gives_up_for_a_second() {
             assert_eq!(host.state(peer), Some(("asking", None)));
             let happened = host.pass(3500);
             assert_eq!(said(&happened), [(1000, asked.clone()), (2000, asked.clone())]);
-            assert_eq!(events(&happened), [(3000, Event::Unreachable(ip(peer)))]);
+            assert_eq!(events(&happened), [(3000, ControlEvent::Unreachable(ip(peer)))]);
             // Half a second later it is still not asked again.
             let out = host.resolve(peer, Some(waiting("two")));
-            assert_eq!((out.frames.len(), out.events), (0, vec![Event::Unreachable(ip(peer))]));
+            assert_eq!(
+                (out.frames.len(), out.events),
+                (0, vec![ControlEvent::Unreachable(ip(peer))])
+            );
             assert_eq!(host.state(peer), Some(("unreachable", None)));
             host.pass(500);
         }
@@ -73,13 +76,13 @@ fn the_newest_frame_waits_and_goes_out_with_the_answer() {
         let out = host.hears(&answer(B, peer));
         assert_eq!(
             (out.frames, out.events),
-            (vec![sent(B, "new")], vec![Event::Resolved(ip(peer), B)])
+            (vec![sent(B, "new")], vec![ControlEvent::Resolved(ip(peer), B)])
         );
         // From now on nothing waits.
         let out = host.resolve(peer, Some(waiting("later")));
         assert_eq!(
             (out.frames, out.events),
-            (vec![sent(B, "later")], vec![Event::Resolved(ip(peer), B)])
+            (vec![sent(B, "later")], vec![ControlEvent::Resolved(ip(peer), B)])
         );
         assert_eq!(host.control.neighbours.len(), (1, 1, 0));
         assert!(host.resolve(peer, Some(vec![1, 2, 3])).frames.is_empty(), "no frame at all");
@@ -98,7 +101,7 @@ fn an_old_entry_is_used_and_checked_when_it_is_used() {
         let out = host.resolve(peer, Some(waiting("goes")));
         assert_eq!(
             (out.frames, out.events),
-            (vec![sent(B, "goes"), asked.clone()], vec![Event::Resolved(ip(peer), B)])
+            (vec![sent(B, "goes"), asked.clone()], vec![ControlEvent::Resolved(ip(peer), B)])
         );
         assert!(host.used(peer).frames.is_empty(), "asked already");
         assert_eq!(host.state(peer), Some(("probing", Some(B))));
@@ -125,10 +128,10 @@ fn one_that_is_gone_is_noticed() {
         assert_eq!(host.used(peer).frames, std::slice::from_ref(&one));
         let happened = host.pass(10_000);
         assert_eq!(said(&happened), [(1000, one), (2000, all.clone())]);
-        assert_eq!(events(&happened), [(3000, Event::Unreachable(ip(peer)))]);
+        assert_eq!(events(&happened), [(3000, ControlEvent::Unreachable(ip(peer)))]);
         // It is back, on another machine.
         assert_eq!(host.used(peer).frames, [all]);
-        assert_eq!(host.hears(&answer(C, peer)).events, [Event::Resolved(ip(peer), C)]);
+        assert_eq!(host.hears(&answer(C, peer)).events, [ControlEvent::Resolved(ip(peer), C)]);
     }
 }
 
@@ -138,7 +141,7 @@ fn one_that_moved_is_found_by_asking_everyone() {
         host.pass(REACHABLE);
         host.used(peer);
         host.pass(2000);
-        assert_eq!(host.hears(&answer(C, peer)).events, [Event::Resolved(ip(peer), C)]);
+        assert_eq!(host.hears(&answer(C, peer)).events, [ControlEvent::Resolved(ip(peer), C)]);
         assert_eq!(host.state(peer), Some(("reachable", Some(C))));
     }
 }
@@ -183,7 +186,7 @@ fn a_claim_is_believed_when_the_old_station_is_silent_and_the_new_one_answers() 
         assert!(host.hears(&claim(C, peer)).events.is_empty());
         assert!(host.hears(&answer(Mac([2, 0, 0, 0, 0, 0xd]), peer)).events.is_empty());
         assert_eq!(host.state(peer), Some(("probing", Some(B))));
-        assert_eq!(host.hears(&answer(C, peer)).events, [Event::Resolved(ip(peer), C)]);
+        assert_eq!(host.hears(&answer(C, peer)).events, [ControlEvent::Resolved(ip(peer), C)]);
         assert_eq!(host.state(peer), Some(("reachable", Some(C))));
     }
 }
@@ -233,7 +236,10 @@ fn peers_behind_a_gateway_share_its_address() {
         );
         assert!(host.resolve(two, Some(waiting("two"))).frames.is_empty());
         let out = host.hears(&answer(B, gateway));
-        assert_eq!(out.events, [Event::Resolved(ip(one), B), Event::Resolved(ip(two), B)]);
+        assert_eq!(
+            out.events,
+            [ControlEvent::Resolved(ip(one), B), ControlEvent::Resolved(ip(two), B)]
+        );
         assert_eq!(out.frames, [sent(B, "one"), sent(B, "two")]);
         // Answers may come by another way; frames that come by ours confirm it.
         host.pass(REACHABLE);
@@ -247,10 +253,13 @@ fn peers_behind_a_gateway_share_its_address() {
         let happened = host.pass(3000);
         assert_eq!(
             events(&happened),
-            [(3000, Event::Unreachable(ip(one))), (3000, Event::Unreachable(ip(two)))]
+            [
+                (3000, ControlEvent::Unreachable(ip(one))),
+                (3000, ControlEvent::Unreachable(ip(two)))
+            ]
         );
         assert_eq!(host.used(one).frames, [question(&host, second, None)]);
-        assert_eq!(host.hears(&answer(C, second)).events, [Event::Resolved(ip(one), C)]);
+        assert_eq!(host.hears(&answer(C, second)).events, [ControlEvent::Resolved(ip(one), C)]);
     }
 }
 
@@ -278,7 +287,7 @@ fn one_peer_too_many_replaces_the_one_that_was_not_used_for_longest() {
         (MAX_PEERS, MAX_PEERS)
     );
     let out = host.resolve(&peer(MAX_PEERS), None);
-    assert_eq!(out.events, [Event::Unreachable(ip(&peer(1)))]);
+    assert_eq!(out.events, [ControlEvent::Unreachable(ip(&peer(1)))]);
     assert_eq!(
         (host.control.neighbours.len().0, host.control.neighbours.len().1),
         (MAX_PEERS, MAX_PEERS)
@@ -321,8 +330,11 @@ fn what_cannot_be_a_peer_is_refused_at_once() {
         };
         for peer in peers {
             let out = host.resolve(peer, Some(waiting("never")));
-            assert_eq!((out.frames.len(), out.events), (0, vec![Event::Unreachable(ip(peer))]));
-            assert_eq!(host.used(peer).events, [Event::Unreachable(ip(peer))]);
+            assert_eq!(
+                (out.frames.len(), out.events),
+                (0, vec![ControlEvent::Unreachable(ip(peer))])
+            );
+            assert_eq!(host.used(peer).events, [ControlEvent::Unreachable(ip(peer))]);
         }
         assert_eq!((host.count(Count::BadPeer), host.control.neighbours.len()), (8, (0, 0, 0)));
     }
