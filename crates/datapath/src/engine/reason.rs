@@ -4,7 +4,7 @@
 pub(crate) const PER_STAGE: usize = 16;
 
 /// Most lists of reasons. Each has a number of its own.
-const LISTS: usize = 16;
+const LISTS: usize = 10;
 
 /// Number of distinct values that a [`DropReason`] can have.
 pub(crate) const CAPACITY: usize = PER_STAGE * LISTS;
@@ -60,8 +60,8 @@ impl DropReason {
 }
 
 /// Declares the reasons of a stage: `drop_reasons! { NUMBER; /// Meaning. NAME = "name" { cause:
-/// "..", remedy: "..", charged: ".." } .. }`. The number is the stage's position in the list below.
-/// Cause and charged are the ends of sentences, the remedy is one line; `harmless: true`
+/// "..", remedy: "..", charged: ".." } .. }`. The number is the list's own, below
+/// [`LISTS`]; a test compares them. Cause and charged are the ends of sentences, the remedy is one line; `harmless: true`
 /// may stand before them; see [`ReasonInfo`].
 macro_rules! drop_reasons {
     ($stage:literal; $(

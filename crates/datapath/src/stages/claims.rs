@@ -65,6 +65,7 @@ impl Stage for Claims {
 ///
 /// Called for batches in which [`crate::stages::headers`] saw a possible one.
 #[cold]
+#[inline(never)] // one call per batch; measurements tell stages apart by it
 fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
     for index in 0..batch.frames.len() {
         if claimed(batch, index, context).is_some()

@@ -10,7 +10,7 @@ use crate::stages::{
     stage::{Stage, StageConfig},
 };
 
-drop_reasons! { 15;
+drop_reasons! { 9;
     /// The frame is the second of two.
     SECOND = "second" {
         cause: "a build that is made for tests",

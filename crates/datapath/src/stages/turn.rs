@@ -115,7 +115,7 @@ impl Stage for Cut {
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, scratch: &mut CutScratch) {
         // Plain frames with one receiver always fit.
         let dear = batch.segments || context.floods.get() || context.watched.is_some();
-        scratch.turn = if dear { fit(batch, context, scratch.from) } else { Turn::WHOLE };
+        scratch.turn = if dear { turn(batch, context, scratch.from) } else { Turn::WHOLE };
     }
 }
 
@@ -124,7 +124,7 @@ impl Stage for Cut {
 ///
 /// Frames from other hosts cannot be put back: of those that do not fit, floods are for later.
 #[inline(never)]
-fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> Turn {
+fn turn(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> Turn {
     let members = context.network.members.len() as u64;
     let all = receivers(context);
     let trunk = context.sender.is_trunk() && batch.origin == BatchOrigin::Port;

@@ -2,7 +2,7 @@
 //! frames that delivery gives it, and writes nothing anywhere.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     net::IpAddr,
     ops::{Deref, DerefMut, Range},
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -14,7 +14,7 @@ use butterfly_vhost::{
 };
 
 use crate::engine::reason::DropReason;
-use crate::overlay::{NO_NEIGHBOUR, Tunnel, peers::Peer};
+use crate::overlay::{NO_NEIGHBOUR, Tunnel, UPLINK_DOWN, peers::Peer};
 use crate::stages::{
     leaving::{Leaving, Left},
     outlet::{Outlet, Receive},
@@ -40,6 +40,8 @@ pub(super) enum Event {
 /// Notes of one delivery.
 #[derive(Default)]
 pub(super) struct Probe {
+    /// The uplink does not carry frames.
+    down: Cell<bool>,
     events: RefCell<Vec<Event>>,
     left: Left,
 }
@@ -125,14 +127,15 @@ impl<'p> Outlet for &'p Probe {
     }
 
     fn uplink<'a>(&'a self, tunnel: &'a Tunnel, _: usize) -> Leaving<'a> {
-        if tunnel.down.load(Relaxed) || tunnel.port.is_down() {
-            Leaving::Nothing
-        } else {
-            Leaving::Noted(&self.left)
-        }
+        self.down.set(tunnel.down.load(Relaxed) || tunnel.port.is_down());
+        if self.down.get() { Leaving::Nothing } else { Leaving::Noted(&self.left) }
     }
 
     fn waits(&self, peer: &Peer, to: IpAddr) -> Option<Result<(), DropReason>> {
+        // The worker asks for the next hop all the same, but nothing leaves.
+        if self.down.get() {
+            return Some(Err(UPLINK_DOWN));
+        }
         if peer.is_waited_for() {
             return Some(Err(NO_NEIGHBOUR));
         }
@@ -187,5 +190,46 @@ impl Receive for Offered<'_> {
 
     fn show(&mut self) -> Option<Arc<CallFd>> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
+
+    use butterfly_packet::{build, mac::Mac};
+
+    use crate::{
+        harness::Host,
+        overlay::TunnelConfig,
+        report::explain::{Fate, Origin},
+        session::SessionConfig,
+        world::policy::VnicPolicy,
+    };
+
+    /// Nothing leaves by a dead uplink, also if a next hop would have to be found first.
+    #[test]
+    fn a_dead_uplink_comes_before_an_unknown_next_hop() {
+        const A: Mac = Mac([2, 0, 0, 0, 0, 1]);
+        let me = IpAddr::from([192, 0, 2, 1]);
+        let there = IpAddr::from([192, 0, 2, 2]);
+        let sessions = SessionConfig { capacity: 64, ..SessionConfig::default() };
+        let config = TunnelConfig::new(me, Mac([2, 0xbf, 0, 0, 0, 1]));
+        let mut host = Host::with_tunnel(sessions, Some(&config)).unwrap();
+        let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+        host.vnic("a", A, 7, &policy).unwrap();
+        host.set_peers(vec![there], Default::default()).unwrap();
+        let frame = build::ethernet(A, Mac::BROADCAST).arp_request([10, 0, 0, 1], [10, 0, 0, 2]);
+        let from = Origin::Vnic("a".into());
+        let mut fate = |down| {
+            host.tunnel().unwrap().down.store(down, Relaxed);
+            let walk = host.explain_frame(&from, &frame).unwrap();
+            let Fate::Flooded { here, away, refused } = walk.fate else { panic!("{walk:?}") };
+            assert!(here.is_empty());
+            (away, refused.iter().map(|refused| refused.reason.name).collect::<Vec<_>>())
+        };
+        assert_eq!(fate(false), (vec![there], vec![]));
+        assert_eq!(fate(true), (vec![], vec!["uplink-down"]));
+        assert_eq!(fate(false), (vec![there], vec![]), "the question asks nobody");
     }
 }
