@@ -26,8 +26,6 @@ LEFT = {
 LONG = {
     "butterfly": 1,
     "butterflyd": 5,
-    "control": 1,
-    "datapath": 40,
     "vhost": 12,
     "tests": 36,
 }

@@ -6,8 +6,8 @@
 //! vnic leaves it, after them if none joins it. A group with both loses rules before and gets new
 //! ones after.
 //!
-//! OUTBOUND rules are the exception: the first one of a vnic's groups ends "everything may leave". A
-//! group that has such rules in one of the states has one while the vnics change, if need be one
+//! OUTBOUND rules are the exception: the first one of a vnic's groups ends "everything may leave".
+//! A group that has such rules in one of the states has one while the vnics change, if need be one
 //! that allows nothing.
 
 mod groups;

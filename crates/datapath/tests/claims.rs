@@ -815,7 +815,8 @@ fn what_a_sharer_allowed_ends_when_it_goes() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// No frame that a filtered vnic gets says that another port has an address of a third one, whatever is done to it.
+    /// No frame that a filtered vnic gets says that another port has an address of a third one,
+    /// whatever is done to it.
     #[test]
     fn no_changed_frame_brings_a_claim_past(
         changes in prop::collection::vec((12usize..64, any::<u8>()), 0..3),
@@ -920,7 +921,8 @@ fn discovery_is_no_channel() {
         );
         passed
     };
-    // Half of all, and one of 32 parts of the other half. Another part, now and then, has more left.
+    // Half of all, and one of 32 parts of the other half. Another part, now and then, has more
+    // left.
     assert_eq!(passed("a", &solicitation, 0), 512 + 16);
     assert!((128 + 4..=128 + 16).contains(&passed("a", &solicitation, 1)));
     assert!((256 + 8..=256 + 16).contains(&passed("a", &solicitation, 2)));

@@ -226,7 +226,8 @@ fn memory_of(host: &mut Host, name: &str) -> Vec<(u64, Vec<u8>)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Live migration copies what was marked: whatever the switch stores, in rings or buffers, its page is.
+    /// Live migration copies what was marked: whatever the switch stores, in rings or buffers, its
+    /// page is.
     #[test]
     fn every_store_is_logged(
         layouts in proptest::collection::vec(layout(), 2),
@@ -249,7 +250,8 @@ proptest! {
                 // Its own ring may be full, and that is fine.
                 let _ = host.guest(NAMES[from]).unwrap().send(&frame, NetHeader::default());
             }
-            // Only the switch writes in each step: first it moves frames, then its rings leave the poll set, which takes stores, too.
+            // Only the switch writes in each step: first it moves frames, then its rings leave the
+            // poll set, which takes stores, too.
             for leave in [false, true] {
                 let before: Vec<_> = NAMES[..2].iter().map(|name| memory_of(&mut host, name)).collect();
                 logs.iter().for_each(DirtyLog::clear);
@@ -365,7 +367,8 @@ fn garbage() -> impl Strategy<Value = Garbage> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Two vnics that bypass filters and two that do not: no IP gets to or from the latter, and none speaks with another's address.
+    /// Two vnics that bypass filters and two that do not: no IP gets to or from the latter, and
+    /// none speaks with another's address.
     #[test]
     fn garbage_is_survived_and_ip_is_filtered(batch in proptest::collection::vec(garbage(), 1..80), burst in 1usize..20) {
         let mut host = Host::new().unwrap();

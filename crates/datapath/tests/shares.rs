@@ -117,8 +117,9 @@ fn any_step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// docs/architecture.md: half of the table is reserved in equal parts for the networks with filtered vnics, and a network within its part
-    /// neither is refused a session nor loses one because of others, as soon as what they had beyond theirs when it came is over.
+    /// docs/architecture.md: half of the table is reserved in equal parts for the networks with
+    /// filtered vnics, and a network within its part neither is refused a session nor loses one
+    /// because of others, as soon as what they had beyond theirs when it came is over.
     #[test]
     fn a_network_within_its_part_is_never_refused_because_of_others(steps in prop::collection::vec(any_step(), 10..40)) {
         let mut net = Hosted::new(config(CAPACITY, 100));

@@ -61,8 +61,8 @@ impl DropReason {
 
 /// Declares the reasons of a stage: `drop_reasons! { NUMBER; /// Meaning. NAME = "name" { cause:
 /// "..", remedy: "..", charged: ".." } .. }`. The number is the list's own, below
-/// [`LISTS`]; a test compares them. Cause and charged are the ends of sentences, the remedy is one line; `harmless: true`
-/// may stand before them; see [`ReasonInfo`].
+/// [`LISTS`]; a test compares them. Cause and charged are the ends of sentences, the remedy is one
+/// line; `harmless: true` may stand before them; see [`ReasonInfo`].
 macro_rules! drop_reasons {
     ($stage:literal; $(
         $(#[doc = $doc:literal])+ $name:ident = $text:literal {

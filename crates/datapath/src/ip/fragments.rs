@@ -815,7 +815,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(512))]
 
-        /// Against a set of the bytes that passed: no byte twice, none beyond the end, and all that is new passes.
+        /// Against a set of the bytes that passed: no byte twice, none beyond the end, and all that
+        /// is new passes.
         #[test]
         fn as_a_set_of_bytes_has_it(pieces in prop::collection::vec((0u32..24, 1u32..5, prop::bool::weighted(0.9)), 1..40)) {
             let mut table = Fragments::new(LIFE);

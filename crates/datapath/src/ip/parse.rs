@@ -177,7 +177,8 @@ impl Chain {
             chain.end = extension.offset + extension.bytes.len();
             if extension.kind == protocol::FRAGMENT {
                 if chain.fragment.is_some() {
-                    return Err((Error::Malformed, first)); // fragments of fragments: hosts differ about them
+                    // Fragments of fragments: hosts differ about them.
+                    return Err((Error::Malformed, first));
                 }
                 let fragment = Fragment::parse(extension.bytes).map_err(|error| (error, first))?;
                 chain.fragment = Some((fragment, chain.end));

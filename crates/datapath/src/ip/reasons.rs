@@ -3,7 +3,8 @@
 use crate::engine::reason::drop_reasons;
 
 drop_reasons! { 6;
-    /// The IP header contradicts itself or the bytes behind it: version, header length, lengths, extension headers.
+    /// The IP header contradicts itself or the bytes behind it: version, header length, lengths,
+    /// extension headers.
     MALFORMED_IP = "malformed-ip" {
         cause: "a broken or hostile sender",
         remedy: "look at the packet with tcpdump in the machine that sends, and replace the program or driver that makes it",
@@ -33,7 +34,8 @@ drop_reasons! { 6;
         remedy: "nothing for a few; else find the program that sends it, or avoid fragments: a smaller MTU in the machine that sends",
         charged: "the sender, or the network if the frame came from another host",
     }
-    /// A fragment whose first one was not let through, or not within the time-out for fragments (30 seconds by default).
+    /// A fragment whose first one was not let through, or not within the time-out for fragments (30
+    /// seconds by default).
     FRAGMENT_ORPHAN = "fragment-orphan" {
         cause: "a first fragment that was dropped (see the other reasons), came after this one, did not come, or was forgotten for others: 64 packets in fragments are kept of one vnic, and of all other hosts of a network; 1,024 in all, and a full table takes from the network, and there from the vnic, that has most",
         remedy: "look for the drop of the first fragment with `butterfly drops`; avoid fragments: a smaller MTU, or path MTU discovery, in the machine that sends",
@@ -45,26 +47,31 @@ drop_reasons! { 6;
         remedy: "avoid fragments: a smaller MTU, or path MTU discovery, in the machine that sends",
         charged: "the sender, or the network if the frame came from another host",
     }
-    /// Neighbour discovery or multicast listener discovery that is invalid, or that speaks for another station.
+    /// Neighbour discovery or multicast listener discovery that is invalid, or that speaks for
+    /// another station.
     BAD_DISCOVERY = "bad-discovery" {
         cause: "an address that was not declared (also a probe for it, with `--enable-antispoof`), or a machine that wants to be a router",
         remedy: "declare the address too: `butterfly nic update --id NIC --ip ADDRESS..` (the whole list); a router needs `butterfly nic update --id NIC --router true` and `butterfly sg rule add SG --dir out --ip-proto 58 --cidr ::/0`; the first OUTBOUND rule of a vnic's groups ends \"everything may leave\", so add one for all else as well",
         charged: "the sender",
     }
-    /// Neighbour discovery or multicast listener discovery that is as it should be, more of it than a machine needs: a vnic may send 1,024
-    /// messages at once and 256 per second, about half of that to one neighbour.
+    /// Neighbour discovery or multicast listener discovery that is as it should be, more of it than
+    /// a machine needs: a vnic may send 1,024 messages at once and 256 per second, about half of
+    /// that to one neighbour.
     DISCOVERY_LIMIT = "discovery-limit" {
         cause: "a machine that looks for the neighbours of a whole network (a scanner), answers thousands of them, or sends something else in this form",
         remedy: "look at what it sends with tcpdump in the machine; a machine that has to send more is to be declared anew with `butterfly nic add --id NIC ... --bypass-filtering`",
         charged: "the sender",
     }
-    /// A DHCP request that is not shaped as one to its last option, or that asks for another station, and that no rule lets out.
+    /// A DHCP request that is not shaped as one to its last option, or that asks for another
+    /// station, and that no rule lets out.
     BAD_DHCP = "bad-dhcp" {
         cause: "a DHCP client that is broken or asks for another MAC address, such as a relay or a container's bridge in the machine; or something else that uses the ports of DHCP",
         remedy: "look at the request with tcpdump in the machine that sends; a relay needs an OUTBOUND rule, `butterfly sg rule add SG --dir out --ip-proto udp --port 67 --cidr SERVER/32`; the first OUTBOUND rule of a vnic's groups ends \"everything may leave\", so add one for all else as well",
         charged: "the sender",
     }
-    /// More DHCP requests than a vnic may send without a rule: 8 at once and 4 per second of each family, and one a minute to a server that no answer named; or more than 64 at once and 16 per second by a rule.
+    /// More DHCP requests than a vnic may send without a rule: 8 at once and 4 per second of each
+    /// family, and one a minute to a server that no answer named; or more than 64 at once and 16
+    /// per second by a rule.
     DHCP_LIMIT = "dhcp-limit" {
         cause: "a DHCP client that repeats itself without a pause; or one that renews a lease which is older than the daemon, at a server that does not answer",
         remedy: "find the program that sends them; a lease that is older than the daemon is renewed at its next request, or when the client asks by broadcast",

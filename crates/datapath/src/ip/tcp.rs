@@ -516,7 +516,8 @@ fn answer_again(track: Track, direction: usize, segment: &Segment) -> (Track, Ou
         && direction == 1
         && differs
         && (acknowledgement == sender.acked || acknowledgement == receiver.end)
-        // An answer acknowledges nothing that was not sent, whatever the side that answers acknowledged since (RFC 9293, 3.10.7.3).
+        // An answer acknowledges nothing that was not sent, whatever the side that answers
+        // acknowledged since (RFC 9293, 3.10.7.3).
         && ahead(acknowledgement, receiver.end) <= 0
     {
         return (answered(&track, segment, acknowledgement), Outcome::Pass); // see `proceed`

@@ -43,13 +43,15 @@ drop_reasons! { 7;
         remedy: "compare the packet's destination with the address that `butterfly tunnels` tells first and with its groups, on both hosts",
         charged: "the uplink",
     }
-    /// An outer header that is cut short, has a wrong length or checksum, or comes from an impossible address.
+    /// An outer header that is cut short, has a wrong length or checksum, or comes from an
+    /// impossible address.
     OUTER_MALFORMED = "outer-malformed" {
         cause: "a veth whose other end leaves checksums to the hardware, or an original Butterfly over IPv6, whose lengths are wrong",
         remedy: "`ethtool -K DEV tx off` at the other end of a veth; use IPv4 between hosts with an original Butterfly",
         charged: "the uplink",
     }
-    /// An outer packet arrived in fragments: raise the MTU of the underlay, or lower that of the virtual machines.
+    /// An outer packet arrived in fragments: raise the MTU of the underlay, or lower that of the
+    /// virtual machines.
     OUTER_FRAGMENT = "outer-fragment" {
         cause: "an MTU between the hosts that is smaller than the outer packets",
         remedy: "raise the MTU of the underlay, or lower that of the machines: `host_mtu=` on QEMU's `-device virtio-net-pci`",
@@ -67,7 +69,8 @@ drop_reasons! { 7;
         remedy: "nothing, or compare the VNI of the packet with `butterfly nic show` of the vnic that should have got it",
         charged: "the uplink",
     }
-    /// Strict peers are asked for, and the sender is none of those that were named for the network of the frame, or for all.
+    /// Strict peers are asked for, and the sender is none of those that were named for the network
+    /// of the frame, or for all.
     UNKNOWN_PEER = "unknown-peer" {
         cause: "another host that was not named, or only for other networks, or somebody who forges packets",
         remedy: "if the packet's outer source address is one of your hosts: `butterfly peer add ADDRESS`, with `--vni VNI` for this network alone",

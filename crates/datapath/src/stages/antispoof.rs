@@ -38,7 +38,8 @@ drop_reasons! { 1;
         remedy: "nothing; only a machine that boots by reverse ARP needs `butterfly nic add --id NIC ... --bypass-filtering`",
         charged: "the sender",
     }
-    /// The ARP sender is not the vnic's MAC address with one of its IPv4 addresses, or it is no ARP for IPv4 over Ethernet.
+    /// The ARP sender is not the vnic's MAC address with one of its IPv4 addresses, or it is no ARP
+    /// for IPv4 over Ethernet.
     SPOOFED_ARP = "spoofed-arp" {
         cause: "an address that was not declared, with `--enable-antispoof`; the probes of a guest that starts (from 0.0.0.0) are among them, and harmless",
         remedy: "declare all of its addresses, as the new list replaces the old one: `butterfly nic update --id NIC --ip ADDRESS..`",

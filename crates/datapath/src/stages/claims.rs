@@ -33,8 +33,8 @@ use crate::stages::{
 use crate::world::snapshot::Vnic;
 
 drop_reasons! { 8;
-    /// The packet says that it is from the address of a filtered vnic of this host, or that its sender has that address, and the sender is
-    /// another one.
+    /// The packet says that it is from the address of a filtered vnic of this host, or that its
+    /// sender has that address, and the sender is another one.
     IP_CLAIMED = "ip-claimed" {
         cause: "an address that two machines have; a router or load balancer that passes on what others sent; or an attempt to be taken for somebody else",
         remedy: "`butterfly explain` names who has the address: give one of the two another one, declare it for both (`butterfly nic update --id NIC --ip ADDRESS..`), declare a router or load balancer anew with `butterfly nic add --id NIC ... --bypass-filtering --forwards`, or the owner with `butterfly nic update --id NIC --shared-ip true` if a machine on another host has its address too",

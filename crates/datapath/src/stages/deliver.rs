@@ -50,19 +50,22 @@ drop_reasons! { 5;
         remedy: "give both the same MTU, or the receiver mergeable buffers: `mrg_rxbuf=on` on QEMU's `-device virtio-net-pci`",
         charged: "the receiver",
     }
-    /// A receive buffer of the guest breaks the rules: a loop, an index or address out of range, or wrong flags.
+    /// A receive buffer of the guest breaks the rules: a loop, an index or address out of range, or
+    /// wrong flags.
     RX_BAD_CHAIN = "rx-bad-chain" {
         cause: "a broken or hostile virtio driver in the machine",
         remedy: "look into the machine's kernel log and replace its virtio-net driver; `butterfly nic show NIC` tells the state of its rings",
         charged: "the receiver",
     }
-    /// The receiving guest's buffers are in so many small pieces that finding room in them costs too much.
+    /// The receiving guest's buffers are in so many small pieces that finding room in them costs
+    /// too much.
     RX_SLOW = "rx-slow" {
         cause: "a broken or hostile virtio driver in the machine, which would take the worker's time from others",
         remedy: "replace the machine's virtio-net driver, or give it larger buffers: one descriptor for each 128 bytes of a frame, and 20 more, are free",
         charged: "the receiver",
     }
-    /// The receiving vnic rests: the switch had to touch too much of its memory first, or to sleep for a page of it.
+    /// The receiving vnic rests: the switch had to touch too much of its memory first, or to sleep
+    /// for a page of it.
     RX_RESTING = "rx-resting" {
         cause: "memory that the machine has not got from the host yet, that a balloon took back, or that is in swap: each page costs the switch a page fault, and of those each vnic has a budget",
         remedy: "give the machine's memory back end `prealloc=on`, and the host enough memory for its machines; `butterfly nic show NIC` tells how many pages that were",
@@ -165,7 +168,8 @@ fn plan(batch: &Batch<'_>, receivers: &mut Receivers) -> Planned {
     }
     note(receivers, current);
     if receivers.len() > 1 {
-        receivers.sort_unstable_by_key(|receiver| receiver.slot); // the order in which rings are locked
+        // The order in which rings are locked.
+        receivers.sort_unstable_by_key(|receiver| receiver.slot);
     }
     planned
 }

@@ -24,13 +24,15 @@ use crate::world::{
 };
 
 drop_reasons! { 3;
-    /// The source MAC address is that of a local filtered vnic, and this is not it; or it waits for an address that another vnic has.
+    /// The source MAC address is that of a local filtered vnic, and this is not it; or it waits for
+    /// an address that another vnic has.
     MAC_CLAIMED = "mac-claimed" {
         cause: "a cloned machine that has kept its MAC address, one that exists on two hosts, a loop through another bridge, or two vnics that were declared with one MAC address, of which the first has it",
         remedy: "`butterfly nic show NIC` tells whether the sender waits, and for whom: delete that one, and the address is the sender's at once; else `butterfly fdb VNI` tells whose the packet's source address is: give one of the two another one, or delete the stale vnic",
         charged: "the sender, or the network if the frame came from another host",
     }
-    /// A group address that bridges do not forward: 01:80:c2:00:00:00 to 0f (spanning tree, pause, LACP).
+    /// A group address that bridges do not forward: 01:80:c2:00:00:00 to 0f (spanning tree, pause,
+    /// LACP).
     LINK_LOCAL_GROUP = "link-local-group" {
         harmless: true,
         cause: "spanning tree, LLDP, LACP or pause frames",

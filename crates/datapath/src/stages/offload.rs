@@ -27,7 +27,8 @@ use crate::stages::{
 };
 
 drop_reasons! { 2;
-    /// The virtio-net header asks for a checksum or segmentation that does not fit the frame, or for segments of less than 432 bytes.
+    /// The virtio-net header asks for a checksum or segmentation that does not fit the frame, or
+    /// for segments of less than 432 bytes.
     BAD_OFFLOAD = "bad-offload" {
         cause: "a broken or hostile virtio driver in the machine",
         remedy: "replace the machine's virtio-net driver, or let it claim nothing: `csum=off,gso=off` on QEMU's `-device virtio-net-pci`",

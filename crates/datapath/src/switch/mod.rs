@@ -388,8 +388,8 @@ impl Switch {
         spec.front.may_replace(&old, spec, self.host())
     }
 
-    /// Checks whether a vnic could be added, as far as that can be tried while others that go before
-    /// it are still there. Returns the error with which [`Switch::add_vnic`] would fail.
+    /// Checks whether a vnic could be added, as far as that can be tried while others that go
+    /// before it are still there. Returns the error with which [`Switch::add_vnic`] would fail.
     pub fn may_add(&self, spec: &VnicSpec) -> Result<(), AddError> {
         let taken = match &spec.front {
             Front::Socket { path, .. } => {

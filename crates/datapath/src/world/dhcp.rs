@@ -25,8 +25,8 @@ pub(crate) const REQUESTS_PER_SECOND: u32 = 4;
 pub(crate) const ANSWERS: u32 = 8;
 /// Most servers that a client knows: the one that gave its lease, and others that offered one.
 pub(crate) const SERVERS: usize = 4;
-/// Most clients that a server may answer, in sets. A sender may have a quarter of all noted at once:
-/// a set has places for more than fall into it but once in 200,000 times.
+/// Most clients that a server may answer, in sets. A sender may have a quarter of all noted at
+/// once: a set has places for more than fall into it but once in 200,000 times.
 pub(crate) const CLIENTS: usize = 1024;
 pub(crate) const WAYS: usize = 16;
 

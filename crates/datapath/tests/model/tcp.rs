@@ -236,7 +236,8 @@ impl Connection {
                 limit(Fit::Unclear); // of what nobody saw
             }
         } else if !segment.has(RST) && (!segment.has(SYN) || other.seen) {
-            limit(Fit::Unclear); // every segment of a connection that is there acknowledges something
+            // Every segment of a connection that is there acknowledges something.
+            limit(Fit::Unclear);
         }
         if !own.seen && segment.has(SYN) && !segment.has(ACK) {
             limit(Fit::Unclear); // both open at once

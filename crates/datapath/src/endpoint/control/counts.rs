@@ -30,7 +30,8 @@ counts! {
     Refused = "refused";
     /// Answers without a question.
     Unasked = "unasked";
-    /// Frames that were dropped while the next hop to a peer was asked for: it did not answer, or newer ones took their place.
+    /// Frames that were dropped while the next hop to a peer was asked for: it did not answer, or
+    /// newer ones took their place.
     NoAnswer = "no-answer";
     /// Frames that were dropped because too many wait for next hops.
     WaitingFull = "waiting-full";
@@ -44,7 +45,8 @@ counts! {
     Malformed = "malformed";
     /// Frames with a wrong checksum.
     BadChecksum = "bad-checksum";
-    /// Discovery from beyond the link, or membership messages that may have come from there (hop limit, Router Alert, source).
+    /// Discovery from beyond the link, or membership messages that may have come from there (hop
+    /// limit, Router Alert, source).
     NotLocal = "not-local";
     /// Fragments: nothing is put together here.
     Fragment = "fragment";

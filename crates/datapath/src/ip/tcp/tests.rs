@@ -678,7 +678,8 @@ fn any_segment() -> impl Strategy<Value = Segment> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2048))]
 
-    /// Any track, any segments: nothing but what passes changes anything, a state never goes back, and a Reopen is of a SYN.
+    /// Any track, any segments: nothing but what passes changes anything, a state never goes back,
+    /// and a Reopen is of a SYN.
     #[test]
     fn anything(track in any_track(), segments in prop::collection::vec((0usize..2, any_segment()), 1..40)) {
         let mut track = track;

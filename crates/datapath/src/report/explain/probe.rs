@@ -221,7 +221,7 @@ mod tests {
         host.set_peers(vec![there], Default::default()).unwrap();
         let frame = build::ethernet(A, Mac::BROADCAST).arp_request([10, 0, 0, 1], [10, 0, 0, 2]);
         let from = Origin::Vnic("a".into());
-        let mut fate = |down| {
+        let fate = |down| {
             host.tunnel().unwrap().down.store(down, Relaxed);
             let walk = host.explain_frame(&from, &frame).unwrap();
             let Fate::Flooded { here, away, refused } = walk.fate else { panic!("{walk:?}") };

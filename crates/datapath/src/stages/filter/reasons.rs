@@ -23,7 +23,8 @@ drop_reasons! { 4;
         remedy: "nothing; only a vnic whose machine is a router needs it: `butterfly sg rule add SG --ip-proto icmpv6 --cidr ::/0`, for IGMP `butterfly sg rule add SG --ip-proto 2`",
         charged: "the receiver",
     }
-    /// IP to or from a filtered vnic behind several VLAN tags or LLC, or with a type that contradicts its version.
+    /// IP to or from a filtered vnic behind several VLAN tags or LLC, or with a type that
+    /// contradicts its version.
     IP_HIDDEN = "ip-hidden" {
         cause: "stacked VLANs or SNAP where a filter cannot follow, or an attempt to go round it",
         remedy: "send IP behind one VLAN tag at most; between two vnics that were added with `--bypass-filtering` everything passes",
@@ -53,25 +54,29 @@ drop_reasons! { 4;
         remedy: "open the association anew; if it was silent for long, use heartbeats or a longer `butterflyd --timeout sctp-established=SECONDS`",
         charged: "the sender, or the network if the frame came from another host",
     }
-    /// The table of sessions is full, or all of it that is not reserved for other networks, and none in it may go.
+    /// The table of sessions is full, or all of it that is not reserved for other networks, and
+    /// none in it may go.
     SESSIONS_FULL = "sessions-full" {
         cause: "a scan or flood that opens sessions, or more connections than the table was made for; half of it is reserved, in equal parts, for the networks with filtered vnics",
         remedy: "`butterfly sessions --count` and `butterfly sessions NIC --count` tell who has them: stop it, or start butterflyd with a larger `--sessions`",
         charged: "the sender, or the network if the frame came from another host",
     }
-    /// This vnic, or its network, has its share of all sessions already, and among those looked at none that is not established.
+    /// This vnic, or its network, has its share of all sessions already, and among those looked at
+    /// none that is not established.
     SESSION_SHARE = "session-share" {
         cause: "a scan or flood that opens sessions, one machine that has most of the host's connections, or a quarter of what one machine may receive",
         remedy: "`butterfly sessions NIC --count` tells how many it has, `--vni VNI --count` how many its network has; start butterflyd with more `--sessions` or a larger `--session-share`",
         charged: "the vnic that has its share: who opened the sessions before who received them; if its network has, the sender",
     }
-    /// The vnic opens sessions faster than it may: more than 200,000 per second, after 100,000 at once.
+    /// The vnic opens sessions faster than it may: more than 200,000 per second, after 100,000 at
+    /// once.
     SESSION_RATE = "session-rate" {
         cause: "a scan or flood that opens sessions",
         remedy: "`butterfly trace NIC` shows what it sends: stop it in the machine; spread a load generator, or a gateway of very many machines, over several vnics",
         charged: "the sender, or the network if the frame came from another host",
     }
-    /// There are four sessions of the same addresses, ports and protocol in this network already, between other vnics.
+    /// There are four sessions of the same addresses, ports and protocol in this network already,
+    /// between other vnics.
     SESSION_COPIES = "session-copies" {
         cause: "a machine that sends one flow to many MAC addresses, or addresses that many machines use",
         remedy: "nothing for a scan; else give each machine addresses of its own, or wait for the time-out of the older ones",

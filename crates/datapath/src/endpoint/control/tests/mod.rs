@@ -293,8 +293,9 @@ proptest! {
             prop_assert!(out.frames.len() <= 2 && out.events.len() <= 1);
             let after: u64 = host.control.counts().list().map(|(.., n)| n).sum();
             prop_assert!(after > before || !out.events.is_empty() || host.control.neighbours(host.now).iter().any(|row| row.age == Some(0)));
-            // To no address more than what is due by itself: a report of the group there and an answer to a query about it, a request for the
-            // neighbour there, an announcement to all. There are two groups, one neighbour and all others.
+            // To no address more than what is due by itself: a report of the group there and an
+            // answer to a query about it, a request for the neighbour there, an announcement to
+            // all. There are two groups, one neighbour and all others.
             let mut said = std::collections::BTreeMap::<Vec<u8>, u64>::new();
             for frame in host.pass(ms).iter().flat_map(|(_, out)| &out.frames) {
                 *said.entry(frame[..6].to_vec()).or_default() += 1;
