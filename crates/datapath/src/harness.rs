@@ -6,7 +6,10 @@ use std::{
     net::IpAddr,
     os::fd::AsFd,
     path::Path,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use butterfly_guest_driver::{
@@ -25,6 +28,8 @@ use butterfly_vhost::{
 };
 
 use crate::engine::counters::{Counter, Totals};
+#[cfg(test)]
+use crate::engine::writer::PerWorker;
 use crate::overlay::{Tunnel, TunnelConfig, UplinkPort};
 use crate::plane::{
     AddError, Attachment, Plane, PlaneConfig,
@@ -36,7 +41,7 @@ use crate::report::{
 };
 use crate::session::{FormerTable, SessionConfig};
 use crate::stages::{pipeline::STAGES, reasons::reasons};
-use crate::worker::Worker;
+use crate::worker::{Handle, Worker};
 use crate::world::{
     policy::VnicPolicy,
     rules::{GroupChange, number as number_of_ip},
@@ -52,12 +57,13 @@ struct Attached {
     guest: Option<Guest>,
 }
 
-/// A host whose only worker does a turn when a test says so.
+/// A host whose workers do a turn when a test says so. It has one, or those of
+/// [`Host::with_workers`].
 pub struct Host {
     plane: std::sync::Arc<Plane>,
     /// The other end of the uplink's rings.
     wire: Option<Guest>,
-    worker: Worker,
+    workers: Vec<Worker>,
     vnics: BTreeMap<String, Attached>,
     last: BTreeMap<String, u64>,
 }
@@ -106,27 +112,48 @@ impl Host {
         sessions: SessionConfig,
         config: Option<&TunnelConfig>,
     ) -> Result<Host, Error> {
+        Host::make(sessions, config, 1)
+    }
+
+    /// Makes a host with several workers. Each vnic's transmit ring is served by one of them.
+    pub fn with_workers(workers: usize) -> Result<Host, Error> {
+        let sessions = SessionConfig { capacity: 65_536, ..SessionConfig::default() };
+        Host::make(sessions, None, workers)
+    }
+
+    fn make(
+        sessions: SessionConfig,
+        config: Option<&TunnelConfig>,
+        workers: usize,
+    ) -> Result<Host, Error> {
         let port = Arc::new(Port::default());
         let tunnel = config
-            .map(|config| Tunnel::new(config, UplinkPort::Ring(port.clone()), 1))
+            .map(|config| Tunnel::new(config, UplinkPort::Ring(port.clone()), workers))
             .transpose()?;
-        let plane = Plane::new(PlaneConfig { workers: 1, fdb_ageing: 300, sessions, tunnel })?;
-        let handle = plane.workers.first().ok_or("no worker")?.clone();
-        let worker = Worker::without_prices(plane.shared.clone(), handle.clone());
+        let plane = Plane::new(PlaneConfig { workers, fdb_ageing: 300, sessions, tunnel })?;
         let wire = match config {
             None => None,
             Some(_) => {
                 let config = GuestConfig::default();
                 let memory = Memory::new(&MemoryConfig::new(config.memory_needed()))?;
                 let guest = Guest::new(&memory, WIRE, &config)?;
+                let handle = plane.workers.first().ok_or("no worker")?.clone();
                 attach_rings(&port, &Attachment::uplink(handle), &guest, WIRE)?;
                 Some(guest)
             }
         };
+        Host::of(plane, wire)
+    }
+
+    fn of(plane: Plane, wire: Option<Guest>) -> Result<Host, Error> {
+        let worker = |handle: &Arc<Handle>| {
+            let id = handle.claim().ok_or("no worker")?;
+            Ok::<_, Error>(Worker::without_prices(plane.shared.clone(), handle.clone(), id))
+        };
         Ok(Host {
+            workers: plane.workers.iter().map(worker).collect::<Result<_, _>>()?,
             plane: plane.into(),
             wire,
-            worker,
             vnics: BTreeMap::new(),
             last: BTreeMap::new(),
         })
@@ -138,8 +165,11 @@ impl Host {
         config: &TunnelConfig,
         wire: Box<dyn butterfly_uplink::Uplink>,
     ) -> Result<Host, Error> {
-        let tunnel =
-            Tunnel::new(config, UplinkPort::Wire(Box::new([std::sync::Mutex::new(wire)])), 1)?;
+        let tunnel = Tunnel::new(
+            config,
+            UplinkPort::Wire(PerWorker::from(Box::new([std::sync::Mutex::new(wire)]))),
+            1,
+        )?;
         let sessions = SessionConfig { capacity: 1024, ..SessionConfig::default() };
         let plane = Plane::new(PlaneConfig {
             workers: 1,
@@ -147,21 +177,13 @@ impl Host {
             sessions,
             tunnel: Some(tunnel),
         })?;
-        let handle = plane.workers.first().ok_or("no worker")?.clone();
-        let worker = Worker::without_prices(plane.shared.clone(), handle);
-        Ok(Host {
-            plane: plane.into(),
-            wire: None,
-            worker,
-            vnics: BTreeMap::new(),
-            last: BTreeMap::new(),
-        })
+        Host::of(plane, None)
     }
 
     /// Returns the control side, and the worker.
     #[cfg(test)]
     pub(crate) fn inside(&mut self) -> (&Plane, &mut Worker) {
-        (&self.plane, &mut self.worker)
+        (&self.plane, &mut self.workers[0])
     }
 
     /// Returns the tunnel endpoint's state for workers.
@@ -412,15 +434,32 @@ impl Host {
         self.vnics.get_mut(id)?.guest.as_mut()
     }
 
-    /// Lets the worker look at every ring once. Returns whether a frame was found.
+    /// Lets every worker look at its rings once. Returns whether a frame was found.
     pub fn turn(&mut self) -> bool {
-        self.worker.turn()
+        self.workers.iter_mut().fold(false, |found, worker| worker.turn() | found)
+    }
+
+    /// Lets every worker work in a thread of its own while `play` plays the guests. Returns when
+    /// that is over and nothing is left to do.
+    pub fn at_once<T>(&mut self, play: impl FnOnce(&mut Guests<'_>) -> T) -> T {
+        let Host { workers, vnics, .. } = self;
+        let over = AtomicBool::new(false);
+        let result = std::thread::scope(|scope| {
+            for worker in workers.iter_mut() {
+                scope.spawn(|| while worker.turn() || !over.load(Ordering::Acquire) {});
+            }
+            let result = play(&mut Guests { vnics });
+            over.store(true, Ordering::Release);
+            result
+        });
+        self.settle();
+        result
     }
 
     /// Counts the cost of batches from now on, as a switch does. Until then turns depend only on
     /// the frames in the rings.
     pub fn heed_prices(&mut self) {
-        self.worker.heed_prices();
+        self.workers.iter_mut().for_each(Worker::heed_prices);
     }
 
     /// Returns the cycles of the longest batch of one ring since the last look.
@@ -440,9 +479,9 @@ impl Host {
     /// for the worker as in a switch. So the worker's thread must go on with turns until all
     /// changes are made, or let go of it.
     pub fn halves(&mut self) -> (Changes<'_>, Turns<'_>) {
-        let Host { plane, worker, vnics, .. } = self;
+        let Host { plane, workers, vnics, .. } = self;
         plane.workers.iter().for_each(|handle| handle.running.store(true, Ordering::SeqCst));
-        (Changes { plane }, Turns { plane, worker, vnics })
+        (Changes { plane }, Turns { plane, workers, vnics })
     }
 
     /// Puts a frame into a guest's ring and lets the switch work.
@@ -590,10 +629,22 @@ impl Changes<'_> {
     }
 }
 
-/// The half with the worker and the guests: see [`Host::halves`].
+/// The guests while the workers are busy: see [`Host::at_once`].
+pub struct Guests<'a> {
+    vnics: &'a mut BTreeMap<String, Attached>,
+}
+
+impl Guests<'_> {
+    /// Returns a vnic's guest.
+    pub fn guest(&mut self, id: &str) -> Option<&mut Guest> {
+        self.vnics.get_mut(id)?.guest.as_mut()
+    }
+}
+
+/// The half with the workers and the guests: see [`Host::halves`].
 pub struct Turns<'a> {
     plane: &'a Plane,
-    worker: &'a mut Worker,
+    workers: &'a mut [Worker],
     vnics: &'a mut BTreeMap<String, Attached>,
 }
 
@@ -603,9 +654,9 @@ impl Turns<'_> {
         self.vnics.get_mut(id)?.guest.as_mut()
     }
 
-    /// Lets the worker look at every ring once. Returns whether a frame was found.
+    /// Lets every worker look at its rings once. Returns whether a frame was found.
     pub fn turn(&mut self) -> bool {
-        self.worker.turn()
+        self.workers.iter_mut().fold(false, |found, worker| worker.turn() | found)
     }
 }
 

@@ -19,6 +19,7 @@ use butterfly_uplink::{
 use butterfly_vhost::{control::Role, port::Port};
 
 use crate::endpoint::{control::ControlConfig, keeper::HostSide, link::LinkWatch};
+use crate::engine::writer::PerWorker;
 use crate::overlay::{Tunnel, TunnelConfig, UplinkPort};
 
 /// The tunnel endpoint of a host, as an operator declares it.
@@ -157,7 +158,7 @@ pub(crate) fn open(spec: &TunnelSpec) -> Result<OpenedUplink, std::io::Error> {
 }
 
 fn on_wire(uplink: Box<dyn Uplink>) -> UplinkPort {
-    UplinkPort::Wire(Box::new([Mutex::new(uplink)]))
+    UplinkPort::Wire(PerWorker::from(Box::new([Mutex::new(uplink)])))
 }
 
 /// A link address that is as unique as the endpoint's own, and the same after a restart.

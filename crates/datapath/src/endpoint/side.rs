@@ -21,7 +21,7 @@ use crate::endpoint::{
     open::{OpenedUplink, TunnelSpec, UplinkSpec, check_peer},
 };
 use crate::engine::events::{About, Happening, SwitchEvents};
-use crate::engine::place::UPLINK;
+use crate::engine::place::PollSource;
 use crate::overlay::Tunnel;
 use crate::plane::{Attachment, Plane};
 
@@ -152,9 +152,9 @@ impl EndpointSide {
             _ => {
                 if let (Some(handle), Some(tunnel)) = (plane.workers.first(), &plane.shared.tunnel)
                 {
-                    tunnel
-                        .port
-                        .with_descriptor(|descriptor| handle.started(UPLINK, Some(descriptor)));
+                    tunnel.port.with_descriptor(|descriptor| {
+                        handle.started(PollSource::Uplink, Some(descriptor))
+                    });
                 }
                 None
             }

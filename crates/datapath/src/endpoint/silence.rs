@@ -168,6 +168,7 @@ impl Silence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::writer::WorkerId;
     use crate::overlay::peers::{PeerCounter, PeerTable};
     use butterfly_packet::mac::Mac;
 
@@ -195,7 +196,7 @@ mod tests {
         fn second(&mut self, sends: u64, hears: bool) {
             self.now += 1;
             let peer = self.peers.get(self.at).unwrap();
-            peer.count(0, PeerCounter::OutPackets, sends);
+            peer.count(WorkerId::new(0).writer(), PeerCounter::OutPackets, sends);
             if hears {
                 peer.heard(MAC, self.now);
             }

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::engine::{
     last_drops::{Dropped, LastDrop, LastDrops},
     reason::{CAPACITY, DropReason},
+    writer::{PerWorker, Writer},
 };
 
 /// Counters other than drops.
@@ -69,24 +70,24 @@ impl CounterCells {
 
 /// A vnic's counters, and the packets that were dropped last.
 pub(crate) struct Counters {
-    cells: Box<[CounterCells]>,
-    last: Box<[LastDrops]>,
+    cells: PerWorker<CounterCells>,
+    last: PerWorker<LastDrops>,
 }
 
 impl Counters {
     pub fn new(workers: usize) -> Counters {
         Counters {
-            cells: (0..workers)
-                .map(|_| CounterCells(std::array::from_fn(|_| AtomicU64::new(0))))
-                .collect(),
-            last: (0..workers).map(|_| LastDrops::new()).collect(),
+            cells: PerWorker::new(workers, || {
+                CounterCells(std::array::from_fn(|_| AtomicU64::new(0)))
+            }),
+            last: PerWorker::new(workers, LastDrops::new),
         }
     }
 
-    /// Counts a drop and keeps the packet, for worker `index`.
+    /// Counts a worker's drop and keeps the packet.
     #[cold]
-    pub fn drop(&self, worker: usize, reason: DropReason, packet: &Dropped<'_>) {
-        if let (Some(cells), Some(last)) = (self.cells.get(worker), self.last.get(worker)) {
+    pub fn drop(&self, worker: Writer<'_>, reason: DropReason, packet: &Dropped<'_>) {
+        if let (Some(cells), Some(last)) = (self.cells.of(worker), self.last.of(worker)) {
             cells.add_at(PLAIN + reason.index(), 1);
             last.keep(reason, packet);
         }
@@ -100,10 +101,10 @@ impl Counters {
         all
     }
 
-    /// Returns the cells that worker `index` writes.
+    /// Returns the worker's own cells.
     #[inline(always)]
-    pub fn of(&self, worker: usize) -> Option<&CounterCells> {
-        self.cells.get(worker)
+    pub fn of(&self, worker: Writer<'_>) -> Option<&CounterCells> {
+        self.cells.of(worker)
     }
 
     /// Returns the sum of one counter over all workers.
@@ -127,7 +128,7 @@ impl Counters {
     /// Returns the sums of all counters over all workers.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
-        for cells in &self.cells {
+        for cells in self.cells.iter() {
             for (sum, cell) in totals.0.iter_mut().zip(&cells.0) {
                 *sum += cell.load(Ordering::Relaxed);
             }

@@ -1,6 +1,7 @@
 //! Engine: batches, verdicts, drop reasons, counters, the clock, the tap. Knows no stage and no
 //! table of what is declared.
 
+pub(crate) mod atomics;
 pub(crate) mod batch;
 pub(crate) mod bucket;
 pub(crate) mod budget;
@@ -18,3 +19,4 @@ pub(crate) mod quota;
 pub(crate) mod reason;
 pub(crate) mod slab;
 pub(crate) mod tap;
+pub(crate) mod writer;

@@ -1,6 +1,8 @@
 //! A pace: packets that pass without a rule are limited to a few per second.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::engine::atomics::{AtomicU64, same};
 
 /// Seconds that a worker's reading of the clock may be behind that of another worker.
 const LATE: u32 = 60;
@@ -43,11 +45,11 @@ impl Pace {
 
     /// Returns a pace of its own with the same contents.
     pub fn copy(&self) -> Pace {
-        Pace(AtomicU64::new(self.0.load(Relaxed)))
+        Pace(same(&self.0))
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
 
@@ -63,5 +65,26 @@ mod tests {
         );
         assert_eq!([taken(111), taken(100_000), taken(u32::MAX), taken(1)], [10, 10, 10, 6]);
         assert_eq!([pace.left(1, 10, 3), pace.left(2, 10, 3), pace.left(5, 10, 3)], [0, 3, 10]);
+    }
+}
+
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests {
+    use super::*;
+    use ::loom::{sync::Arc, thread};
+
+    /// Workers whose clocks differ by a second: the tokens of a second come once.
+    #[test]
+    fn loom_tokens_of_a_second_come_once() {
+        ::loom::model(|| {
+            let pace = Arc::new(Pace(AtomicU64::new(100 << 32 | 1)));
+            let others = [100, 101].map(|now| {
+                let pace = pace.clone();
+                thread::spawn(move || u32::from(pace.take(now, 5, 1)))
+            });
+            let mut taken = u32::from(pace.take(101, 5, 1));
+            taken += others.into_iter().map(|other| other.join().unwrap()).sum::<u32>();
+            assert_eq!(taken + pace.left(101, 5, 1), 2);
+        });
     }
 }

@@ -10,9 +10,25 @@ pub(crate) struct PortRef {
 /// Most vnics of a switch. File descriptors run out earlier. An FDB entry has room for 24 bits.
 pub(crate) const MAX_SLOTS: u32 = 1 << 20;
 
-/// Place of the uplink among the rings that workers poll. No vnic has this slot: a switch takes one
-/// vnic fewer than there are slots.
-pub(crate) const UPLINK: PortRef = PortRef { slot: MAX_SLOTS - 1, incarnation: 0 };
+/// Origin of frames that a worker polls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PollSource {
+    /// The transmit ring of a vnic.
+    Vnic(PortRef),
+    /// Frames that arrive from other hosts.
+    Uplink,
+    /// Frames that have no ring to wait in, and wait in the worker's memory.
+    Waiting,
+}
+
+/// Port that a report is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub(crate) enum Place {
+    /// A vnic, or the trunk of a network.
+    Port(PortRef),
+    /// The uplink, for frames of no network.
+    Uplink,
+}
 
 /// Place of a peer (low half) and the generation of its user (high half). Odd generations are in
 /// use.

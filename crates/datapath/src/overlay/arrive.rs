@@ -16,6 +16,7 @@ use butterfly_vhost::{net::NetHeader, ring::Frames};
 
 use crate::engine::place::PeerRef;
 use crate::engine::reason::DropReason;
+use crate::engine::writer::Writer;
 use crate::ip::{Address, mapped};
 use crate::overlay::{
     NOT_OURS, OTHER_VLAN, OUTER_FRAGMENT, OUTER_MALFORMED, Tunnel, UNKNOWN_PEER, UNKNOWN_VNI,
@@ -78,7 +79,7 @@ struct Heard {
 pub(crate) struct Arrivals<'a> {
     tunnel: &'a Tunnel,
     snapshot: &'a Snapshot,
-    worker: usize,
+    worker: Writer<'a>,
     now: u32,
     strict: bool,
     /// The peer that the last frame came from; the next one probably comes from it, too.
@@ -89,7 +90,7 @@ impl<'a> Arrivals<'a> {
     pub fn new(
         tunnel: &'a Tunnel,
         snapshot: &'a Snapshot,
-        worker: usize,
+        worker: Writer<'a>,
         now: u32,
     ) -> Arrivals<'a> {
         let strict = tunnel.strict.load(std::sync::atomic::Ordering::Relaxed);

@@ -23,6 +23,7 @@ use std::{
 use butterfly_packet::mac::Mac;
 
 use crate::engine::place::PeerRef;
+use crate::engine::writer::{PerWorker, Writer};
 use crate::engine::{
     mac::{address as mac_of, number},
     quota::Quota,
@@ -75,7 +76,9 @@ pub(crate) struct Peer {
     holder: AtomicU32,
     /// [`IDLE`], or the state of the question for its next hop.
     waiting: AtomicU8,
-    counted: Box<[Counted]>,
+    counted: PerWorker<Counted>,
+    /// The counts when this user of the place began. Only workers write the counters themselves.
+    began: [AtomicU64; 5],
 }
 
 impl Peer {
@@ -83,6 +86,26 @@ impl Peer {
         let [high, low] = &self.address;
         high.store((address >> 64) as u64, Relaxed);
         low.store(address as u64, Relaxed);
+    }
+
+    /// Returns the sums of its counters since the switch began.
+    fn sums(&self) -> [u64; 5] {
+        let mut sums = [0u64; 5];
+        for counted in self.counted.iter() {
+            for (sum, cell) in sums.iter_mut().zip(&counted.0) {
+                *sum = sum.wrapping_add(cell.load(Relaxed));
+            }
+        }
+        sums
+    }
+
+    /// Returns the counters of this user of the place.
+    fn counts(&self) -> [u64; 5] {
+        let mut counts = self.sums();
+        for (count, began) in counts.iter_mut().zip(&self.began) {
+            *count = count.wrapping_sub(began.load(Relaxed));
+        }
+        counts
     }
 
     /// Returns its tunnel address, as a number.
@@ -146,11 +169,11 @@ impl Peer {
         self.waiting.store(IDLE, Release);
     }
 
-    /// Adds to a counter of worker `worker`.
+    /// Adds to a worker's counter.
     #[inline(always)]
-    pub fn count(&self, worker: usize, counter: PeerCounter, n: u64) {
+    pub fn count(&self, worker: Writer<'_>, counter: PeerCounter, n: u64) {
         if let Some(cell) =
-            self.counted.get(worker).and_then(|counted| counted.0.get(counter as usize))
+            self.counted.of(worker).and_then(|counted| counted.0.get(counter as usize))
         {
             cell.store(cell.load(Relaxed).wrapping_add(n), Relaxed);
         }
@@ -247,7 +270,8 @@ impl PeerTable {
             configured: AtomicBool::new(false),
             holder: AtomicU32::new(NOBODY),
             waiting: AtomicU8::new(IDLE),
-            counted: (0..workers).map(|_| Counted::default()).collect(),
+            counted: PerWorker::new(workers, Counted::default),
+            began: Default::default(),
         };
         let room = PeerRoom {
             free: (0..MAX_PEERS as u16).rev().collect(),
@@ -348,6 +372,7 @@ impl PeerTable {
         peer.configured.store(false, Relaxed);
         peer.holder.store(NOBODY, Relaxed);
         peer.waiting.store(IDLE, Relaxed);
+        peer.began.iter().zip(peer.sums()).for_each(|(began, sum)| began.store(sum, Relaxed));
         let generation = peer.generation.load(Relaxed).wrapping_add(1);
         peer.generation.store(generation, Release);
         way.store(index + 1, Release);
@@ -403,7 +428,6 @@ impl PeerTable {
         for way in self.bucket(peer.address()).into_iter().flatten() {
             let _ = way.compare_exchange(entry, 0, AcqRel, Relaxed);
         }
-        peer.counted.iter().flat_map(|counted| &counted.0).for_each(|cell| cell.store(0, Relaxed));
         room.release(peer);
         room.free.push(index as u16);
     }
@@ -488,12 +512,7 @@ impl PeerTable {
         let row = |(index, peer): (usize, &Peer)| {
             let generation = peer.generation.load(Acquire);
             let seen = peer.seen.load(Relaxed);
-            let mut counters = [0; 5];
-            for counted in &peer.counted {
-                for (sum, cell) in counters.iter_mut().zip(&counted.0) {
-                    *sum += cell.load(Relaxed);
-                }
-            }
+            let counters = peer.counts();
             (generation % 2 == 1).then(|| PeerRow {
                 at: PeerRef::new(index, generation),
                 address: ip_of(peer.address()),

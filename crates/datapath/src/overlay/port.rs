@@ -1,5 +1,6 @@
 //! The uplink as workers use it: a virtual machine's rings, or a port of its own kind.
 
+use crate::engine::writer::{PerWorker, Writer};
 use std::{
     os::fd::BorrowedFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -13,7 +14,7 @@ pub(crate) enum UplinkPort {
     /// vhost-user.
     Ring(Arc<Port>),
     /// A wire for each worker: no other thread takes its lock while packets flow.
-    Wire(Box<[Mutex<Box<dyn Uplink>>]>),
+    Wire(PerWorker<Mutex<Box<dyn Uplink>>>),
 }
 
 impl UplinkPort {
@@ -27,19 +28,21 @@ impl UplinkPort {
     }
 
     /// Returns a worker's wire.
-    pub fn wire(&self, worker: usize) -> Option<MutexGuard<'_, Box<dyn Uplink>>> {
+    pub fn wire(&self, worker: Writer<'_>) -> Option<MutexGuard<'_, Box<dyn Uplink>>> {
         match self {
             UplinkPort::Ring(_) => None,
             UplinkPort::Wire(wires) => {
-                wires.get(worker).map(|wire| wire.lock().unwrap_or_else(PoisonError::into_inner))
+                wires.of(worker).map(|wire| wire.lock().unwrap_or_else(PoisonError::into_inner))
             }
         }
     }
 
     /// Calls `f` with the descriptor that becomes readable when frames arrive.
     pub fn with_descriptor(&self, f: impl FnOnce(BorrowedFd<'_>)) {
-        if let Some(wire) = self.wire(0) {
-            f(wire.descriptor());
+        if let UplinkPort::Wire(wires) = self
+            && let Some(wire) = wires.iter().next()
+        {
+            f(wire.lock().unwrap_or_else(PoisonError::into_inner).descriptor());
         }
     }
 }

@@ -5,10 +5,7 @@ use std::{
     sync::{MutexGuard, PoisonError},
 };
 
-use crate::engine::{
-    place::{PortRef, UPLINK},
-    reason::DropReason,
-};
+use crate::engine::{place::Place, reason::DropReason};
 use crate::plane::Plane;
 use crate::stages::reasons::counted;
 
@@ -17,7 +14,7 @@ use crate::stages::reasons::counted;
 const PERIOD: u32 = 50;
 
 /// Every reason that counted a drop, by place.
-pub(crate) type DropCounts = HashMap<PortRef, Vec<(DropReason, u64)>>;
+pub(crate) type DropCounts = HashMap<Place, Vec<(DropReason, u64)>>;
 
 /// The counts at one moment.
 #[derive(Default)]
@@ -41,7 +38,7 @@ impl DropWindow {
     }
 
     /// Returns a place's count at the start of the window.
-    pub fn before(&self, place: PortRef, reason: DropReason) -> u64 {
+    pub fn before(&self, place: Place, reason: DropReason) -> u64 {
         let counts = self.older.counts.get(&place).map(Vec::as_slice).unwrap_or_default();
         counts.iter().find(|(other, _)| *other == reason).map_or(0, |(_, count)| *count)
     }
@@ -55,9 +52,11 @@ impl Plane {
     pub fn sample_drops(&self) {
         let counts = || {
             let snapshot = self.shared.snapshot.load();
-            let vnics =
-                snapshot.vnics.iter().map(|(_, vnic)| (vnic.place, vnic.shared.counters.totals()));
-            let uplink = self.shared.tunnel.iter().map(|tunnel| (UPLINK, tunnel.totals()));
+            let vnics = snapshot
+                .vnics
+                .iter()
+                .map(|(_, vnic)| (Place::Port(vnic.place), vnic.shared.counters.totals()));
+            let uplink = self.shared.tunnel.iter().map(|tunnel| (Place::Uplink, tunnel.totals()));
             let lists = vnics.chain(uplink).map(|(place, totals)| {
                 let list: Vec<_> =
                     counted(&totals).map(|(info, count)| (info.reason, count)).collect();
@@ -75,9 +74,10 @@ impl Plane {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::place::PortRef;
 
-    const A: PortRef = PortRef { slot: 1, incarnation: 1 };
-    const B: PortRef = PortRef { slot: 1, incarnation: 2 };
+    const A: Place = Place::Port(PortRef { slot: 1, incarnation: 1 });
+    const B: Place = Place::Port(PortRef { slot: 1, incarnation: 2 });
 
     #[test]
     fn the_window_is_one_to_two_periods_long() {

@@ -121,7 +121,11 @@ mod tests {
                         &VnicPolicy::default(),
                     )
                     .unwrap();
-                let cells = vnic.shared.counters.of(0).unwrap();
+                let cells = vnic
+                    .shared
+                    .counters
+                    .of(crate::engine::writer::WorkerId::new(0).writer())
+                    .unwrap();
                 cells.add(Counter::InPackets, 1);
                 cells.drop(reason, 2);
             }

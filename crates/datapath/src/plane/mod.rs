@@ -23,12 +23,13 @@ use butterfly_model::{GroupName, Rule, Vni};
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::port::{Port, PortEvents};
 
+use crate::engine::writer::PerWorker;
 use crate::engine::{
     clock::Clock,
     counters::{Counters, Totals},
     mac::number,
     numbers::Numbers,
-    place::{PeerRef, PortRef, UPLINK},
+    place::{MAX_SLOTS, PeerRef, PollSource, PortRef},
     slab::Slab,
     tap::{Mirror, Ring, Selection},
 };
@@ -73,7 +74,7 @@ pub(crate) struct PlaneConfig {
 pub enum AddError {
     #[error("no vnic with id {0}")]
     Unknown(String),
-    #[error("{} vnics and networks are the most one host can have", UPLINK.slot)]
+    #[error("{} vnics and networks are the most one host can have", MAX_SLOTS)]
     TooMany,
     #[error("{MAX_CELLS} rules are the most one host can have")]
     TooManyRules,
@@ -154,7 +155,7 @@ pub(crate) struct Plane {
     /// Drop counts of some time ago.
     pub(crate) drop_window: Mutex<DropWindow>,
     /// Rings for the tap, one for each worker, while there are sinks.
-    pub rings: Mutex<Vec<Arc<Ring>>>,
+    pub rings: Mutex<Option<Arc<PerWorker<Ring>>>>,
     /// Tables of sessions that were found at the start.
     pub former: Vec<FormerTable>,
 }
@@ -162,28 +163,31 @@ pub(crate) struct Plane {
 /// Tells a vnic's worker when its transmit ring starts and stops.
 pub(crate) struct Attachment {
     worker: Arc<Handle>,
-    place: PortRef,
+    source: PollSource,
 }
 
 impl Attachment {
-    /// Returns the place of the attached vnic.
-    pub fn place(&self) -> PortRef {
-        self.place
+    /// Returns the place of the attached vnic, if it is one.
+    pub fn vnic(&self) -> Option<PortRef> {
+        match self.source {
+            PollSource::Vnic(place) => Some(place),
+            PollSource::Uplink | PollSource::Waiting => None,
+        }
     }
 
     /// Makes the attachment of a vhost-user uplink.
     pub fn uplink(worker: Arc<Handle>) -> Attachment {
-        Attachment { worker, place: UPLINK }
+        Attachment { worker, source: PollSource::Uplink }
     }
 }
 
 impl PortEvents for Attachment {
     fn tx_started(&self, kick: Option<BorrowedFd<'_>>) {
-        self.worker.started(self.place, kick);
+        self.worker.started(self.source, kick);
     }
 
     fn tx_stopped(&self, kick: Option<BorrowedFd<'_>>) {
-        self.worker.stopped(self.place, kick);
+        self.worker.stopped(self.source, kick);
     }
 }
 
@@ -284,7 +288,7 @@ impl Plane {
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         let slot = next.vnics.vacant();
         // A network's first vnic may bring its trunk.
-        if slot + 2 >= UPLINK.slot {
+        if slot + 2 > MAX_SLOTS {
             return Err(AddError::TooMany);
         }
         let network = next.by_vni.get(&vni).copied().unwrap_or_else(|| next.networks.vacant());
@@ -325,7 +329,7 @@ impl Plane {
         }
         self.settle();
         let worker = self.worker_of(slot);
-        Ok((vnic, Attachment { worker, place }))
+        Ok((vnic, Attachment { worker, source: PollSource::Vnic(place) }))
     }
 
     fn vnic_state(&self, trunk: bool) -> Arc<VnicShared> {

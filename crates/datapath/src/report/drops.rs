@@ -7,7 +7,7 @@ use butterfly_packet::summary::Summary;
 use crate::engine::{
     counters::{Counters, Totals},
     last_drops::LastDrop,
-    place::{PortRef, UPLINK},
+    place::Place,
     reason::ReasonInfo,
 };
 use crate::overlay::Tunnel;
@@ -115,7 +115,7 @@ struct Look<'a> {
 impl Look<'_> {
     fn rows(
         &self,
-        place: PortRef,
+        place: Place,
         vni: Option<u32>,
         counters: &Counters,
         totals: &Totals,
@@ -142,7 +142,7 @@ impl Look<'_> {
         let counters = &vnic.shared.counters;
         PlaceDrops {
             place,
-            rows: self.rows(vnic.place, Some(vnic.vni), counters, &counters.totals()),
+            rows: self.rows(Place::Port(vnic.place), Some(vnic.vni), counters, &counters.totals()),
         }
     }
 
@@ -157,7 +157,7 @@ impl Look<'_> {
         places.sort_by(|a, b| order(&a.place).cmp(&order(&b.place)));
         places.extend(tunnel.map(|tunnel| PlaceDrops {
             place: DropPlace::Uplink,
-            rows: self.rows(UPLINK, None, &tunnel.counters, &tunnel.totals()),
+            rows: self.rows(Place::Uplink, None, &tunnel.counters, &tunnel.totals()),
         }));
         let row =
             |(info, count)| DropRow { info, count, recent: None, last: None, head: Vec::new() };

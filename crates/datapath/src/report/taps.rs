@@ -17,8 +17,9 @@ use crate::engine::tap::{
     ring::Ring,
     selection::Selection,
 };
+use crate::engine::writer::PerWorker;
 use crate::engine::{
-    place::{PeerRef, PortRef, UPLINK},
+    place::{PeerRef, PortRef},
     reason::DropReason,
 };
 use crate::overlay::TOO_BIG;
@@ -140,10 +141,9 @@ impl Taps {
             return self.0.set_selection(|_| None);
         }
         let mut rings = self.0.rings.lock().unwrap_or_else(PoisonError::into_inner);
-        if rings.is_empty() {
-            *rings = self.0.workers.iter().map(|_| Arc::new(Ring::new(RING))).collect();
-        }
-        let rings = rings.clone();
+        let workers = self.0.workers.len();
+        let made = || Arc::new(PerWorker::new(workers, || Ring::new(RING)));
+        let rings = Some(rings.get_or_insert_with(made).clone());
         self.0.set_selection(|slot| Some(Arc::new(Selection::new(rings, sinks, slot))));
     }
 
@@ -161,7 +161,7 @@ impl Taps {
             .as_ref()
             .is_some_and(|selection| selection.has_sinks());
         let mut more = false;
-        for ring in rings.iter() {
+        for ring in rings.iter().flat_map(|rings| rings.iter()) {
             let most = to.words.len() + TAKEN;
             while let Some(words) = ring.take(&mut to.words) {
                 to.ends.push(words);
@@ -173,7 +173,7 @@ impl Taps {
         }
         if off && !more {
             // No worker writes any more, and all was read.
-            rings.clear();
+            *rings = None;
         }
         more
     }
@@ -226,13 +226,13 @@ impl Taps {
             )
         };
         let end = |place: PortRef, peer: u32| match snapshot.vnic(place) {
-            _ if place == UPLINK => TapEnd::Endpoint,
             Some(vnic) if vnic.is_trunk() => host(peer),
             Some(vnic) => TapEnd::Vnic(vnic.id.clone()),
             None => TapEnd::Gone,
         };
         // A drop behind a trunk is charged to its network.
         let charged = |place: PortRef| match snapshot.vnic(place) {
+            _ if record.point == TapPoint::UplinkIn => TapEnd::Endpoint,
             Some(vnic) if vnic.is_trunk() => TapEnd::Network(vnic.vni),
             _ => end(place, 0),
         };

@@ -160,6 +160,7 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::writer::WorkerId;
     use crate::plane::PlaneConfig;
     use crate::session::SessionConfig;
     use crate::world::policy::VnicPolicy;
@@ -222,12 +223,12 @@ mod tests {
         let none = Vec::<String>::new();
         assert_eq!(look(), (none.clone(), 0));
         for worker in 0..2 {
-            let cells = a.shared.counters.of(worker).unwrap();
+            let cells = a.shared.counters.of(WorkerId::new(worker).writer()).unwrap();
             cells.drop(SPOOFED_MAC, 3);
             cells.drop(crate::stages::headers::SHORT, 1);
             cells.add(Counter::LearnRefused, 2);
         }
-        b.shared.counters.of(0).unwrap().drop(RX_BAD_CHAIN, 1);
+        b.shared.counters.of(WorkerId::new(0).writer()).unwrap().drop(RX_BAD_CHAIN, 1);
         assert_eq!(
             look(),
             (
@@ -239,14 +240,14 @@ mod tests {
                 2
             )
         );
-        a.shared.counters.of(1).unwrap().drop(SPOOFED_MAC, 1);
+        a.shared.counters.of(WorkerId::new(1).writer()).unwrap().drop(SPOOFED_MAC, 1);
         assert_eq!(look(), (none.clone(), 2));
         plane.shared.clock.pass(10);
         assert_eq!(look(), (vec!["a 7 spoofed-mac 1".into()], 2));
         // The successor in its place has told nothing yet.
         plane.remove("a");
         let a = add("a", 1);
-        a.shared.counters.of(0).unwrap().drop(SPOOFED_MAC, 1);
+        a.shared.counters.of(WorkerId::new(0).writer()).unwrap().drop(SPOOFED_MAC, 1);
         assert_eq!(look(), (vec!["a 7 spoofed-mac 1".into()], 2));
         plane.remove("a");
         plane.remove("b");

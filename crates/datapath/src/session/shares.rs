@@ -7,6 +7,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use crate::engine::atomics::same32;
 use crate::engine::bucket::Bucket;
 
 /// The shares of a table.
@@ -98,9 +99,8 @@ impl Shares {
 
     /// Returns a copy with counts of its own.
     pub fn copy(&self) -> Shares {
-        let same = |word: &AtomicU32| AtomicU32::new(word.load(Relaxed));
         let Shares { capacity, network, vnic, opener, rate, part, common, beyond } = self;
-        let (part, common, beyond) = (same(part), same(common), same(beyond));
+        let (part, common, beyond) = (same32(part), same32(common), same32(beyond));
         Shares {
             capacity: *capacity,
             network: *network,
@@ -151,13 +151,12 @@ impl VnicSessions {
 
     /// Returns a copy with counts of its own.
     pub fn copy(&self) -> VnicSessions {
-        let same = |word: &AtomicU32| AtomicU32::new(word.load(Relaxed));
         let VnicSessions { opened, received, openers, budget, rests } = self;
-        let openers = Openers(openers.0.iter().map(same).collect());
+        let openers = Openers(openers.0.iter().map(same32).collect());
         let rests = AtomicU64::new(rests.load(Relaxed));
         VnicSessions {
-            opened: same(opened),
-            received: same(received),
+            opened: same32(opened),
+            received: same32(received),
             openers,
             budget: budget.copy(),
             rests,

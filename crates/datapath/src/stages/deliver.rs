@@ -12,6 +12,7 @@ use butterfly_vhost::{
     ring::{BATCH, CallFd, Delivery, Finish, Frames, NotDelivered},
 };
 
+use crate::engine::writer::Writer;
 use crate::engine::{
     batch::{Batch, Meta, Verdict},
     counters::Counter,
@@ -122,7 +123,7 @@ impl Got {
         self.bytes += bytes as u64;
     }
 
-    pub fn count(&self, receiver: &Vnic, worker: usize) {
+    pub fn count(&self, receiver: &Vnic, worker: Writer<'_>) {
         if self.packets > 0
             && let Some(cells) = receiver.shared.counters.of(worker)
         {

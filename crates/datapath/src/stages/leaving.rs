@@ -10,6 +10,7 @@ use butterfly_uplink::Uplink;
 use butterfly_vhost::ring::{CallFd, RxRing};
 
 use crate::engine::tap::Tap;
+use crate::engine::writer::Writer;
 use crate::overlay::{Tunnel, UplinkPort};
 
 /// The uplink of a worker while frames go out. The other side sees them when it is published.
@@ -33,7 +34,7 @@ pub(crate) enum Way<'a> {
 }
 impl<'a> Leaving<'a> {
     /// Returns the uplink of a worker, to send.
-    pub fn of(tunnel: &'a Tunnel, worker: usize) -> Leaving<'a> {
+    pub fn of(tunnel: &'a Tunnel, worker: Writer<'_>) -> Leaving<'a> {
         match &tunnel.port {
             _ if tunnel.down.load(Relaxed) => Leaving::Nothing,
             UplinkPort::Ring(port) => Leaving::Ring(port.rx()),

@@ -13,6 +13,7 @@ use butterfly_vhost::{
 };
 
 use crate::engine::reason::DropReason;
+use crate::engine::writer::Writer;
 use crate::overlay::{Tunnel, peers::Peer};
 use crate::stages::leaving::Leaving;
 use crate::world::snapshot::Vnic;
@@ -30,7 +31,7 @@ pub(crate) trait Outlet {
     fn open<'a>(&'a self, receiver: &'a Vnic) -> Self::Held<'a>;
 
     /// Returns the uplink, to send.
-    fn uplink<'a>(&'a self, tunnel: &'a Tunnel, worker: usize) -> Leaving<'a>;
+    fn uplink<'a>(&'a self, tunnel: &'a Tunnel, worker: Writer<'_>) -> Leaving<'a>;
 
     /// Returns the outcome of a frame to another host whose next hop is not known. `None` leaves it
     /// to the table of hosts.
@@ -78,7 +79,7 @@ impl Outlet for Rings {
     }
 
     #[inline(always)]
-    fn uplink<'a>(&'a self, tunnel: &'a Tunnel, worker: usize) -> Leaving<'a> {
+    fn uplink<'a>(&'a self, tunnel: &'a Tunnel, worker: Writer<'_>) -> Leaving<'a> {
         Leaving::of(tunnel, worker)
     }
 }

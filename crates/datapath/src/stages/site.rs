@@ -5,6 +5,7 @@ use std::cell::Cell;
 use butterfly_vhost::ring::Frames;
 
 use crate::engine::tap::{Tap, TapNotes};
+use crate::engine::writer::Writer;
 use crate::engine::{
     budget::Budget, clock::Clock, last_drops::Dropped, reason::DropReason, tap::Selection,
 };
@@ -25,8 +26,8 @@ pub(crate) struct Context<'a> {
     pub sender: &'a Vnic,
     /// Its network.
     pub network: &'a Network,
-    /// Number of the worker, for its counters.
-    pub worker: usize,
+    /// The worker, for its counters.
+    pub worker: Writer<'a>,
     /// Seconds of the coarse clock.
     pub now: u32,
     /// The clock itself, for finer times.

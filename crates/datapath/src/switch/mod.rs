@@ -130,7 +130,7 @@ pub struct VnicReport {
     pub delivered: (u64, u64),
     /// Frames of the guest that went to several receivers.
     pub flooded: u64,
-    /// Source addresses that were not learnt because a bound was reached.
+    /// PollSource addresses that were not learnt because a bound was reached.
     pub learn_refused: u64,
     /// Frames that the switch sent in the guest's name to announce its place, as after a live
     /// migration.
@@ -232,7 +232,7 @@ impl DeviceEvents for Link {
     fn driving(&self, both: bool) {
         self.shared.driving.store(both, Ordering::Relaxed);
         if both {
-            self.plane.is_here(self.attachment.place());
+            self.attachment.vnic().into_iter().for_each(|place| self.plane.is_here(place));
         } else if self.shared.leaving.load(Ordering::Relaxed) {
             self.shared.elsewhere.store(true, Ordering::Relaxed);
         }
@@ -291,8 +291,11 @@ impl Switch {
         for handle in &plane.workers {
             let (shared, handle, poll) = (plane.shared.clone(), handle.clone(), config.poll);
             let name = format!("worker-{}", handle.index);
+            let claimed = handle.claim();
+            let id =
+                claimed.ok_or_else(|| std::io::Error::other(format!("{name} runs already")))?;
             // Made in its own thread, so that its memory is near the processor that it runs on.
-            let body = move || work(core, || Worker::new(shared, handle, poll));
+            let body = move || work(core, || Worker::new(shared, handle, id, poll));
             threads.push(std::thread::Builder::new().name(name).spawn(body)?);
         }
         let (keeper, watched, told) = (plane.clone(), Arc::clone(&vnics), Arc::clone(&events));

@@ -10,19 +10,22 @@ use std::{
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
-use crate::engine::place::PortRef;
+use crate::engine::place::{PollSource, PortRef};
+use crate::engine::writer::WorkerId;
 
 /// Epoll data of the event that makes a worker look around.
-pub(super) const WAKE: u64 = u64::MAX;
+const WAKE: u64 = u64::MAX;
+/// Epoll data of what arrives from other hosts. No vnic has such a slot.
+const UPLINK: u64 = u64::MAX - 1;
 /// Number of classes of batch sizes: 1, 2, 3-4, 5-8, .. 33-64.
 const SIZE_CLASSES: usize = 7;
 
 /// Order of the rest of the daemon to a worker.
 pub(crate) enum Order {
-    /// A transmit ring runs.
-    Started { place: PortRef, kicked: bool },
+    /// A transmit ring, or the uplink, runs.
+    Started { source: PollSource, kicked: bool },
     /// It stopped.
-    Stopped(PortRef),
+    Stopped(PollSource),
     /// The vnic's transmit ring is disabled: frames in it are to be discarded after a while.
     Discard(PortRef),
     /// Complete frames are to be sent in the vnic's name.
@@ -40,6 +43,8 @@ pub(crate) struct Handle {
     /// True if a thread runs it, so that publications wait for it.
     pub running: AtomicBool,
     pub stats: Stats,
+    /// The worker's right to write its cells, until it takes it.
+    id: Mutex<Option<WorkerId>>,
 }
 
 /// Counters of a worker since it started.
@@ -61,12 +66,23 @@ pub(super) fn bump(cell: &AtomicU64, n: u64) {
     cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
-fn pack(place: PortRef) -> u64 {
-    u64::from(place.slot) << 32 | u64::from(place.incarnation)
+fn pack(source: PollSource) -> u64 {
+    match source {
+        PollSource::Vnic(place) => u64::from(place.slot) << 32 | u64::from(place.incarnation),
+        PollSource::Uplink => UPLINK,
+        PollSource::Waiting => WAKE, // has no descriptor
+    }
 }
 
-pub(super) fn unpack(data: u64) -> PortRef {
-    PortRef { slot: (data >> 32) as u32, incarnation: data as u32 }
+/// Returns what an event is about; `None` for that of [`Handle::wake`].
+pub(super) fn unpack(data: u64) -> Option<PollSource> {
+    match data {
+        WAKE => None,
+        UPLINK => Some(PollSource::Uplink),
+        _ => {
+            Some(PollSource::Vnic(PortRef { slot: (data >> 32) as u32, incarnation: data as u32 }))
+        }
+    }
 }
 
 impl Handle {
@@ -88,7 +104,13 @@ impl Handle {
             seen: AtomicU64::new(0),
             running: AtomicBool::new(false),
             stats: Stats::default(),
+            id: Mutex::new(Some(WorkerId::new(index))),
         })
+    }
+
+    /// Takes the right to write the worker's cells. The first caller gets it, and nobody else.
+    pub fn claim(&self) -> Option<WorkerId> {
+        self.id.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Makes a sleeping worker look around.
@@ -101,15 +123,15 @@ impl Handle {
         self.wake();
     }
 
-    /// Has a transmit ring polled that started, and again whenever `kick` says so.
-    pub fn started(&self, place: PortRef, kick: Option<BorrowedFd<'_>>) {
+    /// Has a transmit ring, or the uplink, polled that started, and again whenever `kick` says so.
+    pub fn started(&self, source: PollSource, kick: Option<BorrowedFd<'_>>) {
         let kicked = kick.is_some_and(|kick| {
-            let data = epoll::EventData::new_u64(pack(place));
+            let data = epoll::EventData::new_u64(pack(source));
             // A descriptor that cannot be waited for is like none.
             epoll::add(&self.epoll, kick, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
                 .is_ok()
         });
-        self.order(Order::Started { place, kicked });
+        self.order(Order::Started { source, kicked });
     }
 
     /// Has frames sent in a vnic's name, one in a turn.
@@ -123,10 +145,10 @@ impl Handle {
     }
 
     /// Notes that a transmit ring stopped.
-    pub fn stopped(&self, place: PortRef, kick: Option<BorrowedFd<'_>>) {
+    pub fn stopped(&self, source: PollSource, kick: Option<BorrowedFd<'_>>) {
         if let Some(kick) = kick {
             let _ = epoll::delete(&self.epoll, kick);
         }
-        self.order(Order::Stopped(place));
+        self.order(Order::Stopped(source));
     }
 }

@@ -14,12 +14,10 @@ use butterfly_vhost::ring::Frames;
 use crate::engine::{
     batch::{Batch, Verdict},
     last_drops::Dropped,
-    place::{PeerRef, PortRef, UPLINK},
+    place::{PeerRef, PortRef},
 };
 use crate::stages::{deliver::FLOOD_LIMIT, filter::Judged, site::Context};
 
-/// Place of the queue among the rings that workers poll. No vnic has this slot.
-pub(super) const LATER: PortRef = PortRef { slot: UPLINK.slot - 1, incarnation: 0 };
 /// Most floods that wait, of all networks and of one.
 const FLOODS: usize = 64;
 const PER_NETWORK: usize = 8;

@@ -1,7 +1,10 @@
 //! Orders of the rest of the daemon, carried out by the worker.
 
-use super::{handle::Order, later::LATER, rounds::Worker};
-use crate::engine::place::PortRef;
+use super::{
+    handle::Order,
+    rounds::{Polled, Worker},
+};
+use crate::engine::place::{PollSource, PortRef};
 use crate::stages::headers::TX_DISABLED;
 use butterfly_mem::cpu;
 use std::sync::PoisonError;
@@ -17,24 +20,26 @@ impl Worker {
         );
         for order in orders.drain(..) {
             match order {
-                Order::Started { place, kicked } => {
-                    self.timed.retain(|other| *other != place);
+                Order::Started { source, kicked } => {
+                    self.timed.retain(|other| *other != source);
                     if !kicked && self.timed.len() < self.timed.capacity() {
-                        self.timed.push(place);
+                        self.timed.push(source);
                     }
                     // The slot's former user may still be there.
-                    if let Some(polled) =
-                        self.polled.iter_mut().find(|polled| polled.place.slot == place.slot)
-                    {
-                        if polled.place != place {
+                    let same = |polled: &&mut Polled| match (polled.source, source) {
+                        (PollSource::Vnic(old), PollSource::Vnic(new)) => old.slot == new.slot,
+                        (old, new) => old == new,
+                    };
+                    if let Some(polled) = self.polled.iter_mut().find(same) {
+                        if polled.source != source {
                             polled.account = self.fair.open(false, cpu::tsc());
                         }
-                        polled.place = place;
+                        polled.source = source;
                         polled.flooded = 0;
                     }
-                    self.add(place);
+                    self.add(source);
                 }
-                Order::Stopped(place) => self.timed.retain(|other| *other != place),
+                Order::Stopped(source) => self.timed.retain(|other| *other != source),
                 Order::Discard(place) => self.discard(place),
                 Order::Announce { place, frames } => {
                     if !self.later.announce(place, frames)
@@ -42,7 +47,7 @@ impl Worker {
                     {
                         vnic.shared.announcing.again();
                     }
-                    self.add(LATER);
+                    self.add(PollSource::Waiting);
                 }
             }
         }
@@ -54,7 +59,7 @@ impl Worker {
         let Some(mut guard) = vnic.shared.port.try_tx() else { return };
         let Some((frames, call)) = guard.as_mut().map(|ring| ring.discard()) else { return };
         drop(guard);
-        if let Some(cells) = vnic.shared.counters.of(self.handle.index).filter(|_| frames > 0) {
+        if let Some(cells) = vnic.shared.counters.of(self.id.writer()).filter(|_| frames > 0) {
             cells.drop(TX_DISABLED, frames);
         }
         if let Some(call) = call {

@@ -1,8 +1,11 @@
 //! Workers: threads that own transmit rings, poll those that are busy and sleep when none is.
 
-use std::sync::{
-    Arc,
-    atomic::{Ordering, fence},
+use std::{
+    mem::MaybeUninit,
+    sync::{
+        Arc,
+        atomic::{Ordering, fence},
+    },
 };
 
 use butterfly_mem::cpu;
@@ -12,8 +15,8 @@ use rustix::event::epoll;
 use super::{
     bill::Bill,
     fair::{Account, Fair},
-    handle::{Handle, Order, WAKE, bump, unpack},
-    later::{LATER, Later},
+    handle::{Handle, Order, bump, unpack},
+    later::Later,
     shared::Shared,
     under_way::UnderWay,
     walk::walk,
@@ -21,10 +24,11 @@ use super::{
 
 use crate::engine::place::MAX_SLOTS;
 use crate::engine::tap::TapNotes;
+use crate::engine::writer::WorkerId;
 use crate::engine::{
     batch::{Batch, Meta, Metas},
     budget::Budget,
-    place::{PortRef, UPLINK},
+    place::PollSource,
 };
 use crate::stages::{deliver::Calls, leave::Departures};
 use crate::stages::{pipeline::Scratches, stage::StageConfig};
@@ -42,11 +46,13 @@ const EVENTS_EVERY_US: u64 = 20;
 /// Microseconds between looks at a ring without a kick descriptor.
 const TIMER_US: u64 = 1000;
 const CALLS: usize = 4096;
+/// Most kicks that are taken at one look.
+const EVENTS: usize = 256;
 
-/// A ring that is being polled.
+/// A source that is being polled.
 #[derive(Clone, Copy)]
 pub(super) struct Polled {
-    pub(super) place: PortRef,
+    pub(super) source: PollSource,
     pub(super) empty: u8,
     /// Time at which the last frame was found.
     pub(super) busy: u64,
@@ -55,6 +61,34 @@ pub(super) struct Polled {
     pub(super) account: Account,
     /// Number of receivers that have the first waiting frame, a flood that takes several turns.
     pub(super) flooded: u32,
+}
+
+/// Sources that are in the poll set.
+pub(super) struct IsPolled {
+    vnics: Vec<bool>,
+    uplink: bool,
+    waiting: bool,
+}
+
+impl IsPolled {
+    fn new() -> IsPolled {
+        IsPolled { vnics: vec![false; MAX_SLOTS as usize], uplink: false, waiting: false }
+    }
+
+    /// Returns whether a source is, to be changed.
+    pub fn get_mut(&mut self, source: PollSource) -> Option<&mut bool> {
+        match source {
+            PollSource::Vnic(place) => self.vnics.get_mut(place.slot as usize),
+            PollSource::Uplink => Some(&mut self.uplink),
+            PollSource::Waiting => Some(&mut self.waiting),
+        }
+    }
+
+    /// Takes all out.
+    #[cfg(test)]
+    pub fn clear(&mut self) {
+        *self = IsPolled::new();
+    }
 }
 
 /// Outcome of a look at all rings.
@@ -82,14 +116,14 @@ pub(super) enum Looked {
 pub(crate) struct Worker {
     pub(super) shared: Arc<Shared>,
     pub(super) handle: Arc<Handle>,
+    pub(super) id: WorkerId,
     pub(super) poll: bool,
     pub(super) snapshot: Arc<Snapshot>,
     pub(super) polled: Vec<Polled>,
-    pub(super) is_polled: Vec<bool>,
-    /// Rings without a kick descriptor.
-    pub(super) timed: Vec<PortRef>,
+    pub(super) is_polled: IsPolled,
+    /// Sources without a kick descriptor.
+    pub(super) timed: Vec<PollSource>,
     pub(super) orders: Vec<Order>,
-    pub(super) events: Vec<epoll::Event>,
     /// The time stamp counter at the beginning of a round, and the ticks for which an empty ring
     /// stays.
     pub(super) now: u64,
@@ -108,20 +142,21 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// Allocates all that a worker needs; pages of the large tables are touched when they are used.
-    pub fn new(shared: Arc<Shared>, handle: Arc<Handle>, poll: bool) -> Worker {
+    /// The number is of [`Handle::claim`].
+    pub fn new(shared: Arc<Shared>, handle: Arc<Handle>, id: WorkerId, poll: bool) -> Worker {
         let snapshot = shared.snapshot.load_full();
         let timeouts = &shared.sessions.timeouts;
         let scratches = Scratches::new(&StageConfig { timeouts });
         Worker {
             shared,
             handle,
+            id,
             poll,
             snapshot,
             polled: Vec::with_capacity(MAX_SLOTS as usize),
-            is_polled: vec![false; MAX_SLOTS as usize],
+            is_polled: IsPolled::new(),
             timed: Vec::with_capacity(MAX_SLOTS as usize),
             orders: Vec::new(),
-            events: Vec::with_capacity(256),
             now: 0,
             patience: cpu::tsc_hz() / 1_000_000 * EMPTY_US,
             fair: Fair::new(),
@@ -140,8 +175,8 @@ impl Worker {
     /// Makes a worker for tests and fixed-work measurements. It cuts no batch for taking long, as
     /// all do under a simulator of processors.
     #[cfg(feature = "harness")]
-    pub fn without_prices(shared: Arc<Shared>, handle: Arc<Handle>) -> Worker {
-        Worker { fair: Fair::blind(), ..Worker::new(shared, handle, false) }
+    pub fn without_prices(shared: Arc<Shared>, handle: Arc<Handle>, id: WorkerId) -> Worker {
+        Worker { fair: Fair::blind(), ..Worker::new(shared, handle, id, false) }
     }
 
     /// Ends [`Self::without_prices`].
@@ -170,8 +205,8 @@ impl Worker {
             }
             if !self.timed.is_empty() && now.wrapping_sub(last_timer) > timer_every {
                 for at in 0..self.timed.len() {
-                    if let Some(place) = self.timed.get(at).copied() {
-                        self.add(place);
+                    if let Some(source) = self.timed.get(at).copied() {
+                        self.add(source);
                     }
                 }
                 last_timer = now;
@@ -221,19 +256,14 @@ impl Worker {
         if timeout != Some(&none) {
             bump(&self.handle.stats.sleeps, 1);
         }
-        self.events.clear();
+        let mut room = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
         // The only possible error is an interruption by a signal: the next round looks again.
-        let _ = epoll::wait(
-            &self.handle.epoll,
-            rustix::buffer::spare_capacity(&mut self.events),
-            timeout,
-        );
+        let events = epoll::wait(&self.handle.epoll, &mut room, timeout);
         let mut woken = false;
-        for at in 0..self.events.len() {
-            match self.events.get(at).map(|event| event.data.u64()) {
-                Some(WAKE) => woken = true,
-                Some(data) => self.add(unpack(data)),
-                None => {}
+        for event in events.iter().flat_map(|(events, _)| events.iter()) {
+            match unpack(event.data.u64()) {
+                Some(source) => self.add(source),
+                None => woken = true,
             }
         }
         if woken {
@@ -241,21 +271,21 @@ impl Worker {
         }
     }
 
-    /// Puts a ring into the poll set. Rings of vnics that are gone leave it at their next turn.
-    pub(super) fn add(&mut self, place: PortRef) {
-        if let Some(is_polled) = self.is_polled.get_mut(place.slot as usize)
+    /// Puts a source into the poll set. Rings of vnics that are gone leave it at their next turn.
+    pub(super) fn add(&mut self, source: PollSource) {
+        if let Some(is_polled) = self.is_polled.get_mut(source)
             && !*is_polled
         {
             *is_polled = true;
             // One short of leaving: a kick without a frame costs one look.
             let empty = EMPTY_POLLS - 1;
             let polled = Polled {
-                place,
+                source,
                 empty,
                 busy: 0,
-                likely: place.slot,
+                likely: u32::MAX,
                 // It may have slept since the last look.
-                account: self.fair.open(place == UPLINK || place == LATER, cpu::tsc()),
+                account: self.fair.open(!matches!(source, PollSource::Vnic(_)), cpu::tsc()),
                 flooded: 0,
             };
             self.polled.push(polled);
@@ -335,7 +365,7 @@ impl Worker {
             } else {
                 self.bill.looked();
                 let left = self.polled.swap_remove(at);
-                if let Some(is_polled) = self.is_polled.get_mut(left.place.slot as usize) {
+                if let Some(is_polled) = self.is_polled.get_mut(left.source) {
                     *is_polled = false;
                 }
             }
@@ -411,10 +441,8 @@ impl Worker {
         if polled.empty < EMPTY_POLLS || self.now.wrapping_sub(polled.busy) < self.patience {
             return true;
         }
-        if polled.place == UPLINK {
-            return self.uplink_stays();
-        }
-        let Some(vnic) = self.snapshot.vnic(polled.place) else { return false };
+        let PollSource::Vnic(place) = polled.source else { return self.uplink_stays() };
+        let Some(vnic) = self.snapshot.vnic(place) else { return false };
         let Some(mut ring) = vnic.shared.port.try_tx() else { return true };
         let Some(ring) = ring.as_mut() else { return false };
         if ring.arm() {
@@ -430,13 +458,12 @@ impl Worker {
     fn serve(&mut self, at: usize) -> Looked {
         let Some(polled) = self.polled.get_mut(at) else { return Looked::Gone };
         let size = polled.account.size;
-        let Some(sender) = self.snapshot.vnic(polled.place) else {
-            return match polled.place {
-                UPLINK => self.serve_uplink(at, size),
-                LATER => self.serve_later(size),
-                _ => Looked::Gone,
-            };
+        let place = match polled.source {
+            PollSource::Vnic(place) => place,
+            PollSource::Uplink => return self.serve_uplink(at, size),
+            PollSource::Waiting => return self.serve_later(size),
         };
+        let Some(sender) = self.snapshot.vnic(place) else { return Looked::Gone };
         let Some(mut guard) = sender.shared.port.try_tx() else { return Looked::Held };
         let Some(ring) = guard.as_mut() else { return Looked::Gone };
         let n = match ring.available() {
@@ -453,8 +480,7 @@ impl Worker {
         polled.busy = self.now;
         let Some(network) = self.snapshot.networks.get(sender.network) else { return Looked::Gone };
         ring.prefetch(n);
-        let likely =
-            self.snapshot.vnics.get(polled.likely).filter(|vnic| vnic.place != polled.place);
+        let likely = self.snapshot.vnics.get(polled.likely).filter(|vnic| vnic.place != place);
         if let Some(mut rx) = likely.and_then(|vnic| vnic.shared.port.try_rx())
             && let Some(rx) = rx.as_mut()
         {
@@ -472,11 +498,10 @@ impl Worker {
         let mut frames = frames;
         let mut from = polled.flooded as usize;
         if from > 0 {
-            (from, self.scratches.filter.judged) =
-                self.under_way.resume(polled.place, from, &mut frames);
+            (from, self.scratches.filter.judged) = self.under_way.resume(place, from, &mut frames);
         }
         let context =
-            self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
+            self.shared.context(&self.snapshot, sender, network, self.id.writer(), &self.notes);
         let budget = Budget::of(size);
         context.budget.set(budget);
         let batch = Batch::new(frames, &mut self.metas);
@@ -496,7 +521,7 @@ impl Worker {
         if (polled.flooded | walked.flooded) > 0 {
             polled.flooded = walked.flooded;
             self.scratches.filter.judged = None;
-            self.under_way.note(polled.place, &walked);
+            self.under_way.note(place, &walked);
         }
         if ring.poisoned() {
             ring.rest();

@@ -51,7 +51,7 @@ impl Worker {
         }
         let from = flood.done as usize;
         let context =
-            self.shared.context(&self.snapshot, trunk, network, self.handle.index, &self.notes);
+            self.shared.context(&self.snapshot, trunk, network, self.id.writer(), &self.notes);
         context.budget.set(budget);
         self.scratches.filter.judged = flood.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(flood.frame.as_slice()));
@@ -88,12 +88,12 @@ impl Worker {
         let Some(network) = network else { return false };
         let from = announcement.done as usize;
         if from == 0
-            && let Some(cells) = sender.shared.counters.of(self.handle.index)
+            && let Some(cells) = sender.shared.counters.of(self.id.writer())
         {
             cells.add(Counter::Announced, 1);
         }
         let context =
-            self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
+            self.shared.context(&self.snapshot, sender, network, self.id.writer(), &self.notes);
         context.budget.set(budget);
         self.scratches.filter.judged = announcement.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(frame.as_slice()));

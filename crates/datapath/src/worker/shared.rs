@@ -7,6 +7,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 
+use crate::engine::writer::Writer;
 use crate::engine::{budget::Budget, clock::Clock, tap::TapNotes};
 use crate::overlay::Tunnel;
 use crate::session::{Key, SessionConfig, Shares, Table};
@@ -44,7 +45,7 @@ impl Shared {
         snapshot: &'a Snapshot,
         sender: &'a Vnic,
         network: &'a Network,
-        worker: usize,
+        worker: Writer<'a>,
         notes: &'a TapNotes,
     ) -> Context<'a> {
         Context {

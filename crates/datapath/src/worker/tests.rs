@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::*;
 use crate::engine::{
     budget::Budget,
-    place::{PortRef, UPLINK},
+    place::{PollSource, PortRef},
 };
 use crate::harness::Host;
 use crate::overlay::TunnelConfig;
@@ -84,11 +84,11 @@ fn a_new_snapshot_does_not_wait_for_a_round_of_attackers() {
     // The uplink is the first ring that is looked at.
     let (plane, worker) = host.inside();
     worker.polled.clear();
-    worker.is_polled.fill(false);
-    worker.add(UPLINK);
+    worker.is_polled.clear();
+    worker.add(PollSource::Uplink);
     (0..u32::from(VNICS) + 1).for_each(|slot| {
         let place = worker.snapshot.vnics.get(slot).map(|vnic| vnic.place);
-        place.into_iter().for_each(|place| worker.add(place));
+        place.into_iter().for_each(|place| worker.add(PollSource::Vnic(place)));
     });
     assert!(shared.set(plane.shared.clone()).is_ok());
     worker.turn();
@@ -143,10 +143,10 @@ fn a_ring_that_comes_back_has_a_price_of_today() {
     let (_, worker) = host.inside();
     worker.heed_prices();
     worker.polled.clear();
-    worker.is_polled.fill(false);
+    worker.is_polled.clear();
     worker.now = 0;
     let place = worker.snapshot.vnics.get(0).unwrap().place;
-    worker.add(place);
+    worker.add(PollSource::Vnic(place));
     let account = &mut worker.polled[0].account;
     let first = account.size;
     assert!(first < fair::WHOLE);
@@ -161,11 +161,11 @@ fn who_gets_a_slot_does_not_pay_for_who_had_it() {
     let (_, worker) = host.inside();
     let place = worker.snapshot.vnics.get(0).unwrap().place;
     worker.polled.clear();
-    worker.is_polled.fill(false);
-    worker.add(place);
+    worker.is_polled.clear();
+    worker.add(PollSource::Vnic(place));
     worker.polled[0].account.debt = 1000;
     let mut debt_of = |place| {
-        worker.handle.started(place, None);
+        worker.handle.started(PollSource::Vnic(place), None);
         worker.obey();
         worker.polled[0].account.debt
     };

@@ -4,19 +4,19 @@ use butterfly_uplink::BURST;
 use butterfly_vhost::ring::{BATCH, Frames, Gathered};
 
 use super::{
-    later::LATER,
     later::Later,
     rounds::{Looked, Worker},
     shared::Shared,
     walk::walk,
 };
 use crate::engine::tap::{Tap, TapNotes};
+use crate::engine::writer::Writer;
 use crate::engine::{
     batch::{Batch, Metas},
     budget::Budget,
     counters::Counter,
     last_drops::Dropped,
-    place::{PeerRef, UPLINK},
+    place::{PeerRef, PollSource},
     reason::DropReason,
 };
 use crate::overlay::{
@@ -41,7 +41,7 @@ impl Worker {
             shared,
             tunnel,
             snapshot: &self.snapshot,
-            worker: self.handle.index,
+            worker: self.id.writer(),
             metas: &mut self.metas,
             scratches: &mut self.scratches,
             departures: &mut self.departures,
@@ -73,7 +73,7 @@ impl Worker {
                 n
             }
             UplinkPort::Wire(_) => {
-                let Some(mut wire) = tunnel.port.wire(self.handle.index) else {
+                let Some(mut wire) = tunnel.port.wire(self.id.writer()) else {
                     return Looked::Gone;
                 };
                 if wire.pending() {
@@ -94,7 +94,7 @@ impl Worker {
             polled.busy = self.now;
         }
         if !self.later.is_empty() {
-            self.add(LATER);
+            self.add(PollSource::Waiting);
         }
         Looked::Frames(found)
     }
@@ -116,7 +116,7 @@ impl Worker {
             }
             // Frames that came since the last look are an event of its descriptor.
             UplinkPort::Wire(_) => {
-                tunnel.port.wire(self.handle.index).is_some_and(|wire| wire.pending())
+                tunnel.port.wire(self.id.writer()).is_some_and(|wire| wire.pending())
             }
         }
     }
@@ -125,14 +125,14 @@ impl Worker {
     #[cold]
     pub(super) fn uplink_again(&mut self) {
         self.departures.pending = false;
-        self.add(UPLINK);
+        self.add(PollSource::Uplink);
     }
 
     /// Sends the frames of the control thread.
     #[cold]
     pub(super) fn send_own(&mut self) {
         let Some(tunnel) = &self.shared.tunnel else { return };
-        let mut leaving = Leaving::of(tunnel, self.handle.index);
+        let mut leaving = Leaving::of(tunnel, self.id.writer());
         let mut queued = 0;
         while let Some(Own { frame, counted }) = tunnel.punt.next_own() {
             // No queue holds fewer.
@@ -161,12 +161,12 @@ impl Worker {
             if sent.is_ok()
                 && let Some(watched) = self.notes.begin(self.snapshot.selection.as_deref())
             {
-                Tap::of(watched, &self.notes, self.handle.index).left(&frame);
+                Tap::of(watched, &self.notes, self.id.writer()).left(&frame);
             }
             match sent {
                 Ok(()) if counted => {}
                 Ok(()) => {
-                    if let Some(cells) = tunnel.counters.of(self.handle.index) {
+                    if let Some(cells) = tunnel.counters.of(self.id.writer()) {
                         cells.add(Counter::OutPackets, 1);
                         cells.add(Counter::OutBytes, frame.len() as u64);
                     }
@@ -177,7 +177,7 @@ impl Worker {
                         len: frame.len() as u32,
                         when: self.shared.clock.tenths(),
                     };
-                    tunnel.counters.drop(self.handle.index, reason, &packet);
+                    tunnel.counters.drop(self.id.writer(), reason, &packet);
                 }
             }
             tunnel.punt.sent(frame);
@@ -197,7 +197,7 @@ struct Desk<'a> {
     shared: &'a Shared,
     tunnel: &'a Tunnel,
     snapshot: &'a Snapshot,
-    worker: usize,
+    worker: Writer<'a>,
     metas: &'a mut Metas,
     scratches: &'a mut Scratches,
     departures: &'a mut Departures,

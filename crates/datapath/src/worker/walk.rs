@@ -1,6 +1,7 @@
 //! The way of a batch through all stages.
 
 use super::{later::Later, under_way};
+use crate::engine::writer::Writer;
 use crate::engine::{
     batch::{Batch, BatchOrigin},
     counters::Counter,
@@ -62,7 +63,7 @@ pub(super) fn walk(
     Walked { likely, frames: n, flooded: 0, judged: None, print: None }
 }
 
-pub(crate) fn count_in(sender: &Vnic, worker: usize, bytes: u64, n: usize) {
+pub(crate) fn count_in(sender: &Vnic, worker: Writer<'_>, bytes: u64, n: usize) {
     if let Some(cells) = sender.shared.counters.of(worker) {
         cells.add(Counter::InPackets, n as u64);
         cells.add(Counter::InBytes, bytes);

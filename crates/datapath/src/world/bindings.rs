@@ -133,7 +133,7 @@ impl Bindings {
 
     /// Gives an address to a vnic, or to the trunk, because a machine behind it with the MAC
     /// address `source` claims it. Does so only if the address has no holder in its network, or the
-    /// holder gives way. Only the worker that serves the vnic calls this.
+    /// holder gives way.
     pub fn bind(
         &self,
         address: Address,
@@ -145,6 +145,7 @@ impl Bindings {
     ) {
         let Some(wanted) = identifier(address) else { return };
         let (bound, filtered) = (&vnic.shared.bound, !vnic.rules.bypass);
+        let Some(_binding) = bound.try_bind() else { return };
         let router = filtered || voice == Voice::Router;
         let about = match voice {
             _ if !filtered => source,

@@ -2,12 +2,16 @@
 
 use std::{
     ops::Range,
-    sync::atomic::{
-        AtomicU32, AtomicU64,
-        Ordering::{AcqRel, Acquire, Relaxed, Release},
+    sync::{
+        Mutex, MutexGuard, TryLockError,
+        atomic::{
+            AtomicU32, AtomicU64,
+            Ordering::{AcqRel, Acquire, Relaxed, Release},
+        },
     },
 };
 
+use crate::engine::atomics::same32;
 use crate::ip::Address;
 
 /// Places of a filtered vnic's addresses, besides the one of its MAC address; for a port without a
@@ -25,6 +29,8 @@ pub(crate) struct Bound {
     pub about: [AtomicU64; PLACES],
     /// Number of addresses so far, in each range. Tells which one goes next.
     count: [AtomicU32; 2],
+    /// Held while a worker binds an address: a vnic's queues may have several workers.
+    binding: Mutex<()>,
 }
 
 pub(crate) fn at(words: &[AtomicU64; PLACES], way: usize) -> u64 {
@@ -41,12 +47,26 @@ impl Bound {
         identifier(address).is_some_and(|wanted| self.way(wanted).is_some())
     }
 
+    /// Takes the right to bind, without waiting. `None` if another worker binds an address of this
+    /// vnic: the machine's next message is heard.
+    pub fn try_bind(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.binding.try_lock() {
+            Ok(held) => Some(held),
+            Err(TryLockError::Poisoned(held)) => Some(held.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Returns a copy of its own.
     pub fn copy(&self) -> Bound {
         let copied =
             |words: &[AtomicU64; PLACES]| std::array::from_fn(|way| AtomicU64::new(at(words, way)));
-        let count = self.count.each_ref().map(|count| AtomicU32::new(count.load(Relaxed)));
-        Bound { identifiers: copied(&self.identifiers), about: copied(&self.about), count }
+        Bound {
+            identifiers: copied(&self.identifiers),
+            about: copied(&self.about),
+            count: self.count.each_ref().map(same32),
+            binding: Mutex::default(),
+        }
     }
 
     /// Takes an address away, if it still is in its place.
@@ -56,7 +76,8 @@ impl Bound {
         }
     }
 
-    /// Puts an address into the next place of its range. Returns the place.
+    /// Puts an address into the next place of its range. Returns the place. The caller holds the
+    /// right to bind.
     pub fn put(&self, identifier: u64, about: u64, router: bool) -> Option<usize> {
         let (range, count) =
             if router { (FIRST, self.count.first()?) } else { (OTHERS, self.count.last()?) };

@@ -5,15 +5,16 @@ use std::{
     hash::{BuildHasher, RandomState},
     sync::{
         OnceLock,
-        atomic::{
-            AtomicU32, AtomicU64,
-            Ordering::{Acquire, Relaxed, Release},
-        },
+        atomic::{AtomicU32, Ordering::Relaxed},
     },
 };
 
-use crate::engine::{mac::number, pace::Pace};
+use crate::engine::{atomics::same32, mac::number, pace::Pace};
 use crate::ip::{Address, dhcp::Message};
+
+mod exchange;
+
+pub(crate) use exchange::Exchange;
 
 /// Most open exchanges of a client: of a boot program, of the system that it starts, and of one
 /// more program each.
@@ -21,8 +22,6 @@ pub(crate) const EXCHANGES: usize = 4;
 /// Requests of one family that a client may send without a rule, at once and per second.
 pub(crate) const REQUESTS: u32 = 8;
 pub(crate) const REQUESTS_PER_SECOND: u32 = 4;
-/// Most answers to one request: several servers, and those of boot servers.
-pub(crate) const ANSWERS: u32 = 8;
 /// Most servers that a client knows: the one that gave its lease, and others that offered one.
 pub(crate) const SERVERS: usize = 4;
 /// Most clients that a server may answer, in sets. A sender may have a quarter of all noted at
@@ -50,20 +49,12 @@ pub(crate) struct DhcpState {
     pub clients: OnceLock<Clients>,
 }
 
-/// A client's requests of one family. The worker that owns the vnic's transmit ring opens exchanges
-/// and takes tokens; the worker that delivers an answer counts it.
+/// A client's requests of one family.
 #[derive(Default)]
 pub(crate) struct Family {
+    /// Exchanges, each about its transaction.
     pub exchanges: [Exchange; EXCHANGES],
     pub pace: Pace,
-}
-
-#[derive(Default)]
-pub(crate) struct Exchange {
-    /// Transaction (high half) and second of its last request; 0 if there is none.
-    pub asked: AtomicU64,
-    /// Answers to it.
-    pub answers: AtomicU32,
 }
 
 impl Family {
@@ -74,50 +65,23 @@ impl Family {
     /// Opens the exchange of a request that left, in the place of the oldest if need be. Returns
     /// whether there was a token for it.
     pub fn open(&self, transaction: u32, now: u32) -> bool {
-        if !self.pace.take(now, REQUESTS, REQUESTS_PER_SECOND) {
-            return false;
+        let may = self.pace.take(now, REQUESTS, REQUESTS_PER_SECOND);
+        if may {
+            Exchange::put(&self.exchanges, transaction.into(), transaction.into(), now);
         }
-        let age = |exchange: &&Exchange| match exchange.asked.load(Relaxed) {
-            0 => u32::MAX,
-            word => now.wrapping_sub(word as u32),
-        };
-        let same = |exchange: &&Exchange| {
-            (exchange.asked.load(Relaxed) >> 32) as u32 == transaction && age(exchange) != u32::MAX
-        };
-        let place =
-            self.exchanges.iter().find(same).or_else(|| self.exchanges.iter().max_by_key(age));
-        if let Some(place) = place {
-            place.answers.store(0, Relaxed);
-            place.asked.store(u64::from(transaction) << 32 | u64::from(now), Relaxed);
-        }
-        true
+        may
     }
 
     /// Returns the open exchange of an answer, if it may have one more.
     pub fn exchange(&self, transaction: u32, now: u32, timeout: u32) -> Option<&Exchange> {
-        self.exchanges.iter().find(|exchange| {
-            let word = exchange.asked.load(Relaxed);
-            let open = word != 0 && now.wrapping_sub(word as u32) <= timeout;
-            open && (word >> 32) as u32 == transaction && exchange.answers.load(Relaxed) < ANSWERS
+        Exchange::find(&self.exchanges, transaction.into(), now, timeout, |about| {
+            about == u64::from(transaction)
         })
     }
 
     pub fn copy(&self) -> Family {
-        let copy = |exchange: &Exchange| Exchange {
-            asked: same(&exchange.asked),
-            answers: same32(&exchange.answers),
-        };
-        let [a, b, c, d] = &self.exchanges;
-        Family { exchanges: [copy(a), copy(b), copy(c), copy(d)], pace: self.pace.copy() }
+        Family { exchanges: self.exchanges.each_ref().map(Exchange::copy), pace: self.pace.copy() }
     }
-}
-
-fn same(word: &AtomicU64) -> AtomicU64 {
-    AtomicU64::new(word.load(Relaxed))
-}
-
-fn same32(word: &AtomicU32) -> AtomicU32 {
-    AtomicU32::new(word.load(Relaxed))
 }
 
 impl DhcpState {
@@ -134,20 +98,13 @@ impl DhcpState {
     pub fn copy(&self) -> DhcpState {
         let clients = OnceLock::new();
         if let Some(own) = self.clients.get() {
-            let copied = |request: &Request| Request {
-                word: same(&request.word),
-                admitted: same(&request.admitted),
-            };
-            let _ = clients.set(Clients {
-                requests: own.requests.iter().map(copied).collect(),
-                key: own.key.clone(),
-            });
+            let requests = own.requests.iter().map(Exchange::copy).collect();
+            let _ = clients.set(Clients { requests, key: own.key.clone() });
         }
-        let [a, b, c, d] = &self.servers;
         DhcpState {
             v4: self.v4.copy(),
             v6: self.v6.copy(),
-            servers: [same32(a), same32(b), same32(c), same32(d)],
+            servers: self.servers.each_ref().map(same32),
             offers: same32(&self.offers),
             unknown: same32(&self.unknown),
             ruled: self.ruled.copy(),
@@ -186,29 +143,18 @@ impl DhcpState {
 /// Requests that a server got by a rule. The hash has a secret key: no guest can choose requests
 /// that take another one's place.
 pub(crate) struct Clients {
-    pub requests: Box<[Request]>,
+    /// Each is about the version of the policy by which it came in, and the cell of the rule. A
+    /// request that these do not hold for gets no answers.
+    pub requests: Box<[Exchange]>,
     pub key: RandomState,
-}
-
-#[derive(Default)]
-pub(crate) struct Request {
-    /// A part of the request's hash (28 bits), the answers to it (4), and the second.
-    pub word: AtomicU64,
-    /// Version of the policy by which it came in, and the cell of the rule. A request that these do
-    /// not hold for gets no answers.
-    pub admitted: AtomicU64,
 }
 
 impl Default for Clients {
     fn default() -> Self {
-        Clients {
-            requests: (0..CLIENTS).map(|_| Request::default()).collect(),
-            key: RandomState::new(),
-        }
+        let requests = (0..CLIENTS).map(|_| Exchange::default()).collect();
+        Clients { requests, key: RandomState::new() }
     }
 }
-
-pub(crate) const ONE_ANSWER: u64 = 1 << 32;
 
 impl Clients {
     /// Returns the hash that identifies a client's request: of its transaction, and its MAC address
@@ -217,34 +163,17 @@ impl Clients {
         self.key.hash_one((client, number(message.mac), message.transaction))
     }
 
-    pub fn set(&self, hash: u64) -> &[Request] {
+    /// Returns the set of a hash, by its low bits, and the tag that tells it there from others.
+    fn set(&self, hash: u64) -> (&[Exchange], u64) {
         let at = hash as usize % (CLIENTS / WAYS) * WAYS;
-        self.requests.get(at..at + WAYS).unwrap_or_default()
-    }
-
-    pub fn tag(word: u64) -> u64 {
-        word >> 36
-    }
-
-    pub fn answers(word: u64) -> u32 {
-        (word >> 32) as u32 & 0xf
+        (self.requests.get(at..at + WAYS).unwrap_or_default(), hash >> 37)
     }
 
     /// Notes a request that came in by the rule of this cell as of this version. It takes the place
     /// of the set's oldest if need be.
     pub fn asked(&self, hash: u64, now: u32, (version, cell): (u32, u32)) {
-        let set = self.set(hash);
-        let word = |place: &Request| place.word.load(Relaxed);
-        let age = |place: &&Request| match word(place) {
-            0 => u32::MAX,
-            word => now.wrapping_sub(word as u32),
-        };
-        let known =
-            set.iter().find(|place| word(place) != 0 && Self::tag(word(place)) == Self::tag(hash));
-        if let Some(place) = known.or_else(|| set.iter().max_by_key(age)) {
-            place.admitted.store(u64::from(version) << 32 | u64::from(cell), Relaxed);
-            place.word.store(Self::tag(hash) << 36 | u64::from(now), Release);
-        }
+        let (set, tag) = self.set(hash);
+        Exchange::put(set, tag, u64::from(version) << 32 | u64::from(cell), now);
     }
 
     /// Returns the request of an answer, if it may have one more. `holds` gets the version and the
@@ -255,26 +184,9 @@ impl Clients {
         now: u32,
         timeout: u32,
         holds: impl Fn(u32, u32) -> bool,
-    ) -> Option<&AtomicU64> {
-        let may_have_more = |place: &&Request| {
-            let word = place.word.load(Acquire);
-            let open = word != 0 && now.wrapping_sub(word as u32) <= timeout;
-            let admitted = place.admitted.load(Relaxed);
-            open && Self::tag(word) == Self::tag(hash)
-                && Self::answers(word) < ANSWERS
-                && holds((admitted >> 32) as u32, admitted as u32)
-        };
-        self.set(hash).iter().find(may_have_more).map(|place| &place.word)
-    }
-}
-
-/// Counts one more answer to a request. The request keeps its second, although another worker may
-/// change it meanwhile.
-pub(crate) fn count(request: Option<&AtomicU64>) {
-    if let Some(request) = request {
-        let _ = request.fetch_update(Relaxed, Relaxed, |word| {
-            (word != 0 && Clients::answers(word) < ANSWERS).then(|| word + ONE_ANSWER)
-        });
+    ) -> Option<&Exchange> {
+        let (set, tag) = self.set(hash);
+        Exchange::find(set, tag, now, timeout, |about| holds((about >> 32) as u32, about as u32))
     }
 }
 
@@ -330,10 +242,7 @@ mod tests {
         let family = Family::default();
         family.open(7, 100);
         let answers = |family: &Family| {
-            (0..20)
-                .map_while(|_| family.exchange(7, 101, 60))
-                .inspect(|open| _ = open.answers.fetch_add(1, Relaxed))
-                .count()
+            (0..20).map_while(|_| family.exchange(7, 101, 60)).inspect(|open| open.count()).count()
         };
         assert_eq!((answers(&family), answers(&family)), (8, 0));
         family.open(7, 101);
@@ -371,7 +280,7 @@ mod tests {
         assert_eq!(
             (0..20)
                 .map_while(|_| clients.request(of(1), 100, 60, holds))
-                .inspect(|request| count(Some(request)))
+                .inspect(|request| request.count())
                 .count(),
             8
         );
@@ -429,8 +338,8 @@ mod tests {
     #[test]
     fn a_set_keeps_the_newest() {
         let clients = Clients::default();
-        // One set, other tags: above the lowest 36 bits.
-        let of = |n: u64| n << 36 | 5;
+        // One set, other tags: above the lowest 37 bits.
+        let of = |n: u64| n << 37 | 5;
         let ways = WAYS as u64;
         for n in 1..=ways + 1 {
             clients.asked(of(n), 100 + n as u32, RULE);

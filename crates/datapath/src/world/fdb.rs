@@ -107,7 +107,8 @@ impl Entry {
 
     /// Fills a free entry.
     fn fill(&self, key: u64, value: u64, seen: u32) {
-        self.value.store(value, Ordering::Relaxed);
+        // Who sees the new value sees that the entry lost its old key.
+        self.value.store(value, Ordering::Release);
         self.seen.store(seen, Ordering::Relaxed);
         self.key.store(key, Ordering::Release);
     }

@@ -7,6 +7,7 @@ use std::sync::{
 
 use crate::engine::numbers::Numbers;
 use crate::engine::tap::ring::Ring;
+use crate::engine::writer::PerWorker;
 
 /// Frames that a sink is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +78,7 @@ pub(crate) struct Mirror {
 #[derive(Clone)]
 pub(crate) struct Selection {
     /// A ring for each worker, if there are sinks.
-    pub(crate) rings: Vec<Arc<Ring>>,
+    pub(crate) rings: Option<Arc<PerWorker<Ring>>>,
     /// Sinks of all networks.
     pub(crate) all: Vec<Arc<TapSink>>,
     /// Sinks of one network.
@@ -94,7 +95,7 @@ impl Selection {
     /// Makes a selection of these sinks; `slot` finds vnics by their ids. A sink whose vnic does
     /// not exist gets nothing.
     pub fn new(
-        rings: Vec<Arc<Ring>>,
+        rings: Option<Arc<PerWorker<Ring>>>,
         sinks: &[Arc<TapSink>],
         slot: &dyn Fn(&str) -> Option<u32>,
     ) -> Selection {
@@ -149,15 +150,13 @@ impl Selection {
                 Some(Arc::new(Selection { mirrors, ..Selection::clone(&old) }))
             }
             _ if mirrors.is_empty() => None,
-            _ => {
-                Some(Arc::new(Selection { mirrors, ..Selection::new(Vec::new(), &[], &|_| None) }))
-            }
+            _ => Some(Arc::new(Selection { mirrors, ..Selection::new(None, &[], &|_| None) })),
         }
     }
 
     /// Returns whether any sink wants records.
     pub fn has_sinks(&self) -> bool {
-        !self.rings.is_empty()
+        self.rings.is_some()
     }
 
     pub fn has_mirrors(&self) -> bool {

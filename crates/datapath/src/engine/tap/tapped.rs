@@ -11,10 +11,8 @@ use super::{
     ring::Ring,
     selection::{Selection, TapSink},
 };
-use crate::engine::{
-    place::{PortRef, UPLINK},
-    reason::DropReason,
-};
+use crate::engine::writer::Writer;
+use crate::engine::{place::PortRef, reason::DropReason};
 
 /// Watched vnics whose refusals of one batch can be told apart.
 const NOTED: usize = 512;
@@ -97,10 +95,10 @@ pub(crate) type Takers<'a> = ArrayVec<(&'a Arc<TapSink>, TapRole, Option<DropRea
 impl<'a> Tap<'a> {
     /// Returns the tap of a batch that was begun.
     #[cold]
-    pub fn of(selection: &'a Selection, notes: &'a TapNotes, worker: usize) -> Tap<'a> {
+    pub fn of(selection: &'a Selection, notes: &'a TapNotes, worker: Writer<'_>) -> Tap<'a> {
         Tap {
             selection,
-            ring: selection.rings.get(worker).map(|ring| &**ring),
+            ring: selection.rings.as_ref().and_then(|rings| rings.of(worker)),
             notes,
             start: notes.start.get(),
         }
@@ -252,7 +250,6 @@ impl<'a> Tap<'a> {
         let record = TapRecord {
             fate: FrameFate::Drop,
             reason: Some(reason),
-            to: UPLINK,
             ..plain(TapPoint::UplinkIn, cpu::tsc())
         };
         self.put(record, &mut wanted, frames, index);

@@ -14,6 +14,7 @@ use butterfly_vhost::{
 };
 
 use crate::engine::reason::DropReason;
+use crate::engine::writer::Writer;
 use crate::overlay::{NO_NEIGHBOUR, Tunnel, UPLINK_DOWN, peers::Peer};
 use crate::stages::{
     leaving::{Leaving, Left},
@@ -126,7 +127,7 @@ impl<'p> Outlet for &'p Probe {
         Look(Some(offered(Features::NONE, None)))
     }
 
-    fn uplink<'a>(&'a self, tunnel: &'a Tunnel, _: usize) -> Leaving<'a> {
+    fn uplink<'a>(&'a self, tunnel: &'a Tunnel, _: Writer<'_>) -> Leaving<'a> {
         self.down.set(tunnel.down.load(Relaxed) || tunnel.port.is_down());
         if self.down.get() { Leaving::Nothing } else { Leaving::Noted(&self.left) }
     }

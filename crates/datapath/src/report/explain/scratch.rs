@@ -3,9 +3,11 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    atomic::{AtomicBool, Ordering::Relaxed},
 };
 
+use crate::engine::atomics::same32;
+use crate::engine::writer::WorkerId;
 use crate::engine::{
     bucket::{Bucket, Purse},
     counters::Counters,
@@ -41,10 +43,9 @@ pub(super) struct World<'a> {
     fdb: Fdb,
     notes: TapNotes,
     shares: Shares,
+    /// Writes the counters of the copies, which have this one writer.
+    writer: WorkerId,
 }
-
-/// Number of the only worker.
-const WORKER: usize = 0;
 
 impl<'a> World<'a> {
     /// Copies all that concerns packets of a network. `None` if there is no memory for it.
@@ -66,8 +67,8 @@ impl<'a> World<'a> {
                 }
             }
             let network = Network {
-                learnt: same(&network.learnt).into(),
-                sessions: same(&network.sessions).into(),
+                learnt: same32(&network.learnt).into(),
+                sessions: same32(&network.sessions).into(),
                 ..Network::clone(&network)
             };
             own.networks.set(at, Some(Arc::new(network)));
@@ -86,6 +87,7 @@ impl<'a> World<'a> {
             fdb: Fdb::new(shared.fdb.ageing()),
             notes: TapNotes::default(),
             shares: shared.shares.copy(),
+            writer: WorkerId::new(0),
         })
     }
 
@@ -147,7 +149,7 @@ impl<'a> World<'a> {
             fdb: &self.fdb,
             sender,
             network,
-            worker: WORKER,
+            worker: self.writer.writer(),
             now: self.shared.clock.now(),
             clock: &self.shared.clock,
             table: &self.table,
@@ -164,10 +166,6 @@ impl<'a> World<'a> {
             floods: std::cell::Cell::new(false),
         }
     }
-}
-
-fn same(count: &AtomicU32) -> AtomicU32 {
-    AtomicU32::new(count.load(Relaxed))
 }
 
 /// Copies the counts and memory of a vnic. Its rings are shared, but not touched here.
@@ -189,8 +187,8 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
     } = shared;
     Arc::new(VnicShared {
         port: port.clone(),
-        counters: Counters::new(WORKER + 1),
-        learnt: same(learnt),
+        counters: Counters::new(1),
+        learnt: same32(learnt),
         floods: floods.copy(),
         crowd: crowd.as_ref().map(|crowd| {
             Box::new(Budgets {
@@ -200,7 +198,7 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
             })
         }),
         sessions: sessions.copy(),
-        attached: same(attached),
+        attached: same32(attached),
         presence: Default::default(),
         elsewhere: AtomicBool::new(elsewhere.load(Relaxed)),
         leaving: AtomicBool::new(false),

@@ -6,15 +6,12 @@
 //! it.
 //!
 //! A message is judged from a private copy of its whole frame (`Frames::keep`), from which it is
-//! delivered, too. The worker that owns a vnic's transmit ring opens exchanges and takes tokens;
-//! the worker that delivers to it counts answers and notes servers and requests. Each is a word or
-//! two that are read without a lock: a race costs an answer more or less. A broadcast answer is
-//! decided once, by the MAC address in it, when its sender is judged.
+//! delivered, too. The worker that serves a vnic's transmit ring opens exchanges and takes tokens;
+//! workers that deliver to it count answers and note servers and requests, without a lock: see
+//! [`Exchange`]. A broadcast answer is decided once, by the MAC address in it, when its sender is
+//! judged.
 
-use std::{
-    net::Ipv4Addr,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
 
 use butterfly_packet::protocol::UDP;
 
@@ -41,7 +38,7 @@ const UNFILTERED_PER_SECOND: u32 = 64;
 /// Seconds between requests to a server while none is known: a client that is older than the daemon
 /// renews its lease.
 const UNKNOWN_SERVER: u32 = 60;
-use crate::world::dhcp::{CLIENTS, Exchange, count};
+use crate::world::dhcp::{CLIENTS, Exchange};
 
 /// Returns the client for [`crate::world::dhcp`]: the address that answers over IPv6 are sent to.
 fn client(dhcp: &Dhcp, tuple: &Tuple) -> Address {
@@ -115,7 +112,7 @@ fn request_of<'a>(
     sender: &'a Vnic,
     tuple: &Tuple,
     context: &Context<'_>,
-) -> Option<&'a AtomicU64> {
+) -> Option<&'a Exchange> {
     let message = dhcp.message.filter(|message| reaches(dhcp, message, tuple.destination))?;
     let clients = sender.shared.dhcp.clients.get()?;
     let holds =
@@ -172,7 +169,9 @@ pub(super) fn left(dhcp: &Dhcp, tuple: &Tuple, context: &Context<'_>) {
         return;
     }
     if !dhcp.request {
-        count(request_of(dhcp, sender, tuple, context));
+        if let Some(request) = request_of(dhcp, sender, tuple, context) {
+            request.count();
+        }
         return;
     }
     let Ok(message) = for_itself(dhcp, sender, tuple.source, context) else { return };
@@ -193,7 +192,7 @@ pub(super) fn entered(dhcp: &Dhcp, receiver: &Vnic, tuple: &Tuple, context: &Con
     } else if let (Some(exchange), Some(message)) =
         (exchange_of(dhcp, receiver, tuple, context), &dhcp.message)
     {
-        exchange.answers.fetch_add(1, Relaxed);
+        exchange.count();
         receiver.shared.dhcp.learn(message);
     }
 }

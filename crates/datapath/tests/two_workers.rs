@@ -1,0 +1,154 @@
+//! Two workers at once: what they share loses no count and no frame, and opens nothing.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use butterfly_datapath::{
+    GroupChange, Mac, VnicPolicy,
+    harness::{Guests, Host},
+};
+use butterfly_guest_driver::guest::SendError;
+use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
+use butterfly_packet::build::{self, Ip};
+use butterfly_vhost::net::NetHeader;
+
+const VNI: u32 = 42;
+/// Vnics 0 to 3 bypass filters; 4 to 7 are filtered. Even ones have the first worker, odd ones the
+/// second.
+const VNICS: u8 = 8;
+/// Frames of a round that one vnic's rules refuse.
+const DENIED: usize = 48;
+const LASTS: Duration = Duration::from_secs(4);
+
+fn mac(n: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, n])
+}
+
+fn id(n: u8) -> String {
+    format!("v{n}")
+}
+
+fn from_to(from: u8, to: u8) -> Ip {
+    build::ethernet(mac(from), mac(to)).ipv4([10, 0, 0, from], [10, 0, 0, to])
+}
+
+/// A host with two workers. A rule lets UDP to port 7 into filtered vnics.
+fn host() -> Host {
+    let mut host = Host::with_workers(2).unwrap();
+    let name = GroupName::new("g").unwrap();
+    let all = Some(Cidr::new("0.0.0.0", 0).unwrap());
+    let rule = Rule::new(Direction::Inbound, 17, (Some(7), Some(7)), all, None).unwrap();
+    let group = SecurityGroup::new(name.clone(), Vec::<String>::new(), [rule]).unwrap();
+    host.change_group(&name, GroupChange::Declare(group)).unwrap();
+    for n in 0..VNICS {
+        let filtered = n >= 4;
+        let groups = if filtered { vec![name.clone()] } else { Vec::new() };
+        let ips = vec![[10, 0, 0, n].into()];
+        let policy = VnicPolicy { bypass: !filtered, ips, groups, ..VnicPolicy::default() };
+        host.vnic(&id(n), mac(n), VNI, &policy).unwrap();
+    }
+    host.settle();
+    host.moved();
+    host
+}
+
+/// Frames of a round: of every vnic to every other one, with a flood, a spoofed frame, and a packet
+/// in fragments; some come by a rule, and some by none.
+fn frames(from: u8, round: u16) -> Vec<Vec<u8>> {
+    let udp = |to: u8, port: u16| from_to(from, to).udp(1000 + round % 500, port, b"at once");
+    let mut frames: Vec<Vec<u8>> =
+        (0..VNICS).filter(|to| *to != from).flat_map(|to| [udp(to, 7), udp(to, 9)]).collect();
+    // Both workers count these at one vnic, without its ring's lock.
+    frames.extend((0..DENIED).map(|_| udp(if from == 4 { 5 } else { 4 }, 9)));
+    let flood = build::ethernet(mac(from), Mac::BROADCAST);
+    frames.push(flood.arp_request([10, 0, 0, from], [10, 0, 0, from ^ 1]));
+    // Another vnic's address: noted with the packets that were dropped last.
+    frames.push(build::ethernet(mac(from ^ 1), mac(0)).payload(0x88b5, &[0; 46]));
+    let to = (from + 3) % VNICS;
+    frames.extend([0, 24].map(|offset| {
+        let payload = if offset == 0 { [0, 9, 0, 7, 0, 56, 0, 0].repeat(3) } else { vec![1; 32] };
+        from_to(from, to).fragment(round.into(), offset, offset == 0).payload(17, &payload)
+    }));
+    frames
+}
+
+#[derive(Default)]
+struct Sums {
+    sent: BTreeMap<String, u64>,
+    got: BTreeMap<String, u64>,
+    /// Frames for filtered vnics that no rule lets in.
+    wrong: u64,
+}
+
+impl Sums {
+    /// Takes what arrived.
+    fn read(&mut self, guests: &mut Guests<'_>) {
+        for n in 0..VNICS {
+            let guest = guests.guest(&id(n)).unwrap();
+            while let Some((_, frame)) = guest.recv().unwrap() {
+                *self.got.entry(id(n)).or_default() += 1;
+                let port = frame.get(36..38);
+                let whole_udp =
+                    frame.get(12..14) == Some(&[8, 0]) && frame.get(20..22) == Some(&[0, 0]);
+                self.wrong += u64::from(n >= 4 && whole_udp && port == Some(&[0, 9]));
+            }
+        }
+    }
+
+    fn play(&mut self, guests: &mut Guests<'_>) {
+        let start = Instant::now();
+        let mut round = 0u16;
+        while start.elapsed() < LASTS {
+            round = round.wrapping_add(1);
+            for n in 0..VNICS {
+                let frames = frames(n, round);
+                for frame in &frames {
+                    loop {
+                        match guests.guest(&id(n)).unwrap().enqueue(frame, NetHeader::default()) {
+                            Ok(()) => break,
+                            Err(SendError::Full) => {
+                                guests.guest(&id(n)).unwrap().flush();
+                                self.read(guests);
+                            }
+                            Err(why) => panic!("{why}"),
+                        }
+                    }
+                }
+                *self.sent.entry(id(n)).or_default() += frames.len() as u64;
+                guests.guest(&id(n)).unwrap().flush();
+            }
+            self.read(guests);
+        }
+    }
+}
+
+#[test]
+fn no_count_is_lost_and_nothing_passes_that_no_rule_admits() {
+    let mut host = host();
+    let mut sums = Sums::default();
+    host.at_once(|guests| sums.play(guests));
+    host.at_once(|guests| sums.read(guests));
+    let moved = host.moved();
+    let of = |name: String| moved.get(&name).copied().unwrap_or(0);
+    for n in 0..VNICS {
+        let id = id(n);
+        // Each worker counts its own senders, and both count what they deliver to a vnic.
+        assert_eq!(of(format!("{id}.in.packets")), sums.sent[&id], "{id} sent");
+        assert_eq!(of(format!("{id}.out.packets")), sums.got[&id], "{id} got");
+        assert!(sums.sent[&id] > 1000, "{id} sent {}", sums.sent[&id]);
+    }
+    // Every frame is delivered or dropped, once for each of its receivers.
+    let rounds: u64 = sums.sent.values().sum::<u64>() / frames(0, 0).len() as u64;
+    let floods = rounds * u64::from(VNICS - 1);
+    let others = sums.sent.values().sum::<u64>() - rounds;
+    let ends =
+        moved.iter().filter(|(name, _)| name.ends_with(".out.packets") || name.contains(".drop."));
+    let ends: u64 = ends.map(|(_, n)| n).sum();
+    let limited: u64 =
+        moved.iter().filter(|(name, _)| name.ends_with("flood-limit")).map(|(_, n)| n).sum();
+    // A flood beyond its vnic's share is one drop instead of one for each receiver.
+    assert_eq!(ends + limited * u64::from(VNICS - 2), floods + others, "{moved:?}");
+    assert_eq!(sums.wrong, 0);
+}
