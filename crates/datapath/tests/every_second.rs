@@ -55,3 +55,47 @@ fn a_stage_is_one_file_and_one_line() -> Result<(), Error> {
     assert!(drops_document().contains("\n## second\n\nThe frame is the second of two.\n"));
     Ok(())
 }
+
+/// Frames that cross to another network meet that one's vnics, whether one or all of them, in a
+/// batch with frames that stay; and receivers get the header that the stage rewrote.
+#[test]
+fn frames_leave_by_another_network_than_they_came() -> Result<(), Error> {
+    let mac = |n: u8| Mac([2, 0, 0, 0, 0, n]);
+    let mut host = Host::new()?;
+    for (id, n, vni) in [("a", 1, 2), ("near", 2, 2), ("far", 3, 3), ("further", 4, 3)] {
+        host.vnic(id, mac(n), vni, &VnicPolicy { bypass: true, ..VnicPolicy::default() })?;
+    }
+    host.settle();
+    let frame = |to: Mac, kind: u16| build::ethernet(mac(1), to).payload(kind, &[7; 46]);
+    let (crosses, stays) = (0x88b6, 0x88b5);
+    let sent = [
+        frame(mac(3), crosses),
+        frame(mac(2), stays),
+        frame(Mac::BROADCAST, crosses),
+        frame(Mac::BROADCAST, stays),
+    ];
+    let guest = host.guest("a").ok_or("no guest")?;
+    for frame in &sent {
+        // Every second frame is dropped by the other stage of this build.
+        guest.enqueue(frame, NetHeader::default())?;
+        guest.enqueue(frame, NetHeader::default())?;
+    }
+    guest.flush();
+    host.settle();
+    let mut crossed = sent.clone();
+    crossed.iter_mut().for_each(|frame| frame[6..12].copy_from_slice(&[2, 0xcc, 0, 0, 0, 0]));
+    let got = host.received()?;
+    let sorted = |mut frames: Vec<Vec<u8>>| {
+        frames.sort();
+        frames
+    };
+    let of = |id: &str| sorted(got[id].iter().map(|(_, frame)| frame.clone()).collect());
+    assert_eq!(of("far"), sorted(vec![crossed[0].clone(), crossed[2].clone()]));
+    assert_eq!(of("further"), [crossed[2].clone()]);
+    assert_eq!(of("near"), sorted(vec![sent[1].clone(), sent[3].clone()]));
+    assert!(!got.contains_key("a"), "a frame came back to its sender");
+    let moved = host.moved();
+    let count = |name: &str| moved.get(name).copied().unwrap_or(0);
+    assert_eq!((count("a.in.packets"), count("a.flooded"), count("a.drop.second")), (8, 2, 4));
+    Ok(())
+}

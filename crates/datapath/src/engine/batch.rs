@@ -5,7 +5,11 @@ use butterfly_vhost::{
     ring::{BATCH, Frames},
 };
 
-use crate::engine::{inside::Inside, place::PeerRef, reason::DropReason};
+use crate::engine::{
+    inside::{Inside, PLAIN_IP},
+    place::PeerRef,
+    reason::DropReason,
+};
 
 /// Verdict on a frame. The port of the sender is the batch's, not the frame's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,7 +43,7 @@ pub(crate) struct Meta {
     /// The host that the frame came from, if its sender is a trunk; 0 if the table of peers had no
     /// room for that host.
     pub peer: PeerRef,
-    /// Contents of the frame, if a vnic of the network is filtered.
+    /// Contents of the frame, once a stage wanted them: see [`Batch::read`].
     pub inside: Inside,
     /// The frame needs a checksum or segmentation, as the fields below say. They are stale
     /// otherwise.
@@ -58,7 +62,7 @@ impl Meta {
         source: 0,
         verdict: Verdict::Undecided,
         peer: PeerRef(0),
-        inside: Inside::Unknown,
+        inside: Inside::NonIp,
         offload: false,
         net: NetHeader {
             flags: 0,
@@ -74,8 +78,62 @@ impl Meta {
     };
 }
 
+const _: () = assert!(size_of::<Meta>() <= 64, "facts about a frame are one cache line");
+
 /// A worker's room for one batch.
-pub(crate) type Metas = [Meta; BATCH];
+pub(crate) struct Metas {
+    each: [Meta; BATCH],
+    /// Networks by which some frames leave: see [`Exits`].
+    exits: [u32; BATCH],
+}
+
+impl Metas {
+    pub fn new() -> Box<Metas> {
+        Box::new(Metas { each: [Meta::NEW; BATCH], exits: [0; BATCH] })
+    }
+
+    /// Returns the facts, for what is known before the batch begins.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Meta> {
+        self.each.iter_mut()
+    }
+}
+
+/// Networks by which the frames of a batch leave. All of them came by one network, and most leave
+/// by the same: only others have an entry.
+#[derive(Clone, Copy)]
+pub(crate) struct Exits<'a> {
+    /// A bit for each frame that leaves by another network.
+    crossed: u64,
+    networks: &'a [u32; BATCH],
+}
+
+const _: () = assert!(BATCH <= u64::BITS as usize, "a mask has a bit for each frame");
+
+impl Exits<'_> {
+    /// Returns the place of the network by which a frame leaves; `None` if it came by the same.
+    #[inline(always)]
+    pub fn of(&self, index: usize) -> Option<u32> {
+        if self.crossed == 0 { None } else { self.look_up(index) }
+    }
+
+    #[cold]
+    fn look_up(&self, index: usize) -> Option<u32> {
+        let crossed = self.crossed.wrapping_shr(index as u32) & 1 == 1;
+        self.networks.get(index).copied().filter(|_| crossed)
+    }
+
+    /// Returns whether any frame leaves by another network than the one by which it came.
+    #[inline(always)]
+    pub fn any(&self) -> bool {
+        self.crossed != 0
+    }
+
+    /// Returns a bit for each of those frames.
+    #[inline(always)]
+    pub fn crossed(&self) -> u64 {
+        self.crossed
+    }
+}
 
 /// Origin of the frames of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,7 +155,12 @@ pub(crate) struct Batch<'a> {
     pub unusual: bool,
     /// One of them is to be cut into segments, if its receiver does not take it whole.
     pub segments: bool,
+    /// One of them goes to several receivers.
+    pub floods: bool,
     pub origin: BatchOrigin,
+    /// True if [`Meta::inside`] was read.
+    read: bool,
+    crossed: u64,
     metas: &'a mut Metas,
 }
 
@@ -107,18 +170,88 @@ impl<'a> Batch<'a> {
     }
 
     pub fn of(origin: BatchOrigin, frames: Frames<'a>, metas: &'a mut Metas) -> Batch<'a> {
-        Batch { frames, unusual: false, segments: false, origin, metas }
+        Batch {
+            frames,
+            unusual: false,
+            segments: false,
+            floods: false,
+            origin,
+            read: false,
+            crossed: 0,
+            metas,
+        }
+    }
+
+    /// Notes that a stage read the contents of all frames, while it had their first bytes at hand.
+    #[inline(always)]
+    pub fn was_read(&mut self, unusual: bool) {
+        self.read = true;
+        self.unusual = unusual;
+    }
+
+    /// Reads the contents of all frames, if no stage has, by `inside`.
+    #[inline(always)]
+    pub fn read(&mut self, inside: impl Fn(&[u8]) -> Inside) {
+        if !self.read {
+            self.read_each(inside);
+        }
+    }
+
+    #[cold]
+    fn read_each(&mut self, inside: impl Fn(&[u8]) -> Inside) {
+        for (index, meta) in self.metas.each.iter_mut().take(self.frames.len()).enumerate() {
+            meta.inside = inside(self.frames.head(index));
+            self.unusual |= meta.inside != PLAIN_IP;
+        }
+        self.read = true;
+    }
+
+    /// Has a frame leave by the network in this place.
+    #[cfg_attr(not(feature = "every-second"), expect(dead_code, reason = "routers will do it"))]
+    pub fn cross(&mut self, index: usize, network: u32) {
+        if let Some(exit) = self.metas.exits.get_mut(index) {
+            *exit = network;
+            self.crossed |= 1 << index;
+        }
+    }
+
+    /// Rewrites the header of a frame in its slot, from where receivers get it. The length stays,
+    /// and so do the contents that [`Meta::inside`] tells.
+    #[cfg_attr(not(feature = "every-second"), expect(dead_code, reason = "routers will do it"))]
+    pub fn rewrite(&mut self, index: usize, rewrite: impl FnOnce(&mut [u8])) {
+        let head = self.frames.head_mut(index);
+        rewrite(head);
+        if let (Some(meta), Some([d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5])) =
+            (self.metas.each.get_mut(index), head.first_chunk())
+        {
+            meta.destination = u64::from_le_bytes([*d0, *d1, *d2, *d3, *d4, *d5, 0, 0]);
+            meta.source = u64::from_le_bytes([*s0, *s1, *s2, *s3, *s4, *s5, 0, 0]);
+        }
+    }
+
+    /// Returns the networks by which the frames leave.
+    #[inline(always)]
+    pub fn exits(&self) -> Exits<'_> {
+        Exits { crossed: self.crossed, networks: &self.metas.exits }
     }
 
     #[inline(always)]
     pub fn metas(&self) -> &[Meta] {
-        self.metas.get(..self.frames.len()).unwrap_or_default()
+        self.metas.each.get(..self.frames.len()).unwrap_or_default()
     }
 
     /// The frames and what is known of each, in the same order.
     #[inline(always)]
     pub fn parts(&mut self) -> (&mut Frames<'a>, &mut [Meta]) {
+        let (frames, metas, _) = self.all_parts();
+        (frames, metas)
+    }
+
+    /// Returns also the networks by which the frames leave.
+    #[inline(always)]
+    pub fn all_parts(&mut self) -> (&mut Frames<'a>, &mut [Meta], Exits<'_>) {
         let len = self.frames.len();
-        (&mut self.frames, self.metas.get_mut(..len).unwrap_or_default())
+        let exits = Exits { crossed: self.crossed, networks: &self.metas.exits };
+        (&mut self.frames, self.metas.each.get_mut(..len).unwrap_or_default(), exits)
     }
 }

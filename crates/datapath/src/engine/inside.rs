@@ -5,8 +5,6 @@ use butterfly_packet::ethernet;
 /// Contents of a frame, as far as filters ask.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Inside {
-    /// Not examined: no filter asked.
-    Unknown,
     /// IPv4 or IPv6 that starts at byte `at`, behind one VLAN tag at most. The version nibble
     /// agrees with the type. `vlan` is in the form of `Tuple::vlan`.
     Ip { at: u16, vlan: u16 },

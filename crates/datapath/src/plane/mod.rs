@@ -1007,6 +1007,7 @@ fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote: Option<Re
     // The network stays while it has vnics, even if all of them are mirrors.
     let network = own().next().is_some().then(|| {
         Arc::new(Network {
+            vni,
             members: members.iter().map(|vnic| vnic.place.slot).collect(),
             filtered: members.iter().any(|vnic| !vnic.rules.bypass),
             macs: Numbers::new(stations.clone().map(|vnic| (number(vnic.mac), vnic.place.slot))),

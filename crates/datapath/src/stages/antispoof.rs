@@ -9,10 +9,10 @@ use crate::engine::{
     mac::number,
     reason::{DropReason, ReasonInfo, drop_reasons},
 };
-use crate::ip::frame::arp;
+use crate::ip::frame::{arp, inside};
 use crate::stages::{
+    context::Context,
     forward::MAC_CLAIMED,
-    site::Context,
     stage::{Stage, StageConfig},
 };
 use crate::world::snapshot::Vnic;
@@ -59,7 +59,8 @@ impl Stage for Antispoof {
 
     #[inline(always)]
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
-        if batch.origin != BatchOrigin::Own {
+        let free = context.sender.rules.bypass && context.entry.waiting.is_empty();
+        if !free && batch.origin != BatchOrigin::Own {
             antispoof(batch, context);
         }
     }
@@ -68,7 +69,7 @@ impl Stage for Antispoof {
 /// Drops frames whose source the vnic does not own; all others stay as they are.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn antispoof(batch: &mut Batch<'_>, context: &Context<'_>) {
-    if context.network.waits(context.sender.place.slot) {
+    if context.entry.waits(context.sender.place.slot) {
         return silence(batch, context, MAC_CLAIMED);
     }
     if context.sender.rules.bypass {
@@ -77,6 +78,7 @@ fn antispoof(batch: &mut Batch<'_>, context: &Context<'_>) {
     if context.sender.is_mirror() {
         return silence(batch, context, MIRROR_SENDS);
     }
+    batch.read(inside);
     let (frames, metas) = batch.parts();
     for (index, meta) in metas.iter_mut().enumerate() {
         if meta.verdict == Verdict::Undecided

@@ -26,8 +26,8 @@ use crate::ip::{
     mapped,
 };
 use crate::stages::{
+    context::Context,
     filter::read::read as read_packet,
-    site::Context,
     stage::{Stage, StageConfig},
 };
 use crate::world::snapshot::Vnic;
@@ -110,7 +110,7 @@ pub(crate) fn claimed(
 /// is no claim. The frame came back by a loop, which the next stage sees, or from another host. If
 /// the vnic's queues do not run here, that host is its place now.
 fn is_its_own(source: u64, address: Address, context: &Context<'_>) -> bool {
-    let owner = context.network.macs.get(source).and_then(|slot| context.snapshot.vnics.get(slot));
+    let owner = context.entry.macs.get(source).and_then(|slot| context.snapshot.vnics.get(slot));
     let Some(owner) = owner.filter(|owner| !owner.rules.bypass) else { return false };
     if !owner.rules.owns(address) && !has_link_local(owner, address, context) {
         return false;
@@ -125,7 +125,7 @@ fn is_its_own(source: u64, address: Address, context: &Context<'_>) -> bool {
 /// that its machine made up and that is not declared.
 pub(crate) fn has_link_local(vnic: &Vnic, address: Address, context: &Context<'_>) -> bool {
     address == link_local(vnic.mac)
-        || vnic.shared.bound.has(address) && context.network.holders.get(address).is_none()
+        || vnic.shared.bound.has(address) && context.entry.holders.get(address).is_none()
 }
 
 /// Notes link-local addresses of which a machine is the first user: it probes for one, or sends
@@ -158,7 +158,7 @@ fn bind(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) {
     }
     let of_target = voice == Voice::Probing || found.kind == v6::NEIGHBOUR_ADVERTISEMENT;
     for address in [Some(found.source), of_target.then_some(found.target)].into_iter().flatten() {
-        if context.network.holders.get(address).is_none() {
+        if context.entry.holders.get(address).is_none() {
             context.bindings.bind(
                 address,
                 sender,
@@ -246,7 +246,7 @@ fn claimed_by(found: &Discovery, context: &Context<'_>) -> Option<Address> {
         v6::NEIGHBOUR_SOLICITATION => found.source == 0,
         v6::REDIRECT => found.link_source.filter(|_| found.valid).is_some_and(|mac| {
             let mut owners = context
-                .network
+                .entry
                 .holders
                 .get(found.target)
                 .into_iter()
@@ -269,7 +269,7 @@ pub(crate) fn is_claimed(
     voice: Voice,
     context: &Context<'_>,
 ) -> bool {
-    if let Some(holding) = context.network.holders.get(address) {
+    if let Some(holding) = context.entry.holders.get(address) {
         return holding.excludes(vnic, context.snapshot);
     }
     context.bindings.holder(address, vnic.vni, context.snapshot).is_some_and(|holder| {
@@ -284,7 +284,7 @@ pub(crate) fn is_claimed(
 
 /// Returns the ids of the vnics that have an address.
 pub(crate) fn owners(address: Address, context: &Context<'_>) -> Vec<String> {
-    let holding = context.network.holders.get(address);
+    let holding = context.entry.holders.get(address);
     let slots = holding.into_iter().flat_map(|holding| holding.slots.iter());
     let declared = slots.filter_map(|slot| context.snapshot.vnics.get(*slot)).map(|vnic| &**vnic);
     let bound = context

@@ -19,6 +19,7 @@ use crate::engine::{
     reason::{DropReason, drop_reasons},
 };
 use crate::stages::{
+    context::Context,
     filter::{FilterRoom, admits_flooded, note_flooded},
     forward::nobody,
     leave::{Departures, leave},
@@ -26,11 +27,11 @@ use crate::stages::{
     mirror::{mirror, mirror_answer},
     outlet::{Outlet, Receive},
     segment::Segments,
-    site::Context,
     take::take,
     turn::{Turn, weight},
+    ways::next_way,
 };
-use crate::world::snapshot::{Budgets, Vnic};
+use crate::world::snapshot::{Budgets, Network, Vnic};
 
 drop_reasons! { 5;
     /// The receiving guest had no buffers left: it does not read fast enough.
@@ -206,7 +207,7 @@ pub(crate) fn deliver<O: Outlet>(
         count_drops(&batch, context);
     }
     if planned.floods {
-        flood(&mut batch, context, room, calls, turn, outlet);
+        flood_all(&mut batch, context, room, calls, turn, outlet);
     }
     let done = !turn.part
         || batch.metas().iter().all(|meta| !matches!(meta.verdict, Verdict::Flood { .. }));
@@ -224,9 +225,9 @@ pub(crate) fn deliver<O: Outlet>(
         let _ = held.try_push((guard, receiver, got));
     }
     // Its lock is the last that is taken, but for those of mirrors.
-    let leaving = match (context.tunnel, context.remote()) {
-        (Some(tunnel), Some(remote)) if planned.tunnelled || planned.floods => {
-            leave(&batch, context, tunnel, remote, departures, turn, outlet)
+    let leaving = match context.tunnel {
+        Some(tunnel) if planned.tunnelled || planned.floods => {
+            leave(&batch, context, tunnel, departures, turn, outlet)
         }
         _ => Leaving::Nothing,
     };
@@ -467,10 +468,9 @@ fn offloaded<R: Receive>(
     Ok(())
 }
 
-/// Copies the frames with several receivers to those of this turn: receivers outside, frames
-/// inside.
-#[inline(never)]
-fn flood<O: Outlet>(
+/// Copies the frames with several receivers to those of this turn.
+#[inline(always)]
+fn flood_all<O: Outlet>(
     batch: &mut Batch<'_>,
     context: &Context<'_>,
     room: &FilterRoom,
@@ -478,10 +478,58 @@ fn flood<O: Outlet>(
     turn: &Turn,
     outlet: &O,
 ) {
+    if batch.exits().any() {
+        flood_crossing(batch, context, room, calls, turn, outlet);
+    } else {
+        flood(batch, context, room, calls, (context.entry, turn), outlet);
+    }
+}
+
+/// Copies the frames of a batch of which some leave by other networks, one network at a time:
+/// floods of the others are set aside meanwhile.
+#[cold]
+#[inline(never)]
+fn flood_crossing<O: Outlet>(
+    batch: &mut Batch<'_>,
+    context: &Context<'_>,
+    room: &FilterRoom,
+    calls: &mut Calls,
+    turn: &Turn,
+    outlet: &O,
+) {
+    let mut left = None;
+    while let Some(way) = next_way(&mut left, batch.exits(), context) {
+        let mut aside = ArrayVec::<(usize, Verdict), BATCH>::new();
+        for (index, meta) in batch.parts().1.iter_mut().enumerate() {
+            if matches!(meta.verdict, Verdict::Flood { .. }) && !(way.has)(index) {
+                let _ = aside.try_push((index, meta.verdict));
+                meta.verdict = Verdict::Undecided;
+            }
+        }
+        flood(batch, context, room, calls, (way.exit, turn), outlet);
+        for (index, verdict) in aside {
+            if let Some(meta) = batch.parts().1.get_mut(index) {
+                meta.verdict = verdict;
+            }
+        }
+    }
+}
+
+/// Copies frames with several receivers that leave by one network: receivers outside, frames
+/// inside.
+#[inline(never)]
+fn flood<O: Outlet>(
+    batch: &mut Batch<'_>,
+    context: &Context<'_>,
+    room: &FilterRoom,
+    calls: &mut Calls,
+    (exit, turn): (&Network, &Turn),
+    outlet: &O,
+) {
     let sender = context.sender;
-    let members = &context.network.members;
-    let away = context.remote().map_or(0, |remote| remote.peers.len().max(1));
-    let own = usize::from(!sender.is_trunk() && !members.is_empty());
+    let members = &exit.members;
+    let away = context.remote_of(exit).map_or(0, |remote| remote.peers.len().max(1));
+    let own = usize::from(members.binary_search(&sender.place.slot).is_ok());
     let others = (members.len() - own + away) as u64;
     let floods =
         batch.metas().iter().filter(|meta| matches!(meta.verdict, Verdict::Flood { .. })).count();

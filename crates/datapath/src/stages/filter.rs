@@ -17,17 +17,18 @@ mod slow;
 use butterfly_vhost::ring::Slot;
 
 use crate::engine::{
-    batch::{Batch, Verdict},
+    batch::{Batch, Exits, Verdict},
     inside::Inside,
     reason::{DropReason, ReasonInfo},
 };
+use crate::ip::frame::inside;
 use crate::ip::tcp::{self, Outcome};
 use crate::session::{Found, Key, State};
 use crate::stages::{
-    site::Context,
+    context::Context,
     stage::{Stage, StageConfig},
 };
-use crate::world::snapshot::Vnic;
+use crate::world::snapshot::{Network, Vnic};
 
 pub(crate) use read::read as read_packet;
 pub(crate) use reasons::*;
@@ -52,7 +53,9 @@ impl Stage for Filter {
 
     #[inline(always)]
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, scratch: &mut FilterRoom) {
-        filter(batch, context, scratch);
+        if concerns(batch, context) {
+            filter(batch, context, scratch);
+        }
     }
 }
 
@@ -60,10 +63,12 @@ impl Stage for Filter {
 /// receiver's policy when they are delivered.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
-    if !context.network.filtered {
-        return;
-    }
-    let pending = read(batch, context, room);
+    batch.read(inside);
+    let pending = if batch.exits().any() {
+        read_crossing(batch, context, room)
+    } else {
+        read(batch, context, room, |_, _| context.entry)
+    };
     if pending.fast {
         hash(batch, context, room);
         find(batch, context, room);
@@ -74,26 +79,47 @@ fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
     }
 }
 
+/// Returns whether a vnic of the networks by which the frames come and leave is filtered.
+#[inline(always)]
+fn concerns(batch: &Batch<'_>, context: &Context<'_>) -> bool {
+    context.entry.filtered || batch.exits().any() && concerns_exit(batch, context)
+}
+
+#[cold]
+fn concerns_exit(batch: &Batch<'_>, context: &Context<'_>) -> bool {
+    (0..batch.frames.len()).any(|index| context.exit(batch.exits(), index).filtered)
+}
+
 #[derive(Default)]
 struct Pending {
     fast: bool,
     slow: bool,
 }
 
+#[cold]
+fn read_crossing(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) -> Pending {
+    read(batch, context, room, |exits, index| context.exit(exits, index))
+}
+
 /// First pass: reads each frame.
-fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) -> Pending {
+#[inline(always)]
+fn read<'a>(
+    batch: &mut Batch<'_>,
+    context: &Context<'a>,
+    room: &mut FilterRoom,
+    exit: impl Fn(Exits<'_>, usize) -> &'a Network,
+) -> Pending {
     let sender = context.sender;
     let bypass = sender.rules.bypass;
     let mut pending = Pending::default();
-    let (frames, metas) = batch.parts();
+    let (frames, metas, exits) = batch.all_parts();
     let mut last = (u32::MAX, false);
-    for (((frame, slot), meta), flow) in
-        frames.each().zip(metas.iter_mut()).zip(room.flows.iter_mut())
-    {
+    let each = frames.each().zip(metas.iter_mut()).zip(room.flows.iter_mut()).enumerate();
+    for (index, (((frame, slot), meta), flow)) in each {
         flow.path = Path::Done;
         let receiver = match meta.verdict {
             Verdict::Deliver(receiver) => receiver,
-            Verdict::Tunnel(_) => match &context.network.remote {
+            Verdict::Tunnel(_) => match &exit(exits, index).remote {
                 Some(remote) => remote.slot,
                 None => continue,
             },
@@ -115,9 +141,8 @@ fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) -> 
         }
         match meta.inside {
             Inside::Ip { .. } => {}
-            Inside::HiddenIp | Inside::Unknown => {
-                // The sender that hides IP is to blame. Unknown cannot be: headers() looks inside
-                // when a vnic is filtered.
+            Inside::HiddenIp => {
+                // The sender that hides IP is to blame.
                 meta.verdict = Verdict::Drop(IP_HIDDEN, sender.place.slot);
                 continue;
             }

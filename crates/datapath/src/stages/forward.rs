@@ -3,24 +3,24 @@
 //! One learning bridge per VNI (IEEE 802.1Q, 8.6 to 8.8). Addresses of local vnics are known
 //! without learning and never move; a learnt address stays in its network.
 
-use std::sync::atomic::Ordering;
+use std::{cell::Cell, sync::atomic::Ordering};
 
 use butterfly_packet::mac::Mac;
 
 use crate::engine::{
-    batch::{Batch, Meta, Verdict},
+    batch::{Batch, Exits, Meta, Verdict},
     counters::Counter,
     mac::number,
     place::{PeerRef, PortRef},
     reason::{DropReason, ReasonInfo, drop_reasons},
 };
 use crate::stages::{
-    site::Context,
+    context::Context,
     stage::{Stage, StageConfig},
 };
 use crate::world::{
     fdb::{Learning, MAX_PER_NETWORK, MAX_PER_VNIC},
-    snapshot::Vnic,
+    snapshot::{Network, Vnic},
 };
 
 drop_reasons! { 3;
@@ -89,12 +89,34 @@ impl Stage for Forward {
     }
 }
 
-/// Gives every undecided frame a verdict. Notes in the context if one goes to several receivers.
+/// Gives every undecided frame a verdict. Notes in the batch if one goes to several receivers.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
+    let (_, metas, exits) = batch.all_parts();
+    let floods = if exits.any() {
+        crossing(metas, exits, context)
+    } else {
+        decide(metas, context.entry, context)
+    };
+    batch.floods = floods;
+}
+
+/// Decides frames of which some leave by other networks.
+#[cold]
+#[inline(never)]
+fn crossing(metas: &mut [Meta], exits: Exits<'_>, context: &Context<'_>) -> bool {
+    let each = metas.iter_mut().enumerate();
+    each.fold(false, |floods, (index, meta)| {
+        decide(std::slice::from_mut(meta), context.exit(exits, index), context) | floods
+    })
+}
+
+/// Decides frames that leave by one network. Returns whether one goes to several receivers.
+#[inline(always)]
+fn decide(metas: &mut [Meta], exit: &Network, context: &Context<'_>) -> bool {
     let own = number(context.sender.mac);
     let slot = context.sender.place.slot;
-    let (_, metas) = batch.parts();
+    let floods = Cell::new(false);
     // Frames of a batch tend to have the same addresses as the one before.
     let mut learnt: Option<(u64, PeerRef, Result<(), DropReason>)> = None;
     let mut found: Option<(u64, Verdict)> = None;
@@ -117,16 +139,17 @@ fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
         }
         meta.verdict = match found {
             Some((destination, verdict)) if destination == meta.destination => verdict,
-            _ => lookup(meta.destination, context),
+            _ => lookup(meta.destination, exit, &floods, context),
         };
         found = Some((meta.destination, meta.verdict));
     }
+    floods.get()
 }
 
 /// Learns the source of a frame. The sender bypasses filters: a filtered one has no other source
 /// than its own by now.
 fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
-    let Context { sender, network, .. } = context;
+    let Context { sender, entry: network, .. } = context;
     if let Some(owner) =
         network.macs.get(meta.source).and_then(|owner| context.snapshot.vnics.get(owner))
         && !(sender.is_trunk() && is_away(owner))
@@ -185,53 +208,54 @@ fn refused(context: &Context<'_>) {
     }
 }
 
-fn lookup(destination: u64, context: &Context<'_>) -> Verdict {
+/// Returns the verdict on a frame that leaves by this network.
+#[inline(always)]
+fn lookup(destination: u64, exit: &Network, floods: &Cell<bool>, context: &Context<'_>) -> Verdict {
+    let flood = |unknown| {
+        floods.set(true);
+        Verdict::Flood { unknown }
+    };
     let sender = context.sender;
     let drop = |reason| Verdict::Drop(reason, sender.place.slot);
     if destination & GROUP_BIT != 0 {
         return if destination & LINK_LOCAL_MASK == LINK_LOCAL {
             drop(LINK_LOCAL_GROUP)
         } else {
-            flood(context, false)
+            flood(false)
         };
     }
-    if let Some(slot) = context.network.macs.get(destination) {
+    if let Some(slot) = exit.macs.get(destination) {
         if slot == sender.place.slot {
             return drop(SAME_PORT);
         }
         let away = !sender.is_trunk()
             && context.snapshot.vnics.get(slot).is_some_and(|vnic| is_away(vnic));
         return away
-            .then(|| on_another_host(destination, context))
+            .then(|| on_another_host(destination, exit, context))
             .flatten()
             .unwrap_or(Verdict::Deliver(slot));
     }
-    let Some(place) = context.fdb.lookup(sender.vni, destination, context.now) else {
-        return flood(context, true);
+    let Some(place) = context.fdb.lookup(exit.vni, destination, context.now) else {
+        return flood(true);
     };
-    if context.network.remote.as_ref().is_some_and(|remote| remote.slot == place.slot) {
+    if exit.remote.as_ref().is_some_and(|remote| remote.slot == place.slot) {
         return match known_peer(place, context) {
             _ if sender.is_trunk() => drop(SAME_PORT),
             Some(peer) => Verdict::Tunnel(peer),
-            None => flood(context, true),
+            None => flood(true),
         };
     }
     // The entry may be older than the vnic in that slot, or torn: see fdb.
-    match context.snapshot.vnic(place).filter(|vnic| is_open(vnic, context)) {
+    match context.snapshot.vnic(place).filter(|vnic| is_open(vnic, exit)) {
         Some(vnic) if vnic.place.slot == sender.place.slot => drop(SAME_PORT),
         Some(vnic) => Verdict::Deliver(vnic.place.slot),
-        None => flood(context, true),
+        None => flood(true),
     }
 }
 
 /// Returns whether machines behind a vnic may be reached through it.
-fn is_open(vnic: &Vnic, context: &Context<'_>) -> bool {
-    vnic.vni == context.sender.vni && vnic.rules.bypass && !context.network.waits(vnic.place.slot)
-}
-
-fn flood(context: &Context<'_>, unknown: bool) -> Verdict {
-    context.floods.set(true);
-    Verdict::Flood { unknown }
+fn is_open(vnic: &Vnic, exit: &Network) -> bool {
+    vnic.vni == exit.vni && vnic.rules.bypass && !exit.waits(vnic.place.slot)
 }
 
 /// Returns the other host of an entry behind the trunk, if it is still there.
@@ -242,8 +266,8 @@ fn known_peer(place: PortRef, context: &Context<'_>) -> Option<PeerRef> {
 
 /// Returns the verdict for a local vnic whose machine is on another host, if one has it.
 #[cold]
-fn on_another_host(destination: u64, context: &Context<'_>) -> Option<Verdict> {
-    let place = context.fdb.lookup(context.sender.vni, destination, context.now)?;
-    let remote = context.network.remote.as_ref().filter(|remote| remote.slot == place.slot);
+fn on_another_host(destination: u64, exit: &Network, context: &Context<'_>) -> Option<Verdict> {
+    let place = context.fdb.lookup(exit.vni, destination, context.now)?;
+    let remote = exit.remote.as_ref().filter(|remote| remote.slot == place.slot);
     remote.and_then(|_| known_peer(place, context)).map(Verdict::Tunnel)
 }

@@ -12,7 +12,7 @@ use crate::engine::{
 };
 use crate::ip::frame::inside;
 use crate::stages::{
-    site::Context,
+    context::Context,
     stage::{Stage, StageConfig},
 };
 
@@ -60,10 +60,10 @@ impl Stage for Headers {
 }
 
 /// Drops frames that could not be taken from the ring. Reads the addresses of all others, and their
-/// contents if a filter will ask.
+/// contents if the network has a filter, which will ask: the first bytes are at hand.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
-    let classify = context.network.filtered;
+    let classify = context.entry.filtered;
     let mut unusual = false;
     let (frames, metas) = batch.parts();
     for (index, (meta, (frame, slot))) in metas.iter_mut().zip(frames.each()).enumerate() {
@@ -115,7 +115,9 @@ fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
             };
         }
     }
-    batch.unusual = unusual;
+    if classify {
+        batch.was_read(unusual);
+    }
 }
 
 #[cold]

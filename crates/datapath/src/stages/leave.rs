@@ -23,12 +23,13 @@ use crate::overlay::{
     outer::{Outer, source_port},
     peers::PeerCounter,
 };
+use crate::stages::ways::{Way, next_way};
+use crate::stages::{context::Context, segment::Segments, turn::Turn};
 use crate::stages::{
-    leaving::{Leaving, Way},
+    leaving::{Held, Leaving},
     outlet::Outlet,
 };
-use crate::stages::{segment::Segments, site::Context, turn::Turn};
-use crate::world::snapshot::{Remote, Vnic};
+use crate::world::snapshot::Vnic;
 
 /// Most answers "too big" of one batch.
 const ANSWERS: usize = 4;
@@ -85,7 +86,6 @@ pub(crate) fn leave<'a, O: Outlet>(
     batch: &Batch<'_>,
     context: &Context<'a>,
     tunnel: &'a Tunnel,
-    remote: &Remote,
     departures: &mut Departures,
     turn: &Turn,
     outlet: &'a O,
@@ -99,11 +99,11 @@ pub(crate) fn leave<'a, O: Outlet>(
     if let Some(tap) = context.tap().filter(crate::engine::tap::Tap::wants_outer) {
         leaving = leaving.tapped(tap);
     }
-    let trunk = context.snapshot.vnics.get(remote.slot).map(|vnic| &**vnic);
     let mut sending = Sending {
         tunnel,
         context,
-        trunk,
+        vni: 0,
+        trunk: None,
         departures,
         outlet,
         current: None,
@@ -112,34 +112,65 @@ pub(crate) fn leave<'a, O: Outlet>(
         bytes: 0,
         to: None,
     };
-    let hosts = turn.hosts(context.network.members.len(), remote.peers.len().max(1));
-    for (index, meta) in batch.metas().iter().enumerate() {
-        match meta.verdict {
-            Verdict::Flood { .. } if hosts.is_empty() => {}
-            Verdict::Tunnel(peer) => {
-                sending.frame(&mut leaving, &batch.frames, index, meta, To::Peer(peer));
-            }
-            Verdict::Flood { .. } if remote.peers.is_empty() => {
-                sending.frame(&mut leaving, &batch.frames, index, meta, To::Group);
-            }
-            // A frame too big for one host is too big for all: that is one drop and one answer.
-            Verdict::Flood { .. } => {
-                let mut to = remote.peers.get(hosts.clone()).unwrap_or_default().iter();
-                while to.next().is_some_and(|peer| {
-                    sending.frame(&mut leaving, &batch.frames, index, meta, To::Peer(*peer))
-                }) {}
-            }
-            _ => {}
+    if batch.exits().any() {
+        let mut left = None;
+        while let Some(way) = next_way(&mut left, batch.exits(), context) {
+            sending.along(&mut leaving, batch, way, turn);
         }
+    } else {
+        let way = Way { exit: context.entry, has: |_| true };
+        sending.along(&mut leaving, batch, way, turn);
     }
-    sending.count();
     leaving
+}
+
+impl<'a, 'c, O: Outlet> Sending<'a, 'c, O> {
+    /// Sends the frames that leave by one network.
+    #[inline(always)]
+    fn along(
+        &mut self,
+        leaving: &mut Leaving<'_>,
+        batch: &Batch<'_>,
+        way: Way<'a, impl Fn(usize) -> bool>,
+        turn: &Turn,
+    ) {
+        let Some(remote) = self.context.remote_of(way.exit) else { return };
+        self.trunk = self.context.snapshot.vnics.get(remote.slot).map(|vnic| &**vnic);
+        self.vni = way.exit.vni;
+        self.current = None;
+        let sending = self;
+        let hosts = turn.hosts(way.exit.members.len(), remote.peers.len().max(1));
+        for (index, meta) in batch.metas().iter().enumerate().filter(|(index, _)| (way.has)(*index))
+        {
+            match meta.verdict {
+                Verdict::Flood { .. } if hosts.is_empty() => {}
+                Verdict::Tunnel(peer) => {
+                    sending.frame(leaving, &batch.frames, index, meta, To::Peer(peer));
+                }
+                Verdict::Flood { .. } if remote.peers.is_empty() => {
+                    sending.frame(leaving, &batch.frames, index, meta, To::Group);
+                }
+                // A frame too big for one host is too big for all: that is one drop and one answer.
+                Verdict::Flood { .. } => {
+                    let mut to = remote.peers.get(hosts.clone()).unwrap_or_default().iter();
+                    while to.next().is_some_and(|peer| {
+                        sending.frame(leaving, &batch.frames, index, meta, To::Peer(*peer))
+                    }) {}
+                }
+                _ => {}
+            }
+        }
+        sending.count();
+        sending.to = None;
+    }
 }
 
 struct Sending<'a, 'c, O> {
     tunnel: &'a Tunnel,
     context: &'c Context<'a>,
-    trunk: Option<&'c Vnic>,
+    /// The network by which frames leave now, and its trunk.
+    vni: u32,
+    trunk: Option<&'a Vnic>,
     departures: &'c mut Departures,
     outlet: &'c O,
     /// The header of the last frame: the next one probably has the same.
@@ -234,7 +265,7 @@ impl<O: Outlet> Sending<'_, '_, O> {
 
     /// Returns the outer header for a destination; `None` if the next hop is not known.
     fn header(&self, to: To) -> Option<Outer> {
-        Outer::new(&self.tunnel.source, self.target(to)?, self.context.sender.vni)
+        Outer::new(&self.tunnel.source, self.target(to)?, self.vni)
     }
 
     /// Returns link and IP address of a destination; `None` if the next hop is not known.
@@ -351,10 +382,10 @@ impl<O: Outlet> Sending<'_, '_, O> {
                 let packet = self.departures.scratch.get_mut(..total).ok_or(TOO_BIG)?;
                 assemble(packet, outer, fields, frames, index, parts).ok_or(UPLINK_DOWN)?;
                 match way {
-                    Way::Ring(ring) => {
+                    Held::Ring(ring) => {
                         ring.as_mut().ok_or(UPLINK_DOWN)?.deliver_own(packet).map_err(not_sent)?
                     }
-                    Way::Wire(wire) => {
+                    Held::Wire(wire) => {
                         if self.queued >= BURST {
                             self.queued = 0;
                             wire.flush();

@@ -21,14 +21,14 @@ pub(crate) enum Leaving<'a> {
     Ring(MutexGuard<'a, Option<RxRing>>),
     Wire(MutexGuard<'a, Box<dyn Uplink>>),
     /// One of those with a tap.
-    Tapped(Way<'a>, Tap<'a>),
+    Tapped(Held<'a>, Tap<'a>),
 }
 
 /// Hosts, or the group of a network (`true`), that frames would leave for.
 pub(crate) type Left = RefCell<Vec<(IpAddr, bool)>>;
 
-/// An uplink that is there.
-pub(crate) enum Way<'a> {
+/// An uplink that is there, held to send.
+pub(crate) enum Held<'a> {
     Ring(MutexGuard<'a, Option<RxRing>>),
     Wire(MutexGuard<'a, Box<dyn Uplink>>),
 }
@@ -46,8 +46,8 @@ impl<'a> Leaving<'a> {
     #[cold]
     pub fn tapped(self, tap: Tap<'a>) -> Leaving<'a> {
         match self {
-            Leaving::Ring(ring) => Leaving::Tapped(Way::Ring(ring), tap),
-            Leaving::Wire(wire) => Leaving::Tapped(Way::Wire(wire), tap),
+            Leaving::Ring(ring) => Leaving::Tapped(Held::Ring(ring), tap),
+            Leaving::Wire(wire) => Leaving::Tapped(Held::Wire(wire), tap),
             other => other,
         }
     }
@@ -59,8 +59,8 @@ impl Leaving<'_> {
     pub fn publish(self, pending: &mut bool) -> Option<Arc<CallFd>> {
         match self {
             Leaving::Nothing | Leaving::Noted(_) => None,
-            Leaving::Tapped(Way::Ring(ring), _) => Leaving::Ring(ring).publish(pending),
-            Leaving::Tapped(Way::Wire(wire), _) => Leaving::Wire(wire).publish(pending),
+            Leaving::Tapped(Held::Ring(ring), _) => Leaving::Ring(ring).publish(pending),
+            Leaving::Tapped(Held::Wire(wire), _) => Leaving::Wire(wire).publish(pending),
             Leaving::Ring(mut guard) => {
                 let ring = guard.as_mut()?;
                 let call = ring.publish();

@@ -10,11 +10,12 @@
 use crate::engine::batch::{Batch, Meta, Verdict};
 use crate::engine::tap::Tap;
 use crate::stages::{
+    context::Context,
     deliver::{Calls, Got, NOT_ATTACHED, call, to_one},
     filter::{FilterRoom, admits_flooded},
     outlet::{Receive, Rings},
-    site::Context,
     turn::Turn,
+    ways::next_way,
 };
 use crate::world::snapshot::Vnic;
 
@@ -57,7 +58,12 @@ pub(crate) fn mirror(
     };
     match flooded {
         // Others of a batch that is whole are members, too.
-        Some(turn) => turn.members(&context.network.members).iter().copied().for_each(received),
+        Some(turn) => {
+            let mut left = None;
+            while let Some(way) = next_way(&mut left, batch.exits(), context) {
+                turn.members(&way.exit.members).iter().copied().for_each(&mut received);
+            }
+        }
         None => receivers.for_each(&mut received),
     }
 }

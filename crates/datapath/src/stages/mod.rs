@@ -2,6 +2,9 @@
 
 pub(crate) mod antispoof;
 pub(crate) mod claims;
+pub(crate) mod context;
+#[cfg(feature = "every-second")]
+pub(crate) mod crossover;
 pub(crate) mod deliver;
 #[cfg(feature = "every-second")]
 pub(crate) mod every_second;
@@ -16,7 +19,7 @@ pub(crate) mod outlet;
 pub(crate) mod pipeline;
 pub(crate) mod reasons;
 pub(crate) mod segment;
-pub(crate) mod site;
 pub(crate) mod stage;
 pub(crate) mod take;
 pub(crate) mod turn;
+pub(crate) mod ways;

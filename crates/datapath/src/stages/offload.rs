@@ -22,7 +22,7 @@ use crate::engine::{
     reason::{ReasonInfo, drop_reasons},
 };
 use crate::stages::{
-    site::Context,
+    context::Context,
     stage::{Stage, StageConfig},
 };
 

@@ -5,11 +5,11 @@ use crate::engine::{batch::Batch, reason::ReasonInfo};
 use crate::stages::{
     antispoof::Antispoof,
     claims::Claims,
+    context::Context,
     filter::Filter,
     forward::Forward,
     headers::Headers,
     offload::Offload,
-    site::Context,
     stage::{Stage, StageConfig},
     turn::Cut,
 };
@@ -77,6 +77,8 @@ pipeline! {
     offload: Offload,
     #[cfg(feature = "every-second")]
     every_second: crate::stages::every_second::EverySecond,
+    #[cfg(feature = "every-second")]
+    crossover: crate::stages::crossover::Crossover,
     forward: Forward,
     turn: Cut,
     filter: Filter,

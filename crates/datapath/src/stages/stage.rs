@@ -2,7 +2,7 @@
 
 use crate::engine::{batch::Batch, reason::ReasonInfo};
 use crate::session::Timeouts;
-use crate::stages::site::Context;
+use crate::stages::context::Context;
 
 /// A stage: decides one thing about the frames of a batch.
 ///

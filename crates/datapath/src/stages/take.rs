@@ -10,8 +10,8 @@ use crate::engine::{
     tap::{FrameFate, Takers, Tap, TapPoint, TapRecord, TapRole, plain},
 };
 use crate::stages::{
+    context::Context,
     filter::{FilterRoom, admits_flooded, session_of},
-    site::Context,
 };
 
 /// Copies the frames of a batch that sinks want.
@@ -126,7 +126,8 @@ impl<'a> Taken<'_, 'a, '_> {
     ) {
         let (tap, context) = (self.tap, self.context);
         let refusals = tap.refusals(index);
-        let away = context.remote().map_or(0, |remote| remote.peers.len().max(1) as u32);
+        let exit = context.exit(self.batch.exits(), index);
+        let away = context.remote_of(exit).map_or(0, |remote| remote.peers.len().max(1) as u32);
         record.to.slot = if refusals.too_big { 0 } else { away.saturating_sub(refusals.away) };
         record.reason = refusals.first;
         let (mut offered, mut denied) = (0, 0);
@@ -168,8 +169,8 @@ impl<'a> Taken<'_, 'a, '_> {
         unknown: bool,
     ) -> impl Iterator<Item = (u32, Result<(), (DropReason, u32)>)> {
         let context = self.context;
-        let vnics =
-            context.network.members.iter().filter_map(|slot| context.snapshot.vnics.get(*slot));
+        let exit = context.exit(self.batch.exits(), index);
+        let vnics = exit.members.iter().filter_map(|slot| context.snapshot.vnics.get(*slot));
         let receivers = vnics.filter(move |vnic| {
             vnic.place != context.sender.place && (vnic.rules.bypass || !unknown)
         });

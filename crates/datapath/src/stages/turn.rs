@@ -13,13 +13,14 @@ use butterfly_vhost::ring::Frame;
 
 use crate::engine::budget::Budget;
 use crate::engine::{
-    batch::{Batch, BatchOrigin, Meta, Verdict},
+    batch::{Batch, BatchOrigin, Exits, Meta, Verdict},
     reason::ReasonInfo,
 };
 use crate::stages::{
-    site::Context,
+    context::Context,
     stage::{Stage, StageConfig},
 };
+use crate::world::snapshot::Network;
 
 /// Copies that a visit counts as: its lines are in no cache.
 const VISIT: u64 = 4;
@@ -86,9 +87,10 @@ pub(crate) fn weight(meta: &Meta, len: u32, pieces: u32) -> u64 {
     1 + cut.max(u64::from(len / BYTES) + pieces / PIECES)
 }
 
-/// Returns the number of a network's receivers of floods.
-pub(crate) fn receivers(context: &Context<'_>) -> usize {
-    context.network.members.len() + context.remote().map_or(0, |remote| remote.peers.len().max(1))
+/// Returns the number of a network's vnics that floods are for, and that of all receivers.
+fn flooded_to(exit: &Network, context: &Context<'_>) -> (u64, usize) {
+    let (members, remote) = (exit.members.len(), context.remote_of(exit));
+    (members as u64, members + remote.map_or(0, |remote| remote.peers.len().max(1)))
 }
 
 /// Cuts a batch to the work of one turn.
@@ -114,7 +116,7 @@ impl Stage for Cut {
     #[inline(always)]
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, scratch: &mut CutScratch) {
         // Plain frames with one receiver always fit.
-        let dear = batch.segments || context.floods.get() || context.watched.is_some();
+        let dear = batch.segments || batch.floods || context.watched.is_some();
         scratch.turn = if dear { turn(batch, context, scratch.from) } else { Turn::WHOLE };
     }
 }
@@ -125,8 +127,27 @@ impl Stage for Cut {
 /// Frames from other hosts cannot be put back: of those that do not fit, floods are for later.
 #[inline(never)]
 fn turn(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> Turn {
-    let members = context.network.members.len() as u64;
-    let all = receivers(context);
+    if batch.exits().any() {
+        return turn_of_crossing(batch, context, from);
+    }
+    let here = flooded_to(context.entry, context);
+    cut(batch, context, from, |_, _| here)
+}
+
+#[cold]
+#[inline(never)]
+fn turn_of_crossing(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> Turn {
+    cut(batch, context, from, |exits, index| flooded_to(context.exit(exits, index), context))
+}
+
+/// Cuts a batch. `floods_to` returns how many a frame is for, if it is a flood.
+#[inline(always)]
+fn cut(
+    batch: &mut Batch<'_>,
+    context: &Context<'_>,
+    from: usize,
+    floods_to: impl Fn(Exits<'_>, usize) -> (u64, usize),
+) -> Turn {
     let trunk = context.sender.is_trunk() && batch.origin == BatchOrigin::Port;
     let mirrors =
         |slot: u32| context.watched.map_or(0, |watched| watched.mirrors_of(slot).len()) as u64;
@@ -136,11 +157,12 @@ fn turn(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> Turn {
     let (mut flooded, mut later) = (false, false);
     let mut last = None;
     let mut taken = 0;
-    let (frames, metas) = batch.parts();
-    for (meta, frame) in metas.iter_mut().zip(frames.frames()) {
+    let (frames, metas, exits) = batch.all_parts();
+    for (index, (meta, frame)) in metas.iter_mut().zip(frames.frames()).enumerate() {
         let (cost, rings) = match meta.verdict {
             Verdict::Drop(..) => (0, 0),
             Verdict::Flood { .. } => {
+                let (members, all) = floods_to(exits, index);
                 let rings = if flooded { 0 } else { members + all_mirrors };
                 (
                     rings * VISIT
@@ -159,6 +181,7 @@ fn turn(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> Turn {
         let flood = matches!(meta.verdict, Verdict::Flood { .. });
         let fits = cost <= copies && rings <= visits;
         if taken == 0 && flood && !trunk && (!fits || from > 0) {
+            let (_, all) = floods_to(exits, index);
             let each = VISIT + weight(meta, frame.len, frame.pieces());
             let now = (copies / each).clamp(1, visits.max(1));
             let end = from.saturating_add(now as usize);

@@ -16,7 +16,7 @@ use crate::engine::{
     last_drops::Dropped,
     place::{PeerRef, PortRef},
 };
-use crate::stages::{deliver::FLOOD_LIMIT, filter::Judged, site::Context};
+use crate::stages::{context::Context, deliver::FLOOD_LIMIT, filter::Judged};
 
 /// Most floods that wait, of all networks and of one.
 const FLOODS: usize = 64;

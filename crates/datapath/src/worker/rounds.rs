@@ -9,7 +9,7 @@ use std::{
 };
 
 use butterfly_mem::cpu;
-use butterfly_vhost::ring::{BATCH, FrameStore, Gathered};
+use butterfly_vhost::ring::{FrameStore, Gathered};
 use rustix::event::epoll;
 
 use super::{
@@ -26,7 +26,7 @@ use crate::engine::place::MAX_SLOTS;
 use crate::engine::tap::TapNotes;
 use crate::engine::writer::WorkerId;
 use crate::engine::{
-    batch::{Batch, Meta, Metas},
+    batch::{Batch, Metas},
     budget::Budget,
     place::PollSource,
 };
@@ -165,7 +165,7 @@ impl Worker {
             later: Later::new(),
             under_way: UnderWay::new(),
             store: FrameStore::default(),
-            metas: Box::new([Meta::NEW; BATCH]),
+            metas: Metas::new(),
             scratches,
             departures: Departures::default(),
             notes: TapNotes::default(),
@@ -259,8 +259,9 @@ impl Worker {
         let mut room = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
         // The only possible error is an interruption by a signal: the next round looks again.
         let events = epoll::wait(&self.handle.epoll, &mut room, timeout);
+        let Ok((events, _)) = events else { return };
         let mut woken = false;
-        for event in events.iter().flat_map(|(events, _)| events.iter()) {
+        for event in events {
             match unpack(event.data.u64()) {
                 Some(source) => self.add(source),
                 None => woken = true,

@@ -46,7 +46,7 @@ impl Worker {
     /// Returns the number of receivers that have it; 0 for all.
     fn carry_on(&mut self, flood: &mut Flood, budget: Budget) -> u32 {
         let Some((network, trunk)) = self.snapshot.trunk(flood.vni) else { return 0 };
-        if let Some(meta) = self.metas.first_mut() {
+        if let Some(meta) = self.metas.iter_mut().next() {
             meta.peer = flood.peer;
         }
         let from = flood.done as usize;

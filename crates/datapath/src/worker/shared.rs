@@ -11,7 +11,7 @@ use crate::engine::writer::Writer;
 use crate::engine::{budget::Budget, clock::Clock, tap::TapNotes};
 use crate::overlay::Tunnel;
 use crate::session::{Key, SessionConfig, Shares, Table};
-use crate::stages::{filter::released, site::Context};
+use crate::stages::{context::Context, filter::released};
 use crate::world::{
     bindings::Bindings,
     fdb::Fdb,
@@ -44,7 +44,7 @@ impl Shared {
         &'a self,
         snapshot: &'a Snapshot,
         sender: &'a Vnic,
-        network: &'a Network,
+        entry: &'a Network,
         worker: Writer<'a>,
         notes: &'a TapNotes,
     ) -> Context<'a> {
@@ -52,7 +52,7 @@ impl Shared {
             snapshot,
             fdb: &self.fdb,
             sender,
-            network,
+            entry,
             worker,
             now: self.clock.now(),
             clock: &self.clock,
@@ -66,7 +66,6 @@ impl Shared {
             watched: notes.begin(snapshot.selection.as_deref()),
             notes,
             budget: Cell::new(Budget::WHOLE),
-            floods: Cell::new(false),
         }
     }
 

@@ -7,12 +7,12 @@ use crate::engine::{
     counters::Counter,
 };
 use crate::stages::{
+    context::Context,
     deliver::{Calls, deliver},
     filter::Judged,
     leave::Departures,
     outlet::Rings,
     pipeline::{self, Scratches},
-    site::Context,
 };
 use crate::world::snapshot::Vnic;
 

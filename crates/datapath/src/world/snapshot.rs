@@ -207,6 +207,7 @@ impl Vnic {
 /// The vnics of a VNI on this host.
 #[derive(Clone)]
 pub(crate) struct Network {
+    pub vni: u32,
     /// Slots of its vnics, without mirrors and those that wait, ascending.
     pub members: Vec<u32>,
     /// Slots of vnics that wait for their MAC address, which another one has, ascending.

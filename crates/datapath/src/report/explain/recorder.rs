@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use butterfly_packet::mac::Mac;
-use butterfly_vhost::ring::{BATCH, FrameStore, Frames};
+use butterfly_vhost::ring::{FrameStore, Frames};
 
 use super::{
     Fate, Refused, Step, Walk,
@@ -13,7 +13,7 @@ use super::{
     told::{self, FilterGrounds, Known},
 };
 use crate::engine::{
-    batch::{Batch, Meta, Verdict},
+    batch::{Batch, Metas, Verdict},
     inside::Inside,
     reason::DropReason,
 };
@@ -23,6 +23,7 @@ use crate::session::{Found, Key};
 use crate::stages::{
     antispoof::Antispoof,
     claims::{self, Claims},
+    context::Context,
     deliver::deliver,
     filter::{Filter, SESSIONS_FULL, full_shares, may_give_way, read_packet, rests, rules_say},
     forward::{Forward, NO_RECEIVER},
@@ -31,7 +32,6 @@ use crate::stages::{
     offload::Offload,
     pipeline::{self, Observer, Scratches},
     reasons::info,
-    site::Context,
     stage::Stage,
 };
 use crate::world::snapshot::Vnic;
@@ -63,7 +63,7 @@ pub(super) fn record(
     };
     let context = world.context(sender, network);
     let mut store = FrameStore::default();
-    let mut metas = Box::new([Meta::NEW; BATCH]);
+    let mut metas = Metas::new();
     let mut batch = Batch::new(Frames::private(&mut store, std::iter::once(frame)), &mut metas);
     let mut recorder = Recorder::new(plane, world, from, frame);
     pipeline::run(&mut batch, &context, scratches, &mut recorder);
@@ -168,12 +168,8 @@ impl<'a> Recorder<'a> {
     /// Reads the packet, and copies the switch's knowledge of it into this world.
     fn read(&mut self, batch: &mut Batch<'_>, context: &Context<'_>) {
         let vni = context.sender.vni;
-        let inside = match batch.metas().first().map(|meta| meta.inside) {
-            Some(Inside::Ip { at, vlan }) => Inside::Ip { at, vlan },
-            // No vnic of the network is filtered, so no stage looked.
-            _ => inside(batch.frames.head(0)),
-        };
-        if let Inside::Ip { at, vlan } = inside {
+        batch.read(inside);
+        if let Some(Inside::Ip { at, vlan }) = batch.metas().first().map(|meta| meta.inside) {
             self.packet = read_packet(batch, 0, at, vlan, self.frame.len() as u32).ok();
         }
         let mac = |at: usize| {
@@ -241,7 +237,7 @@ impl<'a> Recorder<'a> {
             let ends = [self.from, key.slots().1];
             let ends = ends.iter().filter_map(|slot| context.snapshot.vnics.get(*slot));
             ends.for_each(|vnic| vnic.shared.sessions.forget());
-            context.network.sessions.store(0, Relaxed);
+            context.entry.sessions.store(0, Relaxed);
             context.shares.forget();
         }
     }

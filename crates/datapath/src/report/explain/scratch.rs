@@ -19,7 +19,7 @@ use crate::engine::{budget::Budget, tap::TapNotes};
 use crate::ip::{frame::inside, parse::parse, tcp::Track};
 use crate::plane::copy_with;
 use crate::session::{Key, Life, Shares, Table};
-use crate::stages::site::Context;
+use crate::stages::context::Context;
 use crate::worker::Shared;
 use crate::world::{
     bindings::Bindings,
@@ -143,12 +143,12 @@ impl<'a> World<'a> {
     }
 
     /// Returns the context of the stages, for frames of this sender.
-    pub fn context<'c>(&'c self, sender: &'c Vnic, network: &'c Network) -> Context<'c> {
+    pub fn context<'c>(&'c self, sender: &'c Vnic, entry: &'c Network) -> Context<'c> {
         Context {
             snapshot: &self.snapshot,
             fdb: &self.fdb,
             sender,
-            network,
+            entry,
             worker: self.writer.writer(),
             now: self.shared.clock.now(),
             clock: &self.shared.clock,
@@ -163,7 +163,6 @@ impl<'a> World<'a> {
             watched: None,
             notes: &self.notes,
             budget: std::cell::Cell::new(Budget::UNBOUNDED),
-            floods: std::cell::Cell::new(false),
         }
     }
 }

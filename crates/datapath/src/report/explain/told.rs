@@ -22,9 +22,9 @@ use crate::report::explain::{
 use crate::session::{Found, State, Table};
 use crate::stages::{
     claims::{self, IP_CLAIMED},
+    context::Context,
     filter::{self, EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, SPOOFED_IP},
     reasons::info,
-    site::Context,
 };
 use crate::world::{
     rules::address,

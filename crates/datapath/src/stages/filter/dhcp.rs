@@ -24,7 +24,7 @@ use crate::ip::{
     discovery::is_link_local,
     mapped,
 };
-use crate::stages::{claims::has_link_local, site::Context};
+use crate::stages::{claims::has_link_local, context::Context};
 use crate::world::snapshot::Vnic;
 
 /// Requests that a rule lets out, at once and per second. A server has few places for clients, and
@@ -231,7 +231,7 @@ fn asked(dhcp: &Dhcp, receiver: &Vnic, tuple: &Tuple, context: &Context<'_>) {
 pub(super) fn flooded_to(dhcp: &Dhcp, tuple: &Tuple, context: &Context<'_>) -> Option<u32> {
     let mac = dhcp.message.filter(|_| !dhcp.request && !dhcp.v6)?.mac;
     let receiver =
-        context.network.macs.get(number(mac)).and_then(|slot| context.snapshot.vnics.get(slot))?;
+        context.entry.macs.get(number(mac)).and_then(|slot| context.snapshot.vnics.get(slot))?;
     if receiver.rules.bypass || !may_answer(dhcp, receiver, tuple, context) {
         return None;
     }

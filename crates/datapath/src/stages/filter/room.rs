@@ -9,7 +9,7 @@ use crate::ip::{
     tcp::{Segment, Track},
 };
 use crate::session::{Key, NO_TRACK, Record, State, Timeouts};
-use crate::stages::site::Context;
+use crate::stages::context::Context;
 
 /// Path by which a frame's session is found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

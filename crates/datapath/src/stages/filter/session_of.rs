@@ -7,7 +7,7 @@ use crate::engine::{
 };
 use crate::ip::parse::parse;
 use crate::session::Key;
-use crate::stages::site::Context;
+use crate::stages::context::Context;
 
 /// Returns the rules that admitted the session of a frame, at the opener's egress and at the other
 /// end's ingress. Also returns whether the frame is for the opener.
@@ -16,13 +16,14 @@ pub(crate) fn session_of(
     index: usize,
     context: &Context<'_>,
 ) -> Option<([u32; 2], bool)> {
-    if !context.network.filtered {
+    let exit = context.exit(batch.exits(), index);
+    if !context.entry.filtered && !exit.filtered {
         return None;
     }
     let meta = batch.metas().get(index)?;
     let receiver = match meta.verdict {
         Verdict::Deliver(slot) => slot,
-        Verdict::Tunnel(_) | Verdict::Flood { unknown: true } => context.remote()?.slot,
+        Verdict::Tunnel(_) | Verdict::Flood { unknown: true } => context.remote_of(exit)?.slot,
         _ => return None,
     };
     let Inside::Ip { at, vlan } = meta.inside else { return None };

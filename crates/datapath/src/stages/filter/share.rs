@@ -10,7 +10,7 @@ use crate::stages::filter::reasons::{SESSION_SHARE, SESSIONS_FULL};
 use crate::engine::{bucket::Bucket, reason::DropReason};
 use crate::ip::{Address, Tuple};
 use crate::session::{Key, Record, Shares, Table, less};
-use crate::stages::site::Context;
+use crate::stages::context::Context;
 use crate::world::snapshot::{Network, Snapshot, Vnic};
 
 /// New sessions of one vnic, or of a network's other hosts, that are kept for a burst.
@@ -80,7 +80,7 @@ pub(crate) fn full_shares<'a>(
     let share = |reason, slot, whose| Share { reason, slot, whose };
     (0..5).filter_map(move |which| {
         let (from, to) = ends()?;
-        let sessions = context.network.sessions.load(Relaxed);
+        let sessions = context.entry.sessions.load(Relaxed);
         let (full, share) = match which {
             0 => (
                 from.shared.sessions.opened.load(Relaxed) >= most(from),
@@ -94,7 +94,7 @@ pub(crate) fn full_shares<'a>(
                     && shares.opener < u32::MAX
                     && to.shared.sessions.openers.count(opener_of(
                         context.table,
-                        context.network,
+                        context.entry,
                         key,
                     )) >= shares.opener;
                 (full, share(SESSION_SHARE, opener, whose))
@@ -105,8 +105,7 @@ pub(crate) fn full_shares<'a>(
             }
             3 => (sessions >= shares.network, share(SESSION_SHARE, own, Whose::Network)),
             _ => {
-                let full =
-                    sessions >= shares.part(context.network.filtered) && !shares.has_common();
+                let full = sessions >= shares.part(context.entry.filtered) && !shares.has_common();
                 (full, share(SESSIONS_FULL, own, Whose::Common))
             }
         };
@@ -193,10 +192,10 @@ pub(super) fn acquired(context: &Context<'_>, key: &Key) {
     }
     if let Some(vnic) = context.snapshot.vnics.get(responder) {
         vnic.shared.sessions.received.fetch_add(1, Relaxed);
-        vnic.shared.sessions.openers.add(opener_of(context.table, context.network, key));
+        vnic.shared.sessions.openers.add(opener_of(context.table, context.entry, key));
     }
-    let before = context.network.sessions.fetch_add(1, Relaxed);
-    context.shares.entered(context.network.filtered, before);
+    let before = context.entry.sessions.fetch_add(1, Relaxed);
+    context.shares.entered(context.entry.filtered, before);
 }
 
 /// Undoes [`acquired`] for a session that was last decided by version `stamp`. A later vnic in the

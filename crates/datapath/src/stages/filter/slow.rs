@@ -41,7 +41,7 @@ use crate::stages::filter::{
 };
 use crate::stages::{
     claims::{IP_CLAIMED, has_link_local, is_claimed},
-    site::Context,
+    context::Context,
 };
 use crate::world::{bindings::Voice, snapshot::Vnic};
 
@@ -70,6 +70,7 @@ pub(super) fn judge(
         return Ok(());
     }
     let own = context.sender.place.slot;
+    let exit = context.exit(batch.exits(), index);
     let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
     let read = match meta.inside {
         Inside::Ip { at, vlan } => Some(read(batch, index, at, vlan, len)),
@@ -80,9 +81,9 @@ pub(super) fn judge(
         // An address that no vnic here owns is on another host, if the network spans hosts. Then
         // the packet is part of one conversation, like any other.
         Verdict::Flood { unknown: true } if !context.sender.rules.bypass => {
-            context.remote().map(|remote| remote.slot)
+            context.remote_of(exit).map(|remote| remote.slot)
         }
-        Verdict::Tunnel(_) => context.remote().map(|remote| remote.slot),
+        Verdict::Tunnel(_) => context.remote_of(exit).map(|remote| remote.slot),
         _ => None,
     };
     match (meta.verdict, read) {
@@ -397,7 +398,7 @@ impl Decision<'_> {
         room: &mut FilterRoom,
     ) -> Option<(Session, Found, Key)> {
         let context = self.context;
-        let trunk = context.network.remote.as_ref()?.slot;
+        let trunk = context.entry.remote.as_ref()?.slot;
         // Changes that the batch did not write yet count.
         room.notes.flush(context);
         let key = self.key();
@@ -472,7 +473,7 @@ impl Decision<'_> {
                 && vnic.is_some_and(|vnic| vnic.rules.owns(address))
         };
         if context
-            .network
+            .entry
             .holders
             .get(address)
             .is_some_and(|holding| holding.slots.iter().any(is_here))
@@ -707,7 +708,7 @@ fn judge_flooded(
         (Flooded::Unreadable(reason), judgement)
     };
     let packet = match read {
-        None if matches!(inside, Inside::HiddenIp | Inside::Unknown) => {
+        None if inside == Inside::HiddenIp => {
             return unreadable(IP_HIDDEN);
         }
         None => return (Flooded::NotIp, Ok(())),

@@ -7,7 +7,8 @@ use butterfly_vhost::ring::Frames;
 use crate::engine::tap::{Tap, TapNotes};
 use crate::engine::writer::Writer;
 use crate::engine::{
-    budget::Budget, clock::Clock, last_drops::Dropped, reason::DropReason, tap::Selection,
+    batch::Exits, budget::Budget, clock::Clock, last_drops::Dropped, reason::DropReason,
+    tap::Selection,
 };
 use crate::overlay::Tunnel;
 use crate::session::{Shares, Table, Timeouts};
@@ -24,8 +25,8 @@ pub(crate) struct Context<'a> {
     pub fdb: &'a Fdb,
     /// The sender.
     pub sender: &'a Vnic,
-    /// Its network.
-    pub network: &'a Network,
+    /// The network by which the frames came: the sender's.
+    pub entry: &'a Network,
     /// The worker, for its counters.
     pub worker: Writer<'a>,
     /// Seconds of the coarse clock.
@@ -47,8 +48,6 @@ pub(crate) struct Context<'a> {
     pub notes: &'a TapNotes,
     /// Budget left to the turn. A batch from the uplink has several parts in one turn.
     pub budget: Cell<Budget>,
-    /// True if a frame of the batch goes to several receivers. Set by `forward`.
-    pub floods: Cell<bool>,
 }
 
 impl<'a> Context<'a> {
@@ -77,10 +76,30 @@ impl<'a> Context<'a> {
         self.watched.map(|watched| Tap::of(watched, self.notes, self.worker))
     }
 
-    /// Returns the other hosts of the sender's network, unless the frames come from there: no frame
-    /// goes back to its origin.
+    /// Returns the network by which a frame of the batch leaves.
+    #[inline(always)]
+    pub fn exit(&self, exits: Exits<'_>, index: usize) -> &'a Network {
+        match exits.of(index) {
+            None => self.entry,
+            Some(place) => self.other(place),
+        }
+    }
+
+    #[cold]
+    fn other(&self, place: u32) -> &'a Network {
+        self.snapshot.networks.get(place).map_or(self.entry, |network| network)
+    }
+
+    /// Returns the other hosts of a network, unless the frames come from there: no frame goes back
+    /// to its origin.
+    #[inline(always)]
+    pub fn remote_of(&self, network: &'a Network) -> Option<&'a Remote> {
+        network.remote.as_ref().filter(|remote| remote.slot != self.sender.place.slot)
+    }
+
+    /// Returns the other hosts of the sender's network, likewise.
     #[inline(always)]
     pub fn remote(&self) -> Option<&'a Remote> {
-        self.network.remote.as_ref().filter(|_| !self.sender.is_trunk())
+        self.remote_of(self.entry)
     }
 }
