@@ -6,11 +6,12 @@
 
 use std::{
     fmt, io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::IpAddr,
     os::fd::{AsRawFd, BorrowedFd},
 };
 
 use butterfly_packet::Mac;
+use netlink_packet_core::parse_ip;
 
 pub use crate::netlink::Changes;
 use crate::{
@@ -423,11 +424,7 @@ fn read_neighbour(message: &Message, states: u16) -> Option<Mac> {
 }
 
 fn read_ip(bytes: &[u8]) -> Option<IpAddr> {
-    match bytes.len() {
-        4 => Some(Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).into()),
-        16 => Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).into()),
-        _ => None,
-    }
+    parse_ip(bytes).ok()
 }
 
 #[cfg(test)]

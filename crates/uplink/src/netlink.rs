@@ -1,12 +1,16 @@
 //! rtnetlink, as much as a few questions need: a request, and the attributes of what the kernel
 //! answers.
 //!
-//! RFC 3549 has the format, rtnetlink(7) the messages. Numbers are in the host's byte order,
-//! addresses in network order. The crates for this are fifty thousand lines; these are four
-//! questions.
+//! RFC 3549 has the format, rtnetlink(7) the messages. The crate netlink-packet-core encodes and
+//! decodes messages and their attributes. The fixed part of a message is ours, in the host's byte
+//! order, and only attributes that were asked for are decoded: kernels add others, and change them.
 
-use std::{io, time::Duration};
+use std::{io, net::IpAddr, time::Duration};
 
+use netlink_packet_core::{
+    DefaultNla, Emitable, NLA_HEADER_SIZE, NLM_F_DUMP_INTR, NLMSG_ALIGNTO, NLMSG_DONE, NLMSG_ERROR,
+    NLMSG_NOOP, NetlinkBuffer, NetlinkHeader, NlasIterator,
+};
 use rustix::{
     io::Errno,
     net::{
@@ -15,8 +19,6 @@ use rustix::{
     },
 };
 
-/// Length of `struct nlmsghdr`.
-const HEADER: usize = 16;
 /// The longest wait for an answer. The kernel answers within the system call; only its
 /// configuration lock can hold it up.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -31,49 +33,48 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request of kind `kind` (`RTM_..`) with `flags` (`NLM_F_..`) and its fixed part.
+    /// A request of kind `kind` (`RTM_..`) with `flags` (`NLM_F_..`) and its fixed part, whose
+    /// length is a multiple of four.
     pub fn new(kind: u16, flags: i32, fixed: &[u8]) -> Request {
         Request { kind, flags, body: fixed.to_vec() }
     }
 
     /// Adds an attribute.
     pub fn with(mut self, kind: u16, value: &[u8]) -> Request {
-        let len = (4 + value.len()) as u16;
-        self.body.extend(len.to_ne_bytes());
-        self.body.extend(kind.to_ne_bytes());
-        self.body.extend(value);
-        self.body.resize(align(self.body.len()), 0);
+        self.body.extend(emitted(&DefaultNla::new(kind, value.to_vec())));
         self
     }
 
     /// Adds an attribute that is an IP address.
-    pub fn with_address(self, kind: u16, address: std::net::IpAddr) -> Request {
+    pub fn with_address(self, kind: u16, address: IpAddr) -> Request {
         match address {
-            std::net::IpAddr::V4(address) => self.with(kind, &address.octets()),
-            std::net::IpAddr::V6(address) => self.with(kind, &address.octets()),
+            IpAddr::V4(address) => self.with(kind, &address.octets()),
+            IpAddr::V6(address) => self.with(kind, &address.octets()),
         }
     }
 
     /// Returns the message as it is sent, under a number that its answer repeats. Asks for an
     /// acknowledgement, so that the answer has an end.
     fn encode(&self, sequence: u32) -> Vec<u8> {
-        let flags = (self.flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
-        let mut bytes = Vec::with_capacity(HEADER + self.body.len());
-        bytes.extend(((HEADER + self.body.len()) as u32).to_ne_bytes());
-        bytes.extend(self.kind.to_ne_bytes());
-        bytes.extend(flags.to_ne_bytes());
-        bytes.extend(sequence.to_ne_bytes());
-        bytes.extend(0u32.to_ne_bytes());
-        bytes.extend(&self.body);
-        bytes
+        let mut header = NetlinkHeader::default();
+        header.length = (header.buffer_len() + self.body.len()) as u32;
+        header.message_type = self.kind;
+        header.flags = (self.flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
+        header.sequence_number = sequence;
+        [emitted(&header), self.body.clone()].concat()
     }
+}
+
+/// The bytes of a part of a message.
+fn emitted(part: &impl Emitable) -> Vec<u8> {
+    let mut bytes = vec![0; part.buffer_len()];
+    part.emit(&mut bytes);
+    bytes
 }
 
 /// One message of an answer.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Message {
-    /// Kind of the message (`RTM_..`).
-    pub kind: u16,
     body: Vec<u8>,
 }
 
@@ -81,7 +82,7 @@ impl Message {
     /// Makes the answer of a kernel with the fixed part and attributes of a request.
     #[cfg(test)]
     pub fn like(request: Request) -> Message {
-        Message { kind: request.kind, body: request.body }
+        Message { body: request.body }
     }
 
     /// A byte of the fixed part.
@@ -91,37 +92,31 @@ impl Message {
 
     /// A 16-bit number of the fixed part.
     pub fn u16(&self, at: usize) -> Option<u16> {
-        u16_at(&self.body, at)
+        Some(u16::from_ne_bytes(*self.body.get(at..)?.first_chunk()?))
     }
 
     /// A 32-bit number of the fixed part.
     pub fn u32(&self, at: usize) -> Option<u32> {
-        u32_at(&self.body, at)
+        Some(u32::from_ne_bytes(*self.body.get(at..)?.first_chunk()?))
     }
 
     /// The value of the first attribute of `kind` behind a fixed part of `fixed` bytes.
     pub fn attribute(&self, fixed: usize, kind: u16) -> Option<&[u8]> {
-        attribute(self.body.get(align(fixed)..)?, kind)
+        attribute(self.body.get(fixed..)?, kind)
     }
 
     /// An attribute that is a 32-bit number.
     pub fn number(&self, fixed: usize, kind: u16) -> Option<u32> {
-        u32_at(self.attribute(fixed, kind)?, 0)
+        Some(u32::from_ne_bytes(*self.attribute(fixed, kind)?.first_chunk()?))
     }
 }
 
 /// The value of the first attribute of `kind` among those in `rest`: the end of a message, or the
 /// value of an attribute that holds others.
-pub fn attribute(mut rest: &[u8], kind: u16) -> Option<&[u8]> {
-    loop {
-        let len: usize = u16_at(rest, 0)?.into();
-        let value = rest.get(4..len)?;
-        // The upper two bits say "nested" and "network order".
-        if u16_at(rest, 2)? & 0x3fff == kind {
-            return Some(value);
-        }
-        rest = rest.get(align(len)..)?;
-    }
+pub fn attribute(rest: &[u8], kind: u16) -> Option<&[u8]> {
+    let mut attributes = NlasIterator::new(rest).map_while(Result::ok);
+    let found = attributes.find(|attribute| attribute.kind() == kind)?;
+    found.into_inner().get(NLA_HEADER_SIZE..found.length().into())
 }
 
 /// An rtnetlink socket: asks the kernel of the network namespace it was made in.
@@ -133,14 +128,7 @@ pub struct Socket {
 impl Socket {
     /// Opens one.
     pub fn open() -> io::Result<Socket> {
-        // Protocol 0 is NETLINK_ROUTE.
-        let fd = rustix::net::socket_with(
-            AddressFamily::NETLINK,
-            SocketType::RAW,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
-        rustix::net::bind(&fd, &SocketAddrNetlink::new(0, 0))?;
+        let fd = bound(0)?;
         sockopt::set_socket_timeout(&fd, sockopt::Timeout::Recv, Some(PATIENCE))?;
         Ok(Socket { fd, sequence: 0 })
     }
@@ -174,36 +162,50 @@ impl Socket {
         loop {
             let (_, len, from) =
                 rustix::net::recvfrom(&self.fd, &mut buffer[..], RecvFlags::TRUNC)?;
-            // Another process may send to our port, too.
-            if from.is_none_or(|from| {
-                SocketAddrNetlink::try_from(from).is_ok_and(|from| from.pid() != 0)
-            }) {
+            if !is_kernel(from) {
                 continue;
             }
             let datagram = buffer.get(..len).ok_or(io::ErrorKind::InvalidData)?;
             for part in Parts(datagram) {
-                let (header, body) = part?;
-                if u32_at(header, 8) != Some(self.sequence) {
+                let part = part?;
+                if part.sequence_number() != self.sequence {
                     // Left over from a question we gave up on.
                     continue;
                 }
-                interrupted |= u16_at(header, 6)
-                    .is_some_and(|flags| i32::from(flags) & libc::NLM_F_DUMP_INTR != 0);
-                match i32::from(u16_at(header, 4).unwrap_or(0)) {
-                    libc::NLMSG_ERROR | libc::NLMSG_DONE => {
-                        let code = u32_at(body, 0).unwrap_or(0) as i32;
-                        return match code {
+                interrupted |= part.flags() & NLM_F_DUMP_INTR != 0;
+                let message = Message { body: part.payload().to_vec() };
+                match part.message_type() {
+                    NLMSG_ERROR | NLMSG_DONE => {
+                        return match message.u32(0).unwrap_or(0) as i32 {
                             0 if interrupted => Err(Errno::INTR.into()),
                             0 => Ok(answer),
                             code => Err(io::Error::from_raw_os_error(code.saturating_neg())),
                         };
                     }
-                    libc::NLMSG_NOOP => {}
-                    kind => answer.push(Message { kind: kind as u16, body: body.to_vec() }),
+                    NLMSG_NOOP => {}
+                    _ => answer.push(message),
                 }
             }
         }
     }
+}
+
+/// A socket that gets what is for these groups of listeners.
+fn bound(groups: u32) -> io::Result<std::os::fd::OwnedFd> {
+    // No protocol is NETLINK_ROUTE, which is 0.
+    let fd = rustix::net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    rustix::net::bind(&fd, &SocketAddrNetlink::new(0, groups))?;
+    Ok(fd)
+}
+
+/// True if the kernel sent it: another process may send to our port, too.
+fn is_kernel(from: Option<rustix::net::SocketAddrAny>) -> bool {
+    from.is_some_and(|from| !SocketAddrNetlink::try_from(from).is_ok_and(|from| from.pid() != 0))
 }
 
 /// Changes that the kernel reports to its listeners.
@@ -212,14 +214,7 @@ pub struct Changes(std::os::fd::OwnedFd);
 impl Changes {
     /// Listens to changes of network interfaces.
     pub fn of_links() -> io::Result<Changes> {
-        let fd = rustix::net::socket_with(
-            AddressFamily::NETLINK,
-            SocketType::RAW,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
-        rustix::net::bind(&fd, &SocketAddrNetlink::new(0, libc::RTMGRP_LINK as u32))?;
-        Ok(Changes(fd))
+        Ok(Changes(bound(libc::RTMGRP_LINK as u32)?))
     }
 
     /// Waits, and returns the numbers of interfaces that changed; `None`: some were not told, as
@@ -232,47 +227,34 @@ impl Changes {
             Err(Errno::INTR) => return Ok(Some(Vec::new())),
             received => received?,
         };
-        if from
-            .is_none_or(|from| SocketAddrNetlink::try_from(from).is_ok_and(|from| from.pid() != 0))
-        {
+        if !is_kernel(from) {
             return Ok(Some(Vec::new()));
         }
         let Some(datagram) = buffer.get(..len) else { return Ok(None) };
         // `struct ifinfomsg` begins with family, type, number.
-        Ok(Some(Parts(datagram).filter_map(|part| u32_at(part.ok()?.1, 4)).collect()))
+        let index = |part: io::Result<NetlinkBuffer<&[u8]>>| {
+            Message { body: part.ok()?.payload().to_vec() }.u32(4)
+        };
+        Ok(Some(Parts(datagram).filter_map(index).collect()))
     }
 }
 
-/// The messages in a datagram: header and body.
+/// The messages in a datagram.
 struct Parts<'a>(&'a [u8]);
 
 impl<'a> Iterator for Parts<'a> {
-    type Item = io::Result<(&'a [u8], &'a [u8])>;
+    type Item = io::Result<NetlinkBuffer<&'a [u8]>>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
             return None;
         }
-        let whole = u32_at(self.0, 0).and_then(|len| self.0.get(..len as usize));
-        let Some((header, body)) = whole.and_then(|whole| whole.split_at_checked(HEADER)) else {
-            self.0 = &[];
-            return Some(Err(io::ErrorKind::InvalidData.into()));
-        };
-        self.0 = self.0.get(align(HEADER + body.len())..).unwrap_or(&[]);
-        Some(Ok((header, body)))
+        let part = NetlinkBuffer::new_checked(self.0)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error));
+        let len = part.as_ref().map_or(self.0.len(), |part| part.length() as usize);
+        self.0 = self.0.get(len.next_multiple_of(NLMSG_ALIGNTO.into())..).unwrap_or(&[]);
+        Some(part)
     }
-}
-
-const fn align(len: usize) -> usize {
-    len.next_multiple_of(4)
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 #[cfg(test)]
@@ -280,7 +262,7 @@ mod tests {
     use super::*;
 
     fn message(attributes: &[u8]) -> Message {
-        Message { kind: 1, body: [&[0; 12], attributes].concat() }
+        Message { body: [&[0; 12], attributes].concat() }
     }
 
     #[test]
@@ -289,7 +271,7 @@ mod tests {
             .with(7, b"abcde")
             .with(8, &5u32.to_ne_bytes())
             .with(0x8009, b"");
-        let message = Message { kind: 1, body: request.body };
+        let message = Message::like(request);
         assert_eq!(message.attribute(12, 7), Some(&b"abcde"[..]));
         assert_eq!(message.number(12, 8), Some(5));
         assert_eq!(message.attribute(12, 9), Some(&b""[..]));
