@@ -33,7 +33,7 @@ pub enum Change {
     RemoveMember(GroupName, IpAddr),
     /// A tunnel endpoint is named.
     NamePeer(TunnelPeer),
-    /// That is taken back.
+    /// A tunnel endpoint is not named any more.
     UnnamePeer(TunnelPeer),
 }
 

@@ -60,7 +60,7 @@ pub struct Declaration {
 }
 
 impl Declaration {
-    /// Whether it declares nothing.
+    /// True if it declares nothing.
     pub fn is_empty(&self) -> bool {
         self.vnics.is_empty() && self.groups.is_empty() && self.peers.is_empty()
     }

@@ -23,13 +23,13 @@ pub enum Object {
 /// The way in which an object differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// It comes.
+    /// The object comes.
     Added,
-    /// It changes; VMs stay attached.
+    /// The object changes; VMs stay attached.
     Changed,
     /// A vnic is made anew, which cuts its VM off.
     Remade,
-    /// It goes.
+    /// The object goes.
     Removed,
 }
 
@@ -40,7 +40,7 @@ pub struct Difference {
     pub object: Object,
     /// Its name: the id of a vnic, the name of a group, the address of a peer.
     pub name: String,
-    /// What happens to it.
+    /// The way in which it differs.
     pub what: What,
     /// Details in words; empty if there are none.
     pub text: String,

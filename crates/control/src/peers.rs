@@ -75,7 +75,7 @@ impl Peers {
         })
     }
 
-    /// Whether `peer` is named, for exactly the network that it says.
+    /// True if `peer` is named, for exactly the network that it says.
     pub fn contains(&self, peer: &TunnelPeer) -> bool {
         self.of.get(&peer.vni).is_some_and(|list| list.contains(peer.address))
     }
@@ -85,7 +85,7 @@ impl Peers {
         self.of.values().map(IpSet::len).sum()
     }
 
-    /// Whether none is named.
+    /// True if none is named.
     pub fn is_empty(&self) -> bool {
         self.of.is_empty()
     }

@@ -59,7 +59,7 @@ impl Vnics {
         self.nics.len()
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.nics.is_empty()
     }

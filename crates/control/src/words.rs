@@ -29,7 +29,7 @@ pub fn difference(old: &Nic, new: &Nic) -> String {
     parts.join(", ")
 }
 
-/// What was added and what was taken away; the order counts if that is all that differs.
+/// Items that were added and removed; a note on the order if nothing else differs.
 fn lists(name: &str, old: &[String], new: &[String]) -> Option<String> {
     if old == new {
         return None;

@@ -186,7 +186,7 @@ fn admitted(state: &Desired) -> BTreeSet<String> {
     all
 }
 
-/// What a state lets through that none of those lets through of which `may` is all.
+/// Returns the admissions of a state that `may` lacks: those of the two states it is between.
 fn leaks(state: &Desired, may: &BTreeSet<String>) -> Vec<String> {
     let open = |what: &String| {
         let who = what.split_once(" Outbound").map(|(who, _)| who);

@@ -104,7 +104,7 @@ impl Stages {
     }
 }
 
-/// Whether what leaves the vnics of a group needs a rule.
+/// True if the vnics of a group need a rule to send.
 fn limits_egress(group: &SecurityGroup) -> bool {
     group.rules().any(|rule| rule.direction() == Direction::Outbound)
 }
@@ -160,7 +160,7 @@ fn only_in<'a>(vnics: &'a Vnics, others: &Vnics) -> HashSet<&'a GroupName> {
     groups.collect()
 }
 
-/// Whether all that rules are about is the same, but for groups.
+/// True if two vnics have the same properties that rules depend on, apart from their groups.
 fn is_alike(one: &Nic, other: &Nic) -> bool {
     let bare = |nic: &Nic| Nic {
         security_groups: GroupNames::default(),

@@ -70,7 +70,7 @@ impl<'a> Plan<'a> {
         self.changes.push(change);
     }
 
-    /// Whether a vnic that is there now is in the same line in the new state.
+    /// True if a vnic that is there now is in the same line in the new state.
     fn keeps_place(&self, id: &NicId) -> bool {
         let (now, new) = (self.now.get(id.as_str()), self.new.get(id.as_str()));
         now.zip(new).is_some_and(|(now, new)| station(now) == station(new))
