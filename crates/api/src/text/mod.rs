@@ -9,5 +9,5 @@ mod parse;
 mod print;
 
 pub use lexer::Position;
-pub use parse::{ParseError, parse};
+pub use parse::{ParseError, UnknownField, parse};
 pub use print::print;

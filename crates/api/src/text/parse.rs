@@ -4,8 +4,8 @@ use super::lexer::{Lexer, Position, Token};
 use protobuf::{
     MessageDyn, MessageFull,
     reflect::{
-        EnumDescriptor, FieldDescriptor, MessageDescriptor, ReflectValueBox, RuntimeFieldType,
-        RuntimeType,
+        EnumDescriptor, FieldDescriptor, MessageDescriptor, ReflectValueBox, ReflectValueRef,
+        RuntimeFieldType, RuntimeType,
     },
 };
 
@@ -16,10 +16,21 @@ const MAX_DEPTH: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{position}: {message}")]
 pub struct ParseError {
-    /// Place where the reader stumbled.
+    /// Place where the reader stumbled; of a missing field, where the message that lacks it begins.
     pub position: Position,
     /// Mistake at that place.
     pub message: String,
+    /// The field that does not exist, if that is the mistake.
+    pub unknown: Option<UnknownField>,
+}
+
+/// A field that a message does not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownField {
+    /// Name of the field.
+    pub name: String,
+    /// Names of the fields that the message has.
+    pub known: Vec<String>,
 }
 
 /// Reads a message in the text format.
@@ -38,53 +49,40 @@ pub fn parse<M: MessageFull>(text: &str) -> Result<M, ParseError> {
     let mut parser = Parser::new(text)?;
     let mut message = M::new();
     parser.fields(&mut message, &M::descriptor(), &Token::End)?;
-    match missing(&message, "") {
-        Some(field) => Err(parser.error(format!("required field {field} is missing"))),
-        None => Ok(message),
-    }
+    parser.check_required(&message, &M::descriptor(), parser.position)?;
+    Ok(message)
 }
 
-/// The path of the first required field that is not set.
-fn missing(message: &dyn MessageDyn, path: &str) -> Option<String> {
-    use protobuf::reflect::{ReflectFieldRef, ReflectValueRef};
-    message.descriptor_dyn().fields().find_map(|field| {
-        let name = format!("{path}{}", field.name());
-        let nested = |value: &ReflectValueRef<'_>, name: String| match value {
-            ReflectValueRef::Message(message) => missing(&**message, &format!("{name}.")),
-            _ => None,
-        };
-        match field.get_reflect(message) {
-            ReflectFieldRef::Optional(value) => match value.value() {
-                Some(value) => nested(&value, name),
-                None => field.is_required().then_some(name),
-            },
-            ReflectFieldRef::Repeated(values) => values
-                .into_iter()
-                .enumerate()
-                .find_map(|(index, value)| nested(&value, format!("{name}[{index}]"))),
-            ReflectFieldRef::Map(_) => None,
-        }
-    })
+fn error_at(position: Position, message: impl Into<String>) -> ParseError {
+    ParseError { position, message: message.into(), unknown: None }
 }
 
 struct Parser<'a> {
     lexer: Lexer<'a>,
     token: Token,
     position: Position,
-    depth: usize,
+    /// Place of the field that is read, or of the element of its list.
+    begun: Position,
+    /// Names of the messages around it.
+    path: Vec<String>,
 }
 
 impl<'a> Parser<'a> {
     fn new(text: &'a str) -> Result<Self, ParseError> {
         let start = Position { line: 1, column: 1 };
-        let mut parser =
-            Self { lexer: Lexer::new(text), token: Token::End, position: start, depth: 0 };
+        let mut parser = Self {
+            lexer: Lexer::new(text),
+            token: Token::End,
+            position: start,
+            begun: start,
+            path: Vec::new(),
+        };
         parser.advance()?;
         Ok(parser)
     }
 
     fn error(&self, message: impl Into<String>) -> ParseError {
-        ParseError { position: self.position, message: message.into() }
+        error_at(self.position, message)
     }
 
     fn unexpected<T>(&self, wanted: &str) -> Result<T, ParseError> {
@@ -94,7 +92,7 @@ impl<'a> Parser<'a> {
     /// Takes the current token and reads the next.
     fn advance(&mut self) -> Result<Token, ParseError> {
         let (position, next) =
-            self.lexer.next().map_err(|(position, message)| ParseError { position, message })?;
+            self.lexer.next().map_err(|(position, message)| error_at(position, message))?;
         self.position = position;
         Ok(std::mem::replace(&mut self.token, next))
     }
@@ -119,11 +117,12 @@ impl<'a> Parser<'a> {
                 return self.unexpected("the name of a field");
             };
             let Some(field) = descriptor.field_by_name(name) else {
-                return Err(self.error(format!("{} has no field {name}", descriptor.name())));
+                return Err(self.unknown(name, descriptor));
             };
             if field.is_singular() && field.has_field(message) {
                 return Err(self.error(format!("{name} is set a second time")));
             }
+            self.begun = self.position;
             self.advance()?;
             self.field(message, &field)?;
             if !self.takes(',')? {
@@ -153,36 +152,53 @@ impl<'a> Parser<'a> {
             return self.unexpected("\":\"");
         }
         if !repeated {
-            let value = self.value(&kind)?;
+            let value = self.value(&kind, || field.name().to_owned())?;
             field.set_singular_field(message, value);
-        } else if self.takes('[')? {
+            return Ok(());
+        }
+        if self.takes('[')? {
             let mut more = !self.takes(']')?;
             while more {
-                let value = self.value(&kind)?;
-                field.mut_repeated(message).push(value);
+                self.begun = self.position;
+                self.one_of_many(message, field, &kind)?;
                 more = self.takes(',')?;
                 if !more && !self.takes(']')? {
                     return self.unexpected("\",\" or \"]\"");
                 }
             }
         } else {
-            let value = self.value(&kind)?;
-            field.mut_repeated(message).push(value);
+            self.one_of_many(message, field, &kind)?;
         }
         Ok(())
     }
 
-    fn value(&mut self, kind: &RuntimeType) -> Result<ReflectValueBox, ParseError> {
+    fn one_of_many(
+        &mut self,
+        message: &mut dyn MessageDyn,
+        field: &FieldDescriptor,
+        kind: &RuntimeType,
+    ) -> Result<(), ParseError> {
+        let index = field.get_repeated(message).len();
+        let value = self.value(kind, || format!("{}[{index}]", field.name()))?;
+        field.mut_repeated(message).push(value);
+        Ok(())
+    }
+
+    /// Reads a value; a message is called `name` if something in it is missing.
+    fn value(
+        &mut self,
+        kind: &RuntimeType,
+        name: impl FnOnce() -> String,
+    ) -> Result<ReflectValueBox, ParseError> {
         Ok(match kind {
-            RuntimeType::Message(descriptor) => self.message(descriptor)?,
+            RuntimeType::Message(descriptor) => self.message(descriptor, name())?,
             RuntimeType::Enum(descriptor) => self.enumeration(descriptor)?,
             RuntimeType::String => {
                 let start = self.position;
                 let text = String::from_utf8(self.bytes()?);
-                ReflectValueBox::String(text.map_err(|_| ParseError {
-                    position: start,
-                    message: "the string is not UTF-8".into(),
-                })?)
+                ReflectValueBox::String(
+                    text.map_err(|_| error_at(start, "the string is not UTF-8"))?,
+                )
             }
             RuntimeType::VecU8 => ReflectValueBox::Bytes(self.bytes()?),
             RuntimeType::Bool => ReflectValueBox::Bool(self.boolean()?),
@@ -196,21 +212,56 @@ impl<'a> Parser<'a> {
         })
     }
 
-    fn message(&mut self, descriptor: &MessageDescriptor) -> Result<ReflectValueBox, ParseError> {
+    fn message(
+        &mut self,
+        descriptor: &MessageDescriptor,
+        name: String,
+    ) -> Result<ReflectValueBox, ParseError> {
+        let begun = self.begun;
         let end = match self.token {
             Token::Symbol('{') => Token::Symbol('}'),
             Token::Symbol('<') => Token::Symbol('>'),
             _ => return self.unexpected("\"{\""),
         };
-        if self.depth == MAX_DEPTH {
+        if self.path.len() == MAX_DEPTH {
             return Err(self.error(format!("messages are nested more than {MAX_DEPTH} deep")));
         }
         self.advance()?;
-        self.depth += 1;
+        self.path.push(name);
         let mut message = descriptor.new_instance();
         self.fields(&mut *message, descriptor, &end)?;
-        self.depth -= 1;
+        self.check_required(&*message, descriptor, begun)?;
+        self.path.pop();
         Ok(ReflectValueBox::Message(message))
+    }
+
+    /// Fails if a required field of a message that was read is not set. The messages in it were
+    /// checked before.
+    fn check_required(
+        &self,
+        message: &dyn MessageDyn,
+        descriptor: &MessageDescriptor,
+        begun: Position,
+    ) -> Result<(), ParseError> {
+        let mut required = descriptor.fields().filter(FieldDescriptor::is_required);
+        let Some(field) = required.find(|field| !field.has_field(message)) else { return Ok(()) };
+        let mut path = self.path.clone();
+        path.push(field.name().to_owned());
+        let id = descriptor.field_by_name("id").and_then(|id| id.get_singular(message));
+        let whose = match id {
+            Some(ReflectValueRef::String(id)) if !id.is_empty() => format!(" (of id {id:?})"),
+            _ => String::new(),
+        };
+        let message = format!("required field {} is missing{whose}", path.join("."));
+        Err(error_at(begun, message))
+    }
+
+    fn unknown(&self, name: &str, descriptor: &MessageDescriptor) -> ParseError {
+        let known = descriptor.fields().map(|field| field.name().to_owned()).collect();
+        ParseError {
+            unknown: Some(UnknownField { name: name.to_owned(), known }),
+            ..self.error(format!("{} has no field {name}", descriptor.name()))
+        }
     }
 
     fn enumeration(&mut self, descriptor: &EnumDescriptor) -> Result<ReflectValueBox, ParseError> {
@@ -347,7 +398,7 @@ messages {
     #[test]
     fn refusals_say_where_and_why() {
         for (text, expected) in [
-            ("id: \"x\" mac: \"m\"", "1:17: required field vni is missing"),
+            ("id: \"x\" mac: \"m\"", "1:17: required field vni is missing (of id \"x\")"),
             ("id: \"x\"\nid: \"y\"", "2:1: id is set a second time"),
             ("identity: \"x\"", "1:1: Nic has no field identity"),
             ("id \"x\"", "1:4: \":\" is expected, not a string"),
@@ -380,13 +431,26 @@ messages {
     }
 
     #[test]
-    fn a_missing_field_is_named_by_its_path() {
-        let text = r#"messages { revision: 1 } messages { revision: 1 message_0 { request { nic_add { id: "x" mac: "m" } } } }"#;
-        let error = parse::<Messages>(text).unwrap_err();
+    fn a_missing_field_has_a_path_and_a_place() {
+        let text = "messages { revision: 1 } messages {\n revision: 1 message_0 { request {\n  nic_add { id: \"x\" mac: \"m\" } } } }";
+        let field = "messages[1].message_0.request.nic_add.vni";
         assert_eq!(
-            error.message,
-            "required field messages[1].message_0.request.nic_add.vni is missing"
+            parse::<Messages>(text).unwrap_err().to_string(),
+            format!("3:3: required field {field} is missing (of id \"x\")")
         );
+        assert_eq!(
+            parse::<Messages>("messages: [{ revision: 1 }, { }]").unwrap_err().to_string(),
+            "1:29: required field messages[1].revision is missing"
+        );
+    }
+
+    #[test]
+    fn an_unknown_field_comes_with_those_there_are() {
+        let error = parse::<Messages>("message { }").unwrap_err();
+        let unknown = error.unknown.unwrap();
+        assert_eq!(unknown.name, "message");
+        assert!(unknown.known.iter().any(|name| name == "messages"), "{unknown:?}");
+        assert_eq!(parse::<Messages>("messages").unwrap_err().unknown, None);
     }
 
     #[test]
