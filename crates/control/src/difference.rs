@@ -81,7 +81,8 @@ fn vnics(old: &Desired, new: &Desired, changes: &[Change]) -> Vec<Difference> {
             (Some(old), Some(new)) => match NicChange::between(old, new) {
                 NicChange::Recreate(_) => (What::Remade, changed(old, new)),
                 _ if removed.contains(id) => {
-                    let why = "gives way to another nic and comes again";
+                    let why =
+                        "removed to make way for another nic and made again, so its traffic is cut";
                     let changed = changed(old, new);
                     let text = [changed.as_str(), why];
                     let text = text.into_iter().filter(|text| !text.is_empty());

@@ -7,12 +7,14 @@ const ANSWER: &str = "event_list { \
     event { seq: 9 time: 1000000001000 kind: \"guest-detached\" nic_id: \"a\" vni: 42 text: \"it \\033[2J crashed\" more: 3 } \
     event { seq: 10 time: 1000000001001 kind: \"mac-claimed\" vni: 1 text: \"t\" } \
     event { seq: 11 time: 1000000001002 kind: \"sg-removed\" text: \"gone\" request: \"sg_del\" } \
+    event { seq: 12 time: 1000000001003 kind: \"nic-added\" nic_id: \"b\" vni: 42 text: \"made\" request: \"apply\" taken_back: true } \
     next: 12 lost: 2 started: 5 }";
 
 const LINES: &str = "2001-09-09 01:46:40.007 #7 nic-added            a (VNI 42)  made [nic_add by 192.0.2.1]\n\
     2001-09-09 01:46:41.000 #9 guest-detached       a (VNI 42)  it \\u{1b}[2J crashed (3 more like this)\n\
     2001-09-09 01:46:41.001 #10 mac-claimed          VNI 1  t\n\
-    2001-09-09 01:46:41.002 #11 sg-removed           gone [sg_del]\n";
+    2001-09-09 01:46:41.002 #11 sg-removed           gone [sg_del]\n\
+    2001-09-09 01:46:41.003 #12 nic-added            b (VNI 42)  made (taken back) [apply]\n";
 
 #[test]
 fn events_are_lines() {
@@ -71,7 +73,7 @@ fn events_are_json_lines() {
         answers: &[&[
             "event_list { event { seq: 7 time: 1000000000007 kind: \"k\" nic_id: \"a\" vni: 42 text: \"made\" } lost: 1 }",
         ]],
-        out: "{\"lost\":1}\n{\"client\":null,\"kind\":\"k\",\"more\":0,\"nic_id\":\"a\",\"request\":null,\"seq\":7,\"text\":\"made\",\
+        out: "{\"lost\":1}\n{\"client\":null,\"kind\":\"k\",\"more\":0,\"nic_id\":\"a\",\"request\":null,\"seq\":7,\"taken_back\":false,\"text\":\"made\",\
               \"time\":\"2001-09-09T01:46:40.007Z\",\"time_ms\":1000000000007,\"vni\":42}\n",
         ..Row::default()
     }]);

@@ -73,6 +73,31 @@ impl Events {
         told
     }
 
+    /// Returns the number of the newest event, after it has told those of earlier requests called
+    /// `request` that were held back.
+    pub fn mark(&self, request: &str) -> u64 {
+        let mut record = self.record();
+        let held = record.pace.release(|note| is_of(note.origin, request));
+        for (note, more) in held {
+            record.ring.push(event(note, more));
+        }
+        record.ring.last()
+    }
+
+    /// Marks the events after number `since` as taken back if a request called `request` caused
+    /// them.
+    pub fn take_back(&self, since: u64, request: &str) {
+        let mut record = self.record();
+        record.pace.held_mut().filter(|note| is_of(note.origin, request)).for_each(|note| {
+            note.taken_back = true;
+        });
+        record.ring.after_mut(since).filter(|event| event.request == Some(request)).for_each(
+            |event| {
+                event.taken_back = true;
+            },
+        );
+    }
+
     /// Returns the kept events that match a query.
     pub fn list(&self, query: &Query<'_>) -> Listing {
         let now = self.now();
@@ -101,7 +126,7 @@ impl Record {
 }
 
 fn event(note: Note, more: u64) -> Event {
-    let Note { kind, nic, vni, text, origin } = note;
+    let Note { kind, nic, vni, text, origin, taken_back } = note;
     Event {
         seq: 0,
         time: milliseconds_since_epoch(),
@@ -112,7 +137,12 @@ fn event(note: Note, more: u64) -> Event {
         request: origin.and_then(|origin| origin.request),
         client: origin.and_then(|origin| origin.caller),
         more,
+        taken_back,
     }
+}
+
+fn is_of(origin: Option<Origin>, request: &str) -> bool {
+    origin.is_some_and(|origin| origin.request == Some(request))
 }
 
 /// A text without what is too much.
@@ -157,6 +187,34 @@ mod tests {
         );
         assert_eq!((event.request, event.more, &*event.text), (Some("nic_add"), 0, "made"));
         assert!((events.started()..=milliseconds_since_epoch()).contains(&event.time));
+    }
+
+    /// Neither those of others, nor those of an earlier request of that kind.
+    #[test]
+    fn the_events_of_one_request_are_taken_back() {
+        let events = Events::default();
+        let note = |request, text: &str| {
+            let origin = Some(Origin { request: Some(request), caller: None });
+            // More than are told at once.
+            for _ in 0..150 {
+                events.note(Note { origin, ..Note::new(Kind::SgDeclared, text) });
+            }
+        };
+        note("apply", "before");
+        let mark = events.mark("apply");
+        note("sg_add", "other");
+        note("apply", "mine");
+        events.take_back(mark, "apply");
+        let end = Instant::now() + std::time::Duration::from_secs(20);
+        loop {
+            let listing = events.list(&Query { limit: usize::MAX, ..Query::default() });
+            assert!(listing.events.iter().all(|event| event.taken_back == (event.text == "mine")));
+            if listing.events.iter().any(|event| event.taken_back) {
+                break;
+            }
+            assert!(Instant::now() < end, "{listing:?}");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
     }
 
     /// Events that come too fast are all counted.

@@ -14,6 +14,8 @@ pub struct Note {
     pub text: String,
     /// The request by which it came about.
     pub origin: Option<Origin>,
+    /// True if that request was taken back as a whole, or if this is a part of taking it back.
+    pub taken_back: bool,
 }
 
 /// A request, or a client without one.
@@ -40,6 +42,8 @@ pub struct Event {
     pub client: Option<Caller>,
     /// Number of similar events left out since the one before.
     pub more: u64,
+    /// As in [`Note`].
+    pub taken_back: bool,
 }
 
 impl Event {
@@ -52,7 +56,7 @@ impl Event {
 impl Note {
     /// About the host, if nothing else is said.
     pub fn new(kind: Kind, text: impl Into<String>) -> Self {
-        Self { kind, nic: None, vni: None, text: text.into(), origin: None }
+        Self { kind, nic: None, vni: None, text: text.into(), origin: None, taken_back: false }
     }
 
     /// About this vnic.

@@ -62,6 +62,17 @@ impl Pace {
             .collect()
     }
 
+    /// Returns events that are held back and wanted, each with the number of similar ones left out.
+    pub fn release(&mut self, wanted: impl Fn(&Note) -> bool) -> Vec<(Note, u64)> {
+        let released = self.held.extract_if(|_, held| wanted(&held.newest));
+        released.map(|(_, held)| (held.newest, held.more)).collect()
+    }
+
+    /// Events that are held back.
+    pub fn held_mut(&mut self) -> impl Iterator<Item = &mut Note> {
+        self.held.values_mut().map(|held| &mut held.newest)
+    }
+
     /// True if an event of this key may be reported now; if so it counts as reported.
     fn may(&mut self, key: &Key, now: u64) -> bool {
         if self.told.len() > REMEMBERED {

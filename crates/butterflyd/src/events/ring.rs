@@ -95,6 +95,16 @@ impl Ring {
         }
     }
 
+    /// Returns the number of the newest event.
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// The kept events after a number.
+    pub fn after_mut(&mut self, since: u64) -> impl Iterator<Item = &mut Event> {
+        self.events.range_mut(since.saturating_add(1)..).map(|(_, event)| event)
+    }
+
     /// Takes out the oldest of its subject.
     fn remove(&mut self, seq: u64) {
         let Some(event) = self.events.remove(&seq) else { return };
@@ -154,6 +164,7 @@ mod tests {
             request: None,
             client: None,
             more: 0,
+            taken_back: false,
         }
     }
 

@@ -19,6 +19,11 @@ use tracing::{info, warn};
 const TOLD: usize = 1 << 20;
 /// Bytes of the details of one object.
 const DETAILS: usize = 2000;
+/// Name of the request in the protocol.
+const REQUEST: &str = "apply";
+/// The event of a vnic that goes and comes again in one plan.
+const GIVES_WAY: &str =
+    "removed to make way for another nic, and made again in the same apply: its traffic is cut";
 /// Most names in a report of vnics that could not be restored.
 const NAMES: usize = 20;
 
@@ -153,17 +158,19 @@ impl<D: Dataplane> Daemon<D> {
             return Ok(());
         }
         let before = self.desired.clone();
+        let mark = self.events.mark(REQUEST);
+        let again = come_again(&changes);
         let mut cut = BTreeSet::new();
         for change in changes {
             // It may take long: systemd's watchdog sees it get on.
             self.turns.taken();
             let about = name_of(&change);
             let cuts = self.cut_by_change(&change);
-            let outcome = self.change(change);
+            let outcome = self.change_of_plan(change, &again);
             // A change that was refused before it cut anything leaves the VM attached.
             cut.extend(cuts.filter(|id| outcome.is_ok() || !self.is_attached(id)));
             if let Err(failure) = outcome {
-                return Err(self.restored(&before, cut, about.failure(failure)));
+                return Err(self.restored(&before, mark, cut, about.failure(failure)));
             }
         }
         Ok(())
@@ -179,25 +186,39 @@ impl<D: Dataplane> Daemon<D> {
         self.is_attached(id).then(|| id.to_owned())
     }
 
-    /// Goes back to an earlier state, and adds to `failure` what came of that. `cut`: the vnics
-    /// that lost their VMs on the way to the new one.
+    /// Makes one change of a plan. `again`: the vnics that go and come again.
+    fn change_of_plan(&mut self, change: Change, again: &BTreeSet<NicId>) -> Result<(), Failure> {
+        match change {
+            Change::RemoveVnic(id) if again.contains(&id) => self.remove(&id, GIVES_WAY),
+            change => self.change(change),
+        }
+    }
+
+    /// Goes back to an earlier state, and adds to `failure` what came of that. `mark`: the newest
+    /// event of before; `cut`: the vnics that lost their VMs on the way to the new one.
     fn restored(
         &mut self,
         before: &Desired,
+        mark: u64,
         mut cut: BTreeSet<String>,
         failure: Failure,
     ) -> Failure {
         let back = plan(&self.desired, before);
+        let again = come_again(&back);
         let mut lost = Vec::new();
         for change in back {
             self.turns.taken();
             let about = name_of(&change);
             cut.extend(self.cut_by_change(&change));
-            if let Err(why) = self.change(change) {
+            if let Err(why) = self.change_of_plan(change, &again) {
                 let why = about.failure(why).description.unwrap_or_default();
                 warn!("a state could not be applied, and this not restored: {why}");
                 lost.push(why);
             }
+        }
+        // If something is left of it, both directions stay in the record as they are.
+        if lost.is_empty() {
+            self.events.take_back(mark, REQUEST);
         }
         // Those that did not exist before were not anybody's.
         cut.retain(|id| before.vnics().get(id).is_some());
@@ -224,6 +245,19 @@ impl<D: Dataplane> Daemon<D> {
         };
         Failure { help: Some(help), ..failure }
     }
+}
+
+/// Returns the vnics of a plan that go only to come again.
+fn come_again(changes: &[Change]) -> BTreeSet<NicId> {
+    let (mut added, mut removed) = (BTreeSet::new(), BTreeSet::new());
+    for change in changes {
+        match change {
+            Change::AddVnic(nic) => added.insert(&nic.id),
+            Change::RemoveVnic(id) => removed.insert(id),
+            _ => continue,
+        };
+    }
+    added.intersection(&removed).map(|id| (*id).clone()).collect()
 }
 
 /// The object that a change is about.

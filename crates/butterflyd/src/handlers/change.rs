@@ -26,7 +26,7 @@ impl<D: Dataplane> Daemon<D> {
                 let reasons = self.reasons(&nic);
                 self.recreate(*nic, &reasons)
             }
-            Change::RemoveVnic(id) => self.remove(&id),
+            Change::RemoveVnic(id) => self.remove(&id, "deleted"),
             change => {
                 let prepared = self.prepare(change)?;
                 let limited = self.limited_egress(prepared.change());

@@ -52,6 +52,7 @@ fn event(event: Event) -> proto::Event {
         request: event.request.map(str::to_owned),
         client: event.client.map(|client| client.to_string()),
         more: (event.more != 0).then_some(event.more),
+        taken_back: event.taken_back.then_some(true),
         ..Default::default()
     }
 }

@@ -66,7 +66,9 @@ impl<D: Dataplane> Handler for Daemon<D> {
         self.turns.taken();
         self.origin = Some(Origin { request: Some(action.name()), caller: context.caller });
         let answer = self.carry_out(action, context);
-        if let Err(failure) = &answer {
+        if let Err(failure) = &answer
+            && !matches!(action, Action::Apply(request) if request.dry_run())
+        {
             self.note_failure(&action, failure);
         }
         answer

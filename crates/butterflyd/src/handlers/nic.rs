@@ -76,7 +76,7 @@ impl<D: Dataplane> Daemon<D> {
 
     pub(super) fn nic_del(&mut self, id: &str) -> Answer {
         match self.desired.vnics().get(id).map(|nic| nic.id.clone()) {
-            Some(id) => self.remove(&id)?,
+            Some(id) => self.remove(&id, "deleted")?,
             None => warn!(NIC = id, "nic {id:?} does not exist and is deleted all the same"),
         }
         Ok(Response::new())
@@ -152,8 +152,8 @@ impl<D: Dataplane> Daemon<D> {
         Ok(())
     }
 
-    /// Deletes a vnic.
-    pub(super) fn remove(&mut self, id: &NicId) -> Result<(), Failure> {
+    /// Deletes a vnic. `told`: the text of the event.
+    pub(super) fn remove(&mut self, id: &NicId, told: &str) -> Result<(), Failure> {
         let prepared = self.prepare(Change::RemoveVnic(id.clone()))?;
         let nic = self.desired.vnics().get(id.as_str()).cloned();
         let waited = nic.as_ref().map(|nic| self.waiting_beside(nic)).unwrap_or_default();
@@ -162,7 +162,7 @@ impl<D: Dataplane> Daemon<D> {
         self.announcer.forget(id.as_str());
         self.recorder.forget(id.as_str());
         if let Some(nic) = nic {
-            self.tell_nic(EventKind::NicRemoved, &nic, "deleted".to_owned());
+            self.tell_nic(EventKind::NicRemoved, &nic, told.to_owned());
             self.tell_of_turns(&nic, &waited);
         }
         Ok(())

@@ -55,6 +55,9 @@ fn line(event: &Event) -> String {
     if event.more() > 0 {
         let _ = write!(line, " ({} more like this)", event.more());
     }
+    if event.taken_back() {
+        line.push_str(" (taken back)");
+    }
     let _ = match (&event.request, &event.client) {
         (Some(request), Some(client)) => write!(line, " [{} by {}]", safe(request), safe(client)),
         (Some(request), None) => write!(line, " [{}]", safe(request)),
@@ -76,6 +79,7 @@ fn object(event: &Event) -> serde_json::Value {
         "request": event.request,
         "client": event.client,
         "more": event.more(),
+        "taken_back": event.taken_back(),
     })
 }
 

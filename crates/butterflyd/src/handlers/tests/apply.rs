@@ -207,6 +207,87 @@ fn two_exchange_their_sockets() {
     assert!(details.contains("path: \"/q\""), "{details}");
 }
 
+/// The events since a number: kind, what they are about, text; `-` before those that were taken
+/// back.
+fn events(host: &mut Host, since: u64) -> Vec<String> {
+    let list = host.ask(&format!("event_list {{ since: {since} }}")).event_list.unwrap();
+    let line = |event: &butterfly_api::proto::Event| {
+        let sign = if event.taken_back() { "- " } else { "" };
+        format!("{sign}{} {}: {}", event.kind(), event.nic_id(), event.text())
+    };
+    list.event.iter().map(line).collect()
+}
+
+fn newest(host: &mut Host) -> u64 {
+    host.ask("event_list { }").event_list.next()
+}
+
+#[test]
+fn a_dry_run_leaves_no_event() {
+    let mut host = Host::with_nics();
+    let since = newest(&mut host);
+    applied(
+        &mut host,
+        &format!("{WEB} {} prune: true dry_run: true", N.replace("vni: 1", "vni: 3")),
+    );
+    host.fails("apply { nic { id: \"x\" mac: \"no\" vni: 1 } dry_run: true }");
+    assert_eq!(events(&mut host, since), [""; 0]);
+    host.fails("apply { nic { id: \"x\" mac: \"no\" vni: 1 } }");
+    assert_eq!(events(&mut host, since).len(), 1, "it was to be done");
+}
+
+#[test]
+fn events_of_a_state_that_was_taken_back_say_so() {
+    let mut host = Host::with_nics();
+    let since = newest(&mut host);
+    let added = "nic { id: \"z\" mac: \"42:00:00:00:00:09\" vni: 1 }";
+    let state = format!("{WEB} {} {added}", N.replace("10.0.0.1", "10.0.0.2"));
+    host.fake().refusals = [None, Some("no")].into();
+    host.fails(&format!("apply {{ {state} }}"));
+    let told = events(&mut host, since);
+    let (failed, done) = told.split_last().unwrap();
+    assert!(failed.starts_with("request-failed : refused: nic \"z\": no"), "{failed}");
+    let kinds: Vec<&str> = done.iter().map(|line| line.split(':').next().unwrap()).collect();
+    assert_eq!(kinds, ["- nic-updated n", "- nic-updated n"], "{told:?}");
+    // The next one is another one.
+    let since = newest(&mut host);
+    applied(&mut host, &state);
+    assert!(events(&mut host, since).iter().all(|line| !line.starts_with('-')));
+    // If something could not be restored, the record keeps both directions as they were.
+    let mut host = Host::with_nics();
+    let since = newest(&mut host);
+    host.fake().refusals = [Some("no"), Some("never")].into();
+    let (_, help) = host.fails(&format!("apply {{ {added} prune: true }}"));
+    assert!(help.contains("this could not be restored"), "{help}");
+    assert!(events(&mut host, since).iter().all(|line| !line.starts_with('-')));
+}
+
+/// A vnic that stays as it is goes and comes again, as one before it in its line does.
+#[test]
+fn who_makes_way_is_told_once_and_that_it_is_cut() {
+    let mut host = Host::new();
+    let client = |id: &str, mac: u8, path: &str| {
+        format!(
+            "nic {{ id: \"{id}\" mac: \"42:00:00:00:00:0{mac}\" vni: 1 type: VHOST_USER_CLIENT path: \"{path}\" }}"
+        )
+    };
+    let behind = "nic { id: \"w\" mac: \"42:00:00:00:00:01\" vni: 1 }";
+    applied(&mut host, &(client("a", 1, "/p") + &client("b", 2, "/q") + behind));
+    let since = newest(&mut host);
+    let rows = applied(&mut host, &(client("a", 1, "/q") + &client("b", 2, "/p") + behind));
+    assert_eq!(
+        rows,
+        [
+            "NIC a REMADE: path /p -> /q",
+            "NIC b REMADE: path /q -> /p",
+            "NIC w REMADE: removed to make way for another nic and made again, so its traffic is cut"
+        ]
+    );
+    let told = events(&mut host, since);
+    let removed = "nic-removed w: removed to make way for another nic, and made again in the same apply: its traffic is cut";
+    assert!(told.iter().any(|line| line == removed), "{told:?}");
+}
+
 #[test]
 fn what_is_told_has_a_bound_and_all_is_done() {
     let mut host = Host::new();
