@@ -992,6 +992,27 @@ fn a_file_is_applied_as_a_whole() {
     assert_eq!([inode("qemu-vhost-a"), inode("qemu-vhost-b")], sockets);
 }
 
+/// The file in docs/operations.md is one that can be applied, by hand as it is written.
+#[test]
+fn the_sample_of_the_documentation_is_a_state() {
+    let page = include_str!("../../../docs/operations.md");
+    let (_, sample) = page.split_once("```textproto\n").unwrap();
+    let (sample, _) = sample.split_once("```").unwrap();
+    let daemon = daemon();
+    std::fs::write(daemon.dir().join("sample"), sample).unwrap();
+    // The daemon of the test has no uplink, and says so before it does anything.
+    let ended = run(&daemon, "apply DIR/sample @");
+    assert!(ended.err.contains("this host has no uplink"), "{}", ended.err);
+    let (without_peer, _) = sample.split_once("# Another host").unwrap();
+    std::fs::write(daemon.dir().join("sample"), format!("{without_peer}# end of dump\n")).unwrap();
+    let rows = "+ nic vm-1: MAC 52:54:00:00:00:01, VNI 42, ip 10.0.0.1, security groups web\n\
+                + security group web: 2 rules, 1 member\n2 added\n";
+    let ended = run(&daemon, "apply DIR/sample --strict @");
+    assert_eq!((ended.out.as_str(), ended.err.as_str(), ended.code), (rows, "", Some(0)));
+    let same = "nothing differs from the file\n";
+    check(&daemon, &[prints("apply DIR/sample --strict --prune @", same)]);
+}
+
 #[test]
 fn status_and_shutdown() {
     let mut daemon = daemon();

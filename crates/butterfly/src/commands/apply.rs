@@ -1,6 +1,8 @@
 //! `butterfly apply`: brings the host to the state that a file declares.
 
-use crate::commands::replay::{END_OF_DUMP, read};
+mod file;
+mod meant;
+
 use crate::daemon::session::Session;
 use crate::failure::Failure;
 use crate::line::options::{flag, json, word};
@@ -8,8 +10,7 @@ use crate::line::reader::Arguments;
 use crate::text::table::{counted, safe};
 use crate::tree::Node;
 use butterfly_api::proto::apply_res::{self, change::What};
-use butterfly_api::proto::{ApplyReq, ApplyRes, Message, Messages, Request};
-use butterfly_api::text;
+use butterfly_api::proto::{ApplyReq, ApplyRes, Request};
 use clap::Command;
 use protobuf::MessageField;
 use serde_json::json;
@@ -21,13 +22,33 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// The answer of a daemon that does not know the request.
 const UNKNOWN: &str = "no request found";
 
+/// The manual page of the command.
+const LONG: &str = "Brings the host to the state that a file declares: all of it, or nothing and the reason. NICs that do not change stay attached.
+
+The file is protobuf `Messages` in text format with `nic_add`, `sg_add` and `peer_add`, as `butterfly dump` prints it. Its last line is \
+`# end of dump`, so that a file that was cut off is refused. docs/operations.md has an example.
+
+The daemon compares the file with what is declared, and changes only what differs. What the file names becomes as the file says: \
+a security group has exactly the rules and members in it. What the file does not name stays, unless --prune is given. \
+Each change is a line: + added, ~ changed, ! made anew, - removed; the line says whose VM is cut off.
+
+What is wrong in the file, or refused by the host, is found before the first change where it can be tried, also by --dry-run. \
+If a change fails all the same, those before it are taken back, and `butterfly events` shows them as taken back.
+
+A note on standard error tells what was probably not meant, to a person at a terminal or with --strict, which makes it a failure: a group, \
+or the NIC of a mirror, that does not exist; one MAC or IP address for two NICs of a network, as after a new id without --prune; NICs that may \
+send anything now; a group without members that rules name; a path that the daemon decides.
+
+Exit code 0: done, or with --dry-run possible, whether or not something differs; 1: refused, or a note with --strict.";
+
 /// `apply`.
 pub fn node() -> Node {
     Node::run(
         Command::new("apply")
             .about("Brings the host to the state that a file declares, in the form of `butterfly dump`: all of it, or nothing and the reason. NICs that do not change stay attached.")
+            .long_about(LONG)
             .arg(word("FILE").help("the file, whole: its last line is `# end of dump`; -: standard input"))
-            .arg(flag("dry-run").help("change nothing, print what would change"))
+            .arg(flag("dry-run").help("change nothing, print what would change; exit code 0 whether or not something differs, 1 if the file or the host refuses it"))
             .arg(flag("prune").help("remove NICs, security groups and named peers that the file does not name (default: they stay)"))
             .arg(json())
             .after_help("butterfly apply state --dry-run\nbutterfly apply state --prune"),
@@ -37,22 +58,16 @@ pub fn node() -> Node {
 
 fn apply(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let path = arguments.word(0).unwrap_or_default();
-    let content = read(path)?;
+    let source = if path == "-" { "standard input" } else { path };
     let refused =
-        |why: String| Failure::said(format!("{path} is refused: {why}; nothing was sent"));
-    let file: Messages = text::parse(&content)
-        .map_err(|error| refused(format!("it is no protobuf Messages in text format: {error}")))?;
-    if content.trim_end().lines().next_back().map(str::trim) != Some(END_OF_DUMP) {
-        return Err(refused(format!(
-            "it seems to be cut off: its last line is not `{END_OF_DUMP}`, as `butterfly dump` ends; add that line if all is there"
-        )));
-    }
+        |why: String| Failure::said(format!("{source} is refused: {why}; nothing was sent"));
+    let state = file::state(path).map_err(refused)?;
     let (dry_run, prune) = (arguments.has("dry-run"), arguments.has("prune"));
-    let state = state(file).map_err(&refused)?;
-    let request = ApplyReq { dry_run: Some(dry_run), prune: Some(prune), ..state };
+    let state = ApplyReq { dry_run: Some(dry_run), prune: Some(prune), ..state };
     let json = session.wants_json(arguments);
     session.wait_for(PATIENCE);
-    let request = Request { apply: MessageField::some(request), ..Request::default() };
+    let before = meant::host(session).map(|host| (host, state.clone()));
+    let request = Request { apply: MessageField::some(state), ..Request::default() };
     let response = session.ask(request).map_err(|failure| match failure {
         // It takes the field for one that it need not know.
         Failure::Said(text) if text.contains(UNKNOWN) => Failure::Said(format!(
@@ -62,43 +77,18 @@ fn apply(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     })?;
     let done = response.apply.unwrap_or_default();
     match json {
-        true => print_json(&done, dry_run, session),
-        false => print(&done, dry_run, session),
+        true => print_json(&done, dry_run, session)?,
+        false => print(&done, dry_run, session)?,
     }
-}
-
-/// The state that a file declares.
-fn state(file: Messages) -> Result<ApplyReq, String> {
-    if file.encrypted.is_some() {
-        return Err("it is encrypted".to_owned());
+    if let Some((host, state)) = before {
+        meant::note(&host, &state, session);
     }
-    let mut state = ApplyReq::default();
-    for (place, message) in file.messages.into_iter().enumerate() {
-        let request = request(message).unwrap_or_default();
-        let rest = Request {
-            nic_add: MessageField::none(),
-            sg_add: MessageField::none(),
-            peer_add: MessageField::none(),
-            ..request.clone()
-        };
-        let Request { nic_add, sg_add, peer_add, .. } = request;
-        let said = [nic_add.is_some(), sg_add.is_some(), peer_add.is_some()];
-        if rest != Request::default() || said.iter().filter(|said| **said).count() != 1 {
-            return Err(format!(
-                "message {} of it is not one of nic_add, sg_add and peer_add; `butterfly request` takes all kinds",
-                place + 1
-            ));
-        }
-        state.nic.extend(nic_add.into_option());
-        state.security_group.extend(sg_add.into_option());
-        state.peer.extend(peer_add.into_option());
+    match dry_run && session.settings().strict && session.is_doubtful() {
+        true => Err(Failure::said(
+            "--strict: nothing was changed, and it is a failure because of the note",
+        )),
+        false => Ok(()),
     }
-    let empty = state.nic.is_empty() && state.security_group.is_empty() && state.peer.is_empty();
-    if empty { Err("it declares nothing".to_owned()) } else { Ok(state) }
-}
-
-fn request(message: Message) -> Option<Request> {
-    message.message_0.into_option()?.request.into_option()
 }
 
 /// The sign, the word for the count, and whether a VM is cut off.
@@ -175,39 +165,4 @@ fn print_json(done: &ApplyRes, dry_run: bool, session: &mut Session) -> Result<(
         "changes": done.change.iter().map(row).collect::<Vec<_>>(),
         "more": done.more(),
     }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(text: &str) -> Result<ApplyReq, String> {
-        let message = |request: &&str| {
-            format!("messages {{ revision: 6 message_0 {{ request {{ {request} }} }} }}")
-        };
-        let all: String =
-            text.split('|').map(str::trim).collect::<Vec<_>>().iter().map(message).collect();
-        state(text::parse(&all).unwrap())
-    }
-
-    #[test]
-    fn a_file_declares_three_kinds_of_objects_and_nothing_else() {
-        let nic = r#"nic_add { id: "a" mac: "m" vni: 1 }"#;
-        let group = r#"sg_add { id: "g" }"#;
-        let read_all =
-            read(&format!(r#"{nic} | {group} | peer_add {{ address: "192.0.2.1" }}"#)).unwrap();
-        let sizes = (read_all.nic.len(), read_all.security_group.len(), read_all.peer.len());
-        assert_eq!(sizes, (1, 1, 1));
-        for (file, message) in [
-            (r#"nic_del: "a""#.to_owned(), "message 1"),
-            (format!(r#"{nic} | nic_del: "a""#), "message 2"),
-            (format!("{nic} {group}"), "message 1"),
-            (format!("{nic} nic_list: true"), "message 1"),
-            (format!("{nic} |"), "message 2"),
-        ] {
-            let why = read(&file).unwrap_err();
-            assert!(why.starts_with(message), "{file}: {why}");
-        }
-        assert_eq!(state(Messages::default()), Err("it declares nothing".to_owned()));
-    }
 }

@@ -242,12 +242,12 @@ fn of_opened(id: &str, before: &Sg, session: &mut Session) {
 }
 
 /// True if the vnics of a group need a rule to send.
-fn limits_egress(group: &Sg) -> bool {
+pub fn limits_egress(group: &Sg) -> bool {
     group.rule.iter().any(|rule| rule.direction() == rule::Direction::OUTBOUND)
 }
 
 /// The first few of many names.
-fn some(names: &[&str]) -> String {
+pub fn some(names: &[&str]) -> String {
     const NAMED: usize = 5;
     let (named, left) = names.split_at(names.len().min(NAMED));
     let left = match left.len() {

@@ -6,9 +6,10 @@ use crate::daemon::session::{Session, message};
 use crate::failure::Failure;
 use crate::line::options::{flag, word};
 use crate::line::reader::Arguments;
+use crate::line::slips::meant_word;
 use crate::tree::Node;
 use butterfly_api::proto::{Message, Messages, Nic, Request, Response};
-use butterfly_api::text;
+use butterfly_api::text::{self, ParseError};
 use clap::Command;
 use protobuf::MessageField;
 use protobuf_json_mapping::{PrintOptions, print_to_string_with_options};
@@ -48,7 +49,7 @@ fn send_file(arguments: &Arguments, session: &mut Session) -> Result<(), Failure
     let path = arguments.word(0).unwrap_or_default();
     let content = read(path)?;
     let request: Messages = text::parse(&content).map_err(|error| {
-        Failure::said(format!("{path} is no protobuf Messages in text format: {error}"))
+        Failure::said(format!("{path} is no protobuf Messages in text format: {}", misread(&error)))
     })?;
     if request == Messages::default() {
         return Err(Failure::said(format!(
@@ -102,8 +103,18 @@ fn nic_of(message: &Message) -> Option<String> {
     added.or_else(|| request.nic_update.as_ref()?.id.clone())
 }
 
+/// A mistake in a text, its place, and the field that was probably meant.
+pub fn misread(error: &ParseError) -> String {
+    let meant = error
+        .unknown
+        .as_ref()
+        .and_then(|unknown| meant_word(&unknown.name, unknown.known.iter().map(String::as_str)));
+    let meant = meant.map(|name| format!("; did you mean {name}?")).unwrap_or_default();
+    format!("{error}{meant}")
+}
+
 /// The content of a file, or with `-` of standard input; never nothing.
-pub fn read(path: &str) -> Result<String, Failure> {
+fn read(path: &str) -> Result<String, Failure> {
     let read = if path == "-" {
         std::io::read_to_string(std::io::stdin())
     } else {
@@ -117,7 +128,7 @@ pub fn read(path: &str) -> Result<String, Failure> {
 }
 
 /// The kind of request in `message`, and what it is about.
-fn name(message: &Message) -> String {
+pub fn name(message: &Message) -> String {
     let Some(request) = message.message_0.as_ref().and_then(|payload| payload.request.as_ref())
     else {
         return "no request".into();

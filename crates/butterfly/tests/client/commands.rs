@@ -647,13 +647,23 @@ fn apply_sends_nothing_of_a_file_that_is_not_whole() {
         (SAVED.to_owned(), cut),
         (format!("# end of dump\n{SAVED}"), cut),
         (format!("{SAVED}# end of dum"), cut),
-        (SAVED[..SAVED.len() - 20].to_owned(), "it is no protobuf Messages in text format: "),
+        (SAVED[..SAVED.len() - 20].to_owned(), "it seems to be cut off: "),
         ("\n# end of dump\n".to_owned(), "it declares nothing"),
+        (
+            format!("{}\n# end of dump\n", SAVED.replace("security_group:", "security_grup:")),
+            "it is no protobuf Messages in text format: 10:9: Nic has no field security_grup; did you mean security_group?",
+        ),
+        (
+            format!("{}\n# end of dump\n", SAVED.replacen("revision: 6", "revision: 99", 1)),
+            "message 1 of it, nic_add \"a\", has revision 99",
+        ),
+        (" \n".to_owned(), "it is empty: `butterfly dump` prints"),
+        ("{}".to_owned(), "it looks like JSON, which apply does not read"),
         (
             format!(
                 "{SAVED}messages {{ revision: 6 message_0 {{ request {{ nic_del: \"a\" }} }} }}\n# end of dump\n"
             ),
-            "message 5 of it is not one of nic_add, sg_add and peer_add; `butterfly request` takes all kinds",
+            "message 5 of it, nic_del \"a\", is not one of nic_add, sg_add and peer_add; `butterfly request` takes all kinds",
         ),
     ] {
         std::fs::write(daemon.path("saved"), content).unwrap();
@@ -663,10 +673,66 @@ fn apply_sends_nothing_of_a_file_that_is_not_whole() {
         assert!(ended.err.starts_with(&start) && ended.err.ends_with(end), "{}", ended.err);
         assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
     }
-    std::fs::write(daemon.path("saved"), " \n").unwrap();
-    let ended = daemon.start("apply saved @").end();
-    assert_eq!(ended.err, "failed to open saved\nthe file is empty\nerror in command: apply\n");
-    daemon.assert_silent("apply saved");
+    std::fs::create_dir(daemon.path("folder")).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(daemon.path("pipe")).status().unwrap();
+    assert!(made.success());
+    std::fs::write(daemon.path("bytes"), b"messages \xff").unwrap();
+    for (name, why) in [
+        ("folder", "it is a folder: name the file in it"),
+        ("pipe", "it is a named pipe, which may never end"),
+        ("bytes", "byte 10 of it is no UTF-8, so it is no text"),
+        ("nowhere", "it cannot be read: No such file or directory"),
+    ] {
+        let ended = daemon.start(&format!("apply {name} @")).end();
+        assert!(ended.err.starts_with(&format!("{name} is refused: {why}")), "{}", ended.err);
+        assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
+    }
+    daemon.assert_silent("apply");
+}
+
+/// A shell's `<(command)` is a pipe as well, and has an end.
+#[test]
+fn apply_reads_what_a_command_prints() {
+    let daemon = Daemon::new();
+    std::fs::write(daemon.path("saved"), format!("{SAVED}\n# end of dump\n")).unwrap();
+    let mut client =
+        daemon.start_on("apply - @", std::fs::File::open(daemon.path("saved")).unwrap().into());
+    assert_eq!(daemon.receive("apply -").messages.len(), 1);
+    daemon.send(&answer(&["apply { }"]));
+    let ended = client.end();
+    assert_eq!((ended.out.as_str(), ended.err.as_str()), ("nothing differs from the file\n", ""));
+}
+
+/// A script that asks for it learns what was probably not meant, of a dry run, too.
+#[test]
+fn who_is_strict_is_told_what_a_state_forgot() {
+    for (options, end) in [
+        ("", "--strict: it was done, and is a failure because of the note"),
+        ("--dry-run", "--strict: nothing was changed, and it is a failure because of the note"),
+    ] {
+        let daemon = Daemon::new();
+        let only = SAVED.split("messages").nth(1).unwrap();
+        let file = format!("messages {only}\n# end of dump\n");
+        std::fs::write(daemon.path("saved"), file).unwrap();
+        let line = format!("apply saved --strict {options} @");
+        let mut client = daemon.start(&line);
+        let asked: Vec<String> = daemon.receive(&line).messages.iter().map(asked_for).collect();
+        assert_eq!(asked, [in_full("nic_details: \"\""), in_full("sg_details: \"\"")]);
+        daemon
+            .send(&answer(&["nic_details { id: \"old\" mac: \"52:54:00:00:00:01\" vni: 42 }", ""]));
+        assert!(asked_for(&daemon.receive(&line).messages[0]).starts_with("apply"));
+        daemon.send(&answer(&["apply { change { object: NIC name: \"a\" what: ADDED } }"]));
+        let ended = client.end();
+        assert_eq!(
+            ended.err,
+            format!(
+                "note: a waits for its MAC address, which old has: until that one is deleted it gets and sends nothing; the file does not name old: --prune removes it\n\
+                 note: security group web of a does not exist: it allows nothing until it does (butterfly sg rule add web ...)\n\
+                 {end}\nerror in command: apply\n"
+            )
+        );
+        assert_eq!(ended.code, Some(1));
+    }
 }
 
 #[test]
