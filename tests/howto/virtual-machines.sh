@@ -93,7 +93,7 @@ ok "the four machines of the page, by QEMU and by libvirt"
 butterfly dump >"$VM_DIR/dump"
 end "$DAEMON_PID"
 daemon
-butterfly request "$VM_DIR/dump"
+butterfly apply "$VM_DIR/dump"
 for n in 1 2 3 4; do wait_for 5 attached_to "vm-$n" || fail "vm-$n does not come back after a restart of the daemon"; done
 for n in 2 3 4; do wait_for 10 ping_all vm-1 "10.0.0.$n" 1 || fail "vm-1 does not reach vm-$n after a restart of the daemon"; done
 ok "they are back after a restart of the daemon"

@@ -28,7 +28,7 @@ fn page() -> String {
          (VNI); networks span hosts over VXLAN; security groups filter every vnic. There is one daemon per host, and `butterfly`(1) \
          tells it what to do.\n\n\
          It runs in the foreground until a signal or a client stops it, and remembers nothing: vnics are declared again after a restart \
-         (`butterfly dump`, `butterfly request`).",
+         (`butterfly dump`, `butterfly apply`).",
     );
     page.section("OPTIONS");
     page.arguments(command.get_arguments());
