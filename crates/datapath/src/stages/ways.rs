@@ -12,8 +12,8 @@ pub(crate) struct Way<'a, F> {
 }
 
 /// Returns the next network by which frames of a batch leave: first the one by which they came,
-/// then those to which some crossed. `left` begins with `None` and keeps a bit for each frame that is
-/// still to come.
+/// then those to which some crossed. `left` begins with `None` and keeps a bit for each frame that
+/// is still to come.
 #[inline(always)]
 pub(crate) fn next_way<'a>(
     left: &mut Option<u64>,
