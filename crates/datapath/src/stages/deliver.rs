@@ -242,6 +242,7 @@ pub(crate) fn deliver<O: Outlet>(
             (&tap, room),
             (receivers.iter().map(|receiver| receiver.slot), flooded),
             calls,
+            outlet,
         );
     }
     if !done {
@@ -286,7 +287,7 @@ fn answer<O: Outlet>(
                     delivered.err().map(Into::into),
                 );
                 if delivered.is_ok() {
-                    mirror_answer(frame, context, &tap, calls);
+                    mirror_answer(frame, context, &tap, calls, outlet);
                 }
             }
         }

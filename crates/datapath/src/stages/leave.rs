@@ -242,7 +242,7 @@ impl<O: Outlet> Sending<'_, '_, O> {
 
     fn count_peer(&self, to: To, counter: PeerCounter, n: u64) {
         if let To::Peer(at) = to
-            && O::COUNTS
+            && O::SENDS
             && let Some(peer) = self.tunnel.peers.get(at)
         {
             peer.count(self.context.worker, counter, n);
@@ -271,7 +271,7 @@ impl<O: Outlet> Sending<'_, '_, O> {
     /// Returns link and IP address of a destination; `None` if the next hop is not known.
     fn target(&self, to: To) -> Option<(Mac, IpAddr)> {
         match to {
-            To::Group => Some(self.tunnel.groups.of(self.context.sender.vni)),
+            To::Group => Some(self.tunnel.groups.of(self.vni)),
             To::Peer(at) => {
                 let peer = self.tunnel.peers.get(at)?;
                 Some((peer.mac()?, crate::world::rules::address(peer.address())))
@@ -360,23 +360,15 @@ impl<O: Outlet> Sending<'_, '_, O> {
         port: u16,
     ) -> Result<(), DropReason> {
         let id = self.next_identification();
-        let Some((_, outer)) = &self.current else { return Err(NO_NEIGHBOUR) };
+        let Some((to, outer)) = &self.current else { return Err(NO_NEIGHBOUR) };
+        if !O::SENDS {
+            let (_, address) = self.target(*to).ok_or(NO_NEIGHBOUR)?;
+            return self.outlet.would_leave(address, *to == To::Group);
+        }
         let fields = outer.fields(parts.head.len() as u32 + parts.len, port, id);
         let total = outer.front().len() + parts.head.len() + parts.len as usize;
         match leaving {
             Leaving::Nothing => Err(UPLINK_DOWN),
-            Leaving::Noted(left) => {
-                if let Some((to, _)) = self.current {
-                    let target = self.target(to).map(|(_, address)| address);
-                    let noted = target.map(|address| (address, to == To::Group));
-                    let mut left = left.borrow_mut();
-                    // Segments of a frame go to the same place.
-                    if noted != left.last().copied() {
-                        left.extend(noted);
-                    }
-                }
-                Ok(())
-            }
             Leaving::Tapped(way, tap) => {
                 // Put together first, so that the tap sees the bytes that leave.
                 let packet = self.departures.scratch.get_mut(..total).ok_or(TOO_BIG)?;
@@ -446,8 +438,7 @@ impl<O: Outlet> Sending<'_, '_, O> {
             return Err(NO_NEIGHBOUR);
         }
         let target = (Mac::ZERO, crate::world::rules::address(peer.address()));
-        let outer =
-            Outer::new(&self.tunnel.source, target, self.context.sender.vni).ok_or(NO_NEIGHBOUR)?;
+        let outer = Outer::new(&self.tunnel.source, target, self.vni).ok_or(NO_NEIGHBOUR)?;
         let head = frames.head(index);
         let parts = whole(head, meta, len);
         let fields = outer.fields(len, source_port(head), self.next_identification());

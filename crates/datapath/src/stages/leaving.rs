@@ -1,10 +1,6 @@
 //! The uplink of a worker while frames go out.
 
-use std::{
-    cell::RefCell,
-    net::IpAddr,
-    sync::{Arc, MutexGuard, atomic::Ordering::Relaxed},
-};
+use std::sync::{Arc, MutexGuard, atomic::Ordering::Relaxed};
 
 use butterfly_uplink::Uplink;
 use butterfly_vhost::ring::{CallFd, RxRing};
@@ -16,16 +12,11 @@ use crate::overlay::{Tunnel, UplinkPort};
 /// The uplink of a worker while frames go out. The other side sees them when it is published.
 pub(crate) enum Leaving<'a> {
     Nothing,
-    /// An explanation's: frames are noted, and none leaves.
-    Noted(&'a Left),
     Ring(MutexGuard<'a, Option<RxRing>>),
     Wire(MutexGuard<'a, Box<dyn Uplink>>),
     /// One of those with a tap.
     Tapped(Held<'a>, Tap<'a>),
 }
-
-/// Hosts, or the group of a network (`true`), that frames would leave for.
-pub(crate) type Left = RefCell<Vec<(IpAddr, bool)>>;
 
 /// An uplink that is there, held to send.
 pub(crate) enum Held<'a> {
@@ -58,7 +49,7 @@ impl Leaving<'_> {
     /// that. Sets `pending` if the uplink must be looked at again.
     pub fn publish(self, pending: &mut bool) -> Option<Arc<CallFd>> {
         match self {
-            Leaving::Nothing | Leaving::Noted(_) => None,
+            Leaving::Nothing => None,
             Leaving::Tapped(Held::Ring(ring), _) => Leaving::Ring(ring).publish(pending),
             Leaving::Tapped(Held::Wire(wire), _) => Leaving::Wire(wire).publish(pending),
             Leaving::Ring(mut guard) => {

@@ -13,7 +13,7 @@ use crate::stages::{
     context::Context,
     deliver::{Calls, Got, NOT_ATTACHED, call, to_one},
     filter::{FilterRoom, admits_flooded},
-    outlet::{Receive, Rings},
+    outlet::{Outlet, Receive},
     turn::Turn,
     ways::next_way,
 };
@@ -23,12 +23,13 @@ use crate::world::snapshot::Vnic;
 /// are the vnics of this turn if something is `flooded`, and else `receivers`.
 #[cold]
 #[inline(never)]
-pub(crate) fn mirror(
+pub(crate) fn mirror<O: Outlet>(
     batch: &Batch<'_>,
     context: &Context<'_>,
     (tap, room): (&Tap<'_>, &FilterRoom),
     (receivers, flooded): (impl Iterator<Item = u32>, Option<&Turn>),
     calls: &mut Calls,
+    outlet: &O,
 ) {
     let selection = tap.selection();
     if !selection.has_mirrors() {
@@ -38,7 +39,7 @@ pub(crate) fn mirror(
     let whole =
         |index: usize| batch.frames.frames().get(index).is_some_and(|frame| frame.fault.is_none());
     for at in selection.mirrors_of(sender).iter().filter(|_| flooded.is_none_or(Turn::is_first)) {
-        copy(batch, context, at.mirror, calls, |index, _| whole(index));
+        copy(batch, context, at.mirror, calls, outlet, |index, _| whole(index));
     }
     let mut received = |target: u32| {
         let Some(receiver) = context.snapshot.vnics.get(target).filter(|_| target != sender) else {
@@ -50,7 +51,7 @@ pub(crate) fn mirror(
         }
         let refused = tap.refused(target);
         for at in mirrors {
-            copy(batch, context, at.mirror, calls, |index, meta| {
+            copy(batch, context, at.mirror, calls, outlet, |index, meta| {
                 sent_to(receiver, index, meta, context, room)
                     && refused.checked_shr(index as u32).unwrap_or(0) & 1 == 0
             });
@@ -86,20 +87,21 @@ fn sent_to(
     }
 }
 
-fn copy(
+fn copy<O: Outlet>(
     batch: &Batch<'_>,
     context: &Context<'_>,
     mirror: u32,
     calls: &mut Calls,
+    outlet: &O,
     wanted: impl Fn(usize, &Meta) -> bool,
 ) {
     let Some(mirror) = context.snapshot.vnics.get(mirror) else { return };
-    let mut guard = mirror.shared.port.rx();
+    let mut guard = outlet.open(mirror);
     let mut got = Got::default();
     if let Some(ring) = guard.as_mut() {
         ring.prepare(batch.frames.len() as u16);
     }
-    to_one(batch, guard.as_mut(), mirror, context, &Rings, &mut got, wanted);
+    to_one(batch, guard.as_mut(), mirror, context, outlet, &mut got, wanted);
     let interrupt = guard.as_mut().and_then(Receive::show);
     drop(guard);
     call(calls, interrupt);
@@ -108,10 +110,16 @@ fn copy(
 
 /// Copies a frame that the switch itself gave to the sender of a batch.
 #[cold]
-pub(crate) fn mirror_answer(frame: &[u8], context: &Context<'_>, tap: &Tap<'_>, calls: &mut Calls) {
+pub(crate) fn mirror_answer<O: Outlet>(
+    frame: &[u8],
+    context: &Context<'_>,
+    tap: &Tap<'_>,
+    calls: &mut Calls,
+    outlet: &O,
+) {
     for at in tap.selection().mirrors_of(context.sender.place.slot) {
         let Some(mirror) = context.snapshot.vnics.get(at.mirror) else { continue };
-        let mut guard = mirror.shared.port.rx();
+        let mut guard = outlet.open(mirror);
         let Some(ring) = guard.as_mut() else {
             context.count_own(mirror, NOT_ATTACHED, frame);
             continue;

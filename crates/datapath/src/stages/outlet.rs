@@ -20,8 +20,8 @@ use crate::world::snapshot::Vnic;
 
 /// Destinations of delivered frames.
 pub(crate) trait Outlet {
-    /// True if frames for other hosts count for those hosts.
-    const COUNTS: bool = true;
+    /// True if packets for other hosts leave, and count for those hosts.
+    const SENDS: bool = true;
     type Ring: Receive;
     type Held<'a>: DerefMut<Target = Option<Self::Ring>>
     where
@@ -32,6 +32,13 @@ pub(crate) trait Outlet {
 
     /// Returns the uplink, to send.
     fn uplink<'a>(&'a self, tunnel: &'a Tunnel, worker: Writer<'_>) -> Leaving<'a>;
+
+    /// Returns the outcome of a packet that would leave for a host, or for the group of its network.
+    /// Called instead of sending, unless [`Self::SENDS`].
+    #[inline(always)]
+    fn would_leave(&self, _: IpAddr, _group: bool) -> Result<(), DropReason> {
+        Ok(())
+    }
 
     /// Returns the outcome of a frame to another host whose next hop is not known. `None` leaves it
     /// to the table of hosts.

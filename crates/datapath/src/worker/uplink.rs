@@ -156,7 +156,7 @@ impl Worker {
                     }
                     None => Err(UPLINK_FULL),
                 },
-                Leaving::Nothing | Leaving::Noted(_) | Leaving::Tapped(..) => Err(UPLINK_DOWN),
+                Leaving::Nothing | Leaving::Tapped(..) => Err(UPLINK_DOWN),
             };
             if sent.is_ok()
                 && let Some(watched) = self.notes.begin(self.snapshot.selection.as_deref())

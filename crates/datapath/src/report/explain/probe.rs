@@ -17,7 +17,7 @@ use crate::engine::reason::DropReason;
 use crate::engine::writer::Writer;
 use crate::overlay::{NO_NEIGHBOUR, Tunnel, UPLINK_DOWN, peers::Peer};
 use crate::stages::{
-    leaving::{Leaving, Left},
+    leaving::Leaving,
     outlet::{Outlet, Receive},
 };
 use crate::world::snapshot::Vnic;
@@ -44,24 +44,17 @@ pub(super) struct Probe {
     /// The uplink does not carry frames.
     down: Cell<bool>,
     events: RefCell<Vec<Event>>,
-    left: Left,
 }
 
 impl Probe {
     /// Returns the events, in order.
     pub fn events(self) -> Vec<Event> {
-        let mut events = self.events.into_inner();
-        let left = self.left.into_inner().into_iter();
-        // Frames leave for other hosts after they were delivered here.
-        let at = events.iter().position(|event| matches!(event, Event::NotSent { .. }));
-        let at = at.unwrap_or(events.len());
-        events.splice(at..at, left.map(|(to, group)| Event::Left { to, group }));
-        events
+        self.events.into_inner()
     }
 
     fn note(&self, event: Event) {
         let mut events = self.events.borrow_mut();
-        // Segments of a frame go to the same ring.
+        // Segments of a frame go to the same place.
         if events.last() != Some(&event) {
             events.push(event);
         }
@@ -99,7 +92,7 @@ impl DerefMut for Look<'_> {
 }
 
 impl<'p> Outlet for &'p Probe {
-    const COUNTS: bool = false;
+    const SENDS: bool = false;
     type Ring = Offered<'p>;
     type Held<'a>
         = Look<'p>
@@ -129,7 +122,15 @@ impl<'p> Outlet for &'p Probe {
 
     fn uplink<'a>(&'a self, tunnel: &'a Tunnel, _: Writer<'_>) -> Leaving<'a> {
         self.down.set(tunnel.down.load(Relaxed) || tunnel.port.is_down());
-        if self.down.get() { Leaving::Nothing } else { Leaving::Noted(&self.left) }
+        Leaving::Nothing
+    }
+
+    fn would_leave(&self, to: IpAddr, group: bool) -> Result<(), DropReason> {
+        if self.down.get() {
+            return Err(UPLINK_DOWN);
+        }
+        self.note(Event::Left { to, group });
+        Ok(())
     }
 
     fn waits(&self, peer: &Peer, to: IpAddr) -> Option<Result<(), DropReason>> {
