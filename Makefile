@@ -31,13 +31,13 @@ GENERATED := man/man1/butterfly.1 man/man8/butterflyd.8 man/man1/butterfly-bench
 
 # What `make test` runs, in this order: the quick and the likely to fail first.
 # What is behind a + runs beside what is before it.
-TEST_PARTS := unit scenarios terminal metrics contract attack guests+lint hosts tunnel+instructions+fuzz dpdk
+TEST_PARTS := unit scenarios terminal metrics contract attack link guests+lint hosts tunnel+instructions+fuzz dpdk
 
 .DEFAULT_GOAL := build
 # One target after the other, whatever -j says: they install packages and use what the one before built. cargo takes all cores.
 .NOTPARALLEL:
 .PHONY: help setup build test test-long demo bench soak mutation fuzz captures install install-files uninstall deb clean guest \
-        test-lint test-unit test-scenarios test-terminal test-guests test-hosts test-tunnel test-dpdk test-instructions test-attack test-fuzz test-metrics test-contract test-howto test-package
+        test-lint test-unit test-scenarios test-terminal test-guests test-hosts test-tunnel test-dpdk test-instructions test-attack test-link test-fuzz test-metrics test-contract test-howto test-package
 
 help: ## list the targets
 	@echo 'Variables: KEEP=1 (demo), MINUTES=60 (test-long, soak), DESTDIR PREFIX SYSCONFDIR UNITDIR ZSHDIR (install), BIN=dir with other builds to test.'
@@ -105,6 +105,9 @@ test-dpdk: setup build ## a foreign driver (DPDK virtio-user), every byte and ev
 
 test-instructions: setup ## instructions per packet against the committed figures
 	tests/instructions/run.sh
+
+test-link: setup ## the link emulator between two kernels (root)
+	tests/link/run.sh
 
 test-attack: setup build ## a hostile guest for 60 seconds (root)
 	tests/attack/run.sh
