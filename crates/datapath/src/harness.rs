@@ -32,7 +32,8 @@ use crate::engine::counters::{Counter, Totals};
 use crate::engine::writer::PerWorker;
 use crate::overlay::{Tunnel, TunnelConfig, UplinkPort};
 use crate::plane::{
-    AddError, Attachment, Plane, PlaneConfig,
+    AddError, Plane, PlaneConfig,
+    attachment::Attachment,
     sessions::{SessionFilter, SessionRow},
 };
 use crate::report::{

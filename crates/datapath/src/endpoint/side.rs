@@ -23,7 +23,7 @@ use crate::endpoint::{
 use crate::engine::events::{About, Happening, SwitchEvents};
 use crate::engine::place::PollSource;
 use crate::overlay::Tunnel;
-use crate::plane::{Attachment, Plane};
+use crate::plane::{Plane, attachment::Attachment};
 
 /// A switch's handle of its tunnel endpoint.
 pub(crate) struct EndpointSide {

@@ -34,7 +34,7 @@ use crate::engine::{
     place::PeerRef,
     reason::ReasonInfo,
 };
-use crate::plane::{AddError, Attachment, Plane, PlaneConfig};
+use crate::plane::{AddError, Plane, PlaneConfig, attachment::Attachment};
 use crate::report::watch::Watch;
 use crate::report::workers::{WorkerReport, worker};
 use crate::session::{SessionConfig, Timeouts};

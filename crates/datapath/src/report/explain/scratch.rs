@@ -17,7 +17,7 @@ use crate::engine::{
 };
 use crate::engine::{budget::Budget, tap::TapNotes};
 use crate::ip::{frame::inside, parse::parse, tcp::Track};
-use crate::plane::copy_with;
+use crate::plane::policies::copy_with;
 use crate::session::{Key, Life, Shares, Table};
 use crate::stages::context::Context;
 use crate::worker::Shared;
