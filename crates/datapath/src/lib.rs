@@ -69,7 +69,7 @@ pub use world::policy::VnicPolicy;
 pub use world::rules::GroupChange;
 pub use {
     endpoint::{
-        keeper::{GroupRow, NeighbourRow},
+        keeper::rows::{GroupRow, NeighbourRow},
         link::LinkState,
         open::{Peers, TunnelError, TunnelSpec, UplinkSpec},
         silence::Refusal as PeerRefusal,

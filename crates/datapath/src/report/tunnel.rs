@@ -6,7 +6,7 @@ use butterfly_packet::mac::Mac;
 
 use crate::endpoint::side::{EndpointSide, PortInfo};
 use crate::endpoint::{
-    keeper::{GroupRow, NeighbourRow},
+    keeper::rows::{GroupRow, NeighbourRow},
     link::LinkState,
     open::Peers,
     silence::{Refusal, Told},
