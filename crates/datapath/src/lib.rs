@@ -63,8 +63,14 @@ pub use report::workers::WorkerReport;
 pub use session::SessionConfig;
 pub use session::{FormerSessions, FormerTable, Timeouts, Unusable};
 pub use stages::reasons::{drops_document, reasons};
-pub use switch::front::Front;
-pub use switch::{FdbKind, FdbRow, Switch, SwitchConfig, VnicReport, VnicSpec};
+pub use switch::{
+    Switch,
+    config::SwitchConfig,
+    declared::VnicSpec,
+    fdb::{FdbKind, FdbRow},
+    front::Front,
+    status::VnicReport,
+};
 pub use world::policy::VnicPolicy;
 pub use world::rules::GroupChange;
 pub use {

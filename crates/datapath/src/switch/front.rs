@@ -14,7 +14,7 @@ use butterfly_vhost::{
 };
 
 use crate::plane::AddError;
-use crate::switch::VnicSpec;
+use crate::switch::declared::VnicSpec;
 
 /// Other side of a vnic.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -38,7 +38,7 @@ impl Switch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::switch::SwitchConfig;
+    use crate::switch::config::SwitchConfig;
     use std::sync::Arc;
 
     #[test]

@@ -1,0 +1,75 @@
+//! A vnic's link: what its control thread tells the worker and the daemon.
+
+use std::{
+    os::fd::BorrowedFd,
+    sync::{Arc, atomic::Ordering},
+};
+
+use butterfly_vhost::{control::DeviceEvents, net::Features, port::PortEvents};
+
+use crate::engine::events::{About, Happening, SwitchEvents};
+use crate::plane::{Plane, attachment::Attachment};
+use crate::world::snapshot::VnicShared;
+
+/// One vnic's link from its control thread to the worker and to the daemon.
+pub(super) struct VnicLink {
+    pub(super) id: String,
+    pub(super) vni: u32,
+    pub(super) offered: Features,
+    pub(super) attachment: Attachment,
+    pub(super) events: Arc<dyn SwitchEvents>,
+    pub(super) shared: Arc<VnicShared>,
+    pub(super) plane: Arc<Plane>,
+}
+
+impl PortEvents for VnicLink {
+    fn tx_started(&self, kick: Option<BorrowedFd<'_>>) {
+        self.attachment.tx_started(kick);
+    }
+
+    fn tx_stopped(&self, kick: Option<BorrowedFd<'_>>) {
+        self.attachment.tx_stopped(kick);
+    }
+}
+
+impl VnicLink {
+    fn happened(&self, what: Happening<'_>) {
+        self.events.happened(About { nic: Some(&self.id), vni: Some(self.vni) }, what);
+    }
+}
+
+impl DeviceEvents for VnicLink {
+    fn attached(&self) {
+        self.shared.attached.store(self.plane.shared.clock.now(), Ordering::Relaxed);
+        self.shared.presence.came();
+        self.happened(Happening::Attached);
+    }
+
+    fn detached(&self, reason: &str) {
+        self.shared.driving.store(false, Ordering::Relaxed);
+        self.shared.presence.went();
+        self.happened(Happening::Detached(reason));
+    }
+
+    fn negotiated(&self, accepted: Features) {
+        self.happened(Happening::Negotiated { accepted, refused: self.offered.without(accepted) });
+    }
+
+    fn driving(&self, both: bool) {
+        self.shared.driving.store(both, Ordering::Relaxed);
+        if both {
+            self.attachment.vnic().into_iter().for_each(|place| self.plane.is_here(place));
+        } else if self.shared.leaving.load(Ordering::Relaxed) {
+            self.shared.elsewhere.store(true, Ordering::Relaxed);
+        }
+        self.happened(Happening::Driving(both));
+    }
+
+    fn announce(&self) {
+        self.shared.announcing.begin();
+    }
+
+    fn trouble(&self, why: &str) {
+        self.happened(Happening::Trouble(why));
+    }
+}

@@ -1,0 +1,89 @@
+//! The bodies of the switch's threads: a worker's, and housekeeping.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError, atomic::Ordering},
+    time::Duration,
+};
+
+use butterfly_vhost::ring::{look_at_workers, prepare_thread};
+use rustix::thread::CpuSet;
+
+use crate::engine::events::SwitchEvents;
+use crate::plane::Plane;
+use crate::report::watch::Watch;
+use crate::switch::declared::Declared;
+use crate::worker::Worker;
+
+/// Runs a worker, on its processor if it has one.
+pub(super) fn work(core: Option<usize>, make: impl FnOnce() -> Worker) {
+    if let Some(core) = core {
+        let mut set = CpuSet::new();
+        set.set(core);
+        if let Err(why) = rustix::thread::sched_setaffinity(None, &set) {
+            tracing::warn!(core, %why, "cannot pin the worker");
+        }
+    }
+    if let Err(why) = prepare_thread() {
+        tracing::warn!(%why, "interrupting guests will cost the worker more: raise the sysctl fs.aio-max-nr");
+    }
+    // The loop must not panic. If it did, publications would wait for this thread for ever: a
+    // restart is better.
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| make().run())).is_err() {
+        tracing::error!("a worker panicked");
+        std::process::abort();
+    }
+}
+
+/// Runs all regular work: the clock, ageing, guests whose memory was taken away, the daemon's own
+/// guests when the MTU changes, and the watch over counters.
+pub(super) fn housekeeping(
+    plane: &Plane,
+    vnics: &Mutex<BTreeMap<String, Declared>>,
+    events: &dyn SwitchEvents,
+) {
+    const TICK: Duration = Duration::from_millis(100);
+    /// Ticks in which every session is looked at once.
+    const SWEEPS: u64 = 20;
+    let mut ticks = 0u32;
+    let mut watch = Watch::default();
+    let inner_mtu = || plane.shared.tunnel.as_ref().map(|tunnel| tunnel.inner_mtu());
+    let mut mtu = inner_mtu();
+    while !plane.shared.stop.load(Ordering::Acquire) {
+        plane.shared.clock.advance();
+        look_at_workers();
+        ticks = ticks.wrapping_add(1);
+        if ticks.is_multiple_of(10) {
+            plane.expire();
+            watch.look(plane, events);
+        }
+        plane.sweep(u64::from(ticks) % SWEEPS, SWEEPS);
+        plane.announce();
+        plane.sample_drops();
+        for (_, vnic) in plane.shared.snapshot.load().vnics.iter() {
+            if vnic.shared.port.is_tx_disabled()
+                && let Some(worker) =
+                    plane.workers.get(vnic.place.slot as usize % plane.workers.len().max(1))
+            {
+                worker.discard(vnic.place);
+            }
+            if vnic.shared.port.poisoned()
+                && let Some(declared) =
+                    vnics.lock().unwrap_or_else(PoisonError::into_inner).get(&*vnic.id)
+            {
+                declared.open.device.poke();
+            }
+        }
+        // A vnic that is just being added is in the list, or will be made with the new MTU: the
+        // thread that adds holds the list.
+        if let Some(new) = inner_mtu().filter(|new| Some(*new) != mtu) {
+            mtu = Some(new);
+            let vnics = vnics.lock().unwrap_or_else(PoisonError::into_inner);
+            vnics
+                .values()
+                .filter_map(|declared| declared.open.guest.as_ref())
+                .for_each(|guest| guest.resize(new));
+        }
+        std::thread::park_timeout(TICK);
+    }
+}
