@@ -32,7 +32,6 @@ pub mod raw;
 pub mod ring;
 #[cfg(test)]
 mod tests;
-pub mod transfer;
 pub mod vm;
 
 pub use control::{

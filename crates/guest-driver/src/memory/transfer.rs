@@ -7,7 +7,7 @@ use std::{
     ptr,
 };
 
-use crate::memory::Span;
+use crate::memory::span::Span;
 
 /// Most pieces that go out in one call.
 pub const MAX_PIECES: usize = 64;
