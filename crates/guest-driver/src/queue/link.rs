@@ -1,0 +1,48 @@
+//! A queue as the device sees it: the ring, and notifications both ways.
+
+use std::{os::fd::OwnedFd, sync::Arc};
+
+use rustix::event::EventfdFlags;
+
+use crate::{memory::MemoryError, ring::Ring};
+
+/// The device's view of a queue: its ring, and the descriptors of both directions' notifications.
+#[derive(Clone, Debug)]
+pub struct QueueLink {
+    /// The ring.
+    pub ring: Ring,
+    /// Written to notify the device.
+    pub kick: Arc<OwnedFd>,
+    /// Written by the device to interrupt.
+    pub call: Arc<OwnedFd>,
+}
+
+impl QueueLink {
+    /// Makes a link with new descriptors.
+    pub fn new(ring: Ring) -> Result<QueueLink, MemoryError> {
+        let failed = |e: rustix::io::Errno| MemoryError::System {
+            what: "create an eventfd",
+            source: e.into(),
+            hint: "",
+        };
+        let fd = || {
+            rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map(Arc::new)
+                .map_err(failed)
+        };
+        Ok(QueueLink { ring, kick: fd()?, call: fd()? })
+    }
+
+    /// Notifies the device.
+    pub fn kick(&self) {
+        // The only failure of a non-blocking eventfd is a full counter: then a notification is
+        // pending anyway.
+        let _ = rustix::io::write(&*self.kick, &1u64.to_ne_bytes());
+    }
+}
+
+impl AsRef<QueueLink> for QueueLink {
+    fn as_ref(&self) -> &QueueLink {
+        self
+    }
+}
