@@ -3,17 +3,18 @@
 //! On the front end of the `vhost` crate; the messages it cannot send as needed (descriptors for
 //! rings, the dirty log) go out through [`crate::raw`].
 
+mod dirty;
+mod error;
+mod listener;
+mod start;
+
 use std::{
     io,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd},
-        unix::{
-            fs::FileTypeExt,
-            net::{UnixListener, UnixStream},
-        },
+        unix::net::UnixStream,
     },
-    path::{Path, PathBuf},
-    sync::Arc,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -24,180 +25,23 @@ use vhost::{
 };
 
 use crate::{
-    guest::{Guest, RX, TX},
-    memory::{Memory, MemoryConfig, MemoryError, Region},
+    guest::{RX, TX},
+    memory::{Memory, Region},
     queue::QueueLink,
     raw::{self, FrontendReq},
 };
 
+pub use dirty::DirtyLog;
+pub use error::ControlError;
+pub use listener::Listener;
+pub use start::{MemoryMessages, Nic, Start};
 pub use vhost::vhost_user::VhostUserProtocolFeatures as ProtocolFeatures;
 
 /// Time limit for a reply, unless [`Connection::set_timeout`] says otherwise.
 pub const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A control exchange failed.
-#[derive(Debug, thiserror::Error)]
-pub enum ControlError {
-    /// The socket.
-    #[error("vhost-user socket{}: {source}", path.as_ref().map(|path| format!(" {}", path.display())).unwrap_or_default())]
-    Socket {
-        /// Path of the socket, if it has one.
-        path: Option<PathBuf>,
-        /// Error of the system.
-        source: io::Error,
-    },
-    /// The back end did not do what the message asked for, or broke the protocol.
-    #[error("{what}: {source}")]
-    Request {
-        /// Message.
-        what: &'static str,
-        /// Error of the `vhost` crate.
-        source: vhost::Error,
-    },
-    /// A message sent raw was refused.
-    #[error("{what}: the back end answered {code}")]
-    Refused {
-        /// Message.
-        what: &'static str,
-        /// The code in its reply; not 0.
-        code: u64,
-    },
-    /// A reply to something else.
-    #[error("{what}: the back end answered to request {answered}")]
-    WrongReply {
-        /// Message.
-        what: &'static str,
-        /// Request number in the reply.
-        answered: u32,
-    },
-    /// The back end does not offer a feature that was demanded.
-    #[error("the back end does not offer {0:?}")]
-    Missing(Features),
-    /// Guest memory.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-}
-
-impl From<io::Error> for ControlError {
-    fn from(source: io::Error) -> ControlError {
-        ControlError::Socket { path: None, source }
-    }
-}
-
 fn asked<T>(what: &'static str, result: vhost::Result<T>) -> Result<T, ControlError> {
     result.map_err(|source| ControlError::Request { what, source })
-}
-
-/// A socket the switch connects to, as with QEMU's `server=on`. Removed when dropped.
-#[derive(Debug)]
-pub struct Listener {
-    listener: UnixListener,
-    path: PathBuf,
-}
-
-impl Listener {
-    /// Listens at `path`, replacing a socket left there (but no other file).
-    pub fn bind(path: impl Into<PathBuf>) -> Result<Listener, ControlError> {
-        let path = path.into();
-        if std::fs::symlink_metadata(&path).is_ok_and(|found| found.file_type().is_socket()) {
-            let _ = std::fs::remove_file(&path);
-        }
-        let failed = |source| ControlError::Socket { path: Some(path.clone()), source };
-        let listener = UnixListener::bind(&path).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
-        Ok(Listener { listener, path })
-    }
-
-    /// Returns the path on which it listens.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Waits for the switch to connect.
-    pub fn accept(&self, timeout: Duration) -> Result<Connection, ControlError> {
-        let failed = |source| ControlError::Socket { path: Some(self.path.clone()), source };
-        let mut fds = [rustix::event::PollFd::new(&self.listener, rustix::event::PollFlags::IN)];
-        let limit = rustix::event::Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        if rustix::event::poll(&mut fds, Some(&limit)).map_err(|e| failed(e.into()))? == 0 {
-            return Err(failed(io::Error::new(io::ErrorKind::TimedOut, "nobody connected")));
-        }
-        let (stream, _) = self.listener.accept().map_err(failed)?;
-        stream.set_nonblocking(false).map_err(failed)?;
-        Connection::new(stream)
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-/// A driver that a device can be connected to: [`Guest`], and the one for measuring.
-pub trait Nic {
-    /// Features its driver works with.
-    fn features(&self) -> Features;
-    /// The guest's memory.
-    fn memory(&self) -> &Arc<Memory>;
-    /// Queue [`RX`] or [`TX`].
-    fn link(&self, index: usize) -> &QueueLink;
-}
-
-impl Nic for Guest {
-    fn features(&self) -> Features {
-        Guest::features(self)
-    }
-
-    fn memory(&self) -> &Arc<Memory> {
-        Guest::memory(self)
-    }
-
-    fn link(&self, index: usize) -> &QueueLink {
-        self.queue(index).as_ref()
-    }
-}
-
-/// Way of announcing guest memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum MemoryMessages {
-    /// One SET_MEM_TABLE.
-    #[default]
-    Table,
-    /// One ADD_MEM_REG per region (needs CONFIGURE_MEM_SLOTS).
-    Slots,
-}
-
-/// Parameters of starting a guest's queues.
-#[derive(Clone, Copy, Debug)]
-pub struct Start {
-    /// Announce memory so; None: it is known already.
-    pub memory: Option<MemoryMessages>,
-    /// Positions at which the device goes on in the receive and transmit ring.
-    pub base: [u16; 2],
-    /// Hand over kick descriptors; without, the device must poll.
-    pub kick: bool,
-    /// Hand over call descriptors; without, the device cannot interrupt.
-    pub call: bool,
-    /// Enable the rings at the end.
-    pub enable: bool,
-    /// Log stores into the used rings (VHOST_VRING_F_LOG).
-    pub log: bool,
-}
-
-impl Default for Start {
-    fn default() -> Start {
-        Start {
-            memory: Some(MemoryMessages::Table),
-            base: [0; 2],
-            kick: true,
-            call: true,
-            enable: true,
-            log: false,
-        }
-    }
 }
 
 /// The front end's end of one vhost-user connection. Dropping it disconnects.
@@ -556,63 +400,5 @@ fn region_info(region: &Region) -> VhostUserMemoryRegionInfo {
         userspace_addr: region.user_addr,
         mmap_offset: region.file_offset,
         mmap_handle: region.file.as_raw_fd(),
-    }
-}
-
-/// A bitmap of the guest's 4 KiB pages that a device wrote to, shared with it.
-#[derive(Debug)]
-pub struct DirtyLog {
-    memory: Arc<Memory>,
-    region: Region,
-}
-
-impl DirtyLog {
-    /// Bytes that one bit stands for.
-    pub const PAGE: u64 = 4096;
-
-    /// A log long enough for all of a guest's memory.
-    pub fn new(guest: &Memory) -> Result<DirtyLog, MemoryError> {
-        let end =
-            guest.regions().iter().map(|region| region.guest_addr + region.size).max().unwrap_or(0);
-        DirtyLog::with_len((end / Self::PAGE).div_ceil(8))
-    }
-
-    /// A log of so many bytes at least, even if that is too short.
-    pub fn with_len(bytes: u64) -> Result<DirtyLog, MemoryError> {
-        let size = bytes.max(1).next_multiple_of(4096);
-        let config = MemoryConfig { regions: vec![(Some(0), size)], ..MemoryConfig::new(0) };
-        let memory = Memory::new(&config)?;
-        let region = memory.regions().swap_remove(0);
-        Ok(DirtyLog { memory, region })
-    }
-
-    /// The log's file, as a region whose addresses mean nothing.
-    pub fn region(&self) -> &Region {
-        &self.region
-    }
-
-    /// True if the page that holds a guest address is marked.
-    pub fn is_dirty(&self, addr: u64) -> bool {
-        let page = addr / Self::PAGE;
-        let mut byte = [0];
-        self.memory.read(page / 8, &mut byte).is_ok() && byte[0] & 1 << (page % 8) != 0
-    }
-
-    /// First addresses of all marked pages, ascending.
-    pub fn dirty_pages(&self) -> Vec<u64> {
-        let bytes = self.memory.read_vec(0, self.region.size as usize).unwrap_or_default();
-        let bits = bytes.iter().enumerate().flat_map(|(at, byte)| {
-            (0..8u64)
-                .filter(move |bit| byte & 1 << bit != 0)
-                .map(move |bit| (at as u64 * 8 + bit) * Self::PAGE)
-        });
-        bits.collect()
-    }
-
-    /// Unmarks all pages. Not atomic against a device that marks at the same time.
-    pub fn clear(&self) {
-        if let Ok(span) = self.memory.span(0, self.region.size as usize) {
-            span.fill(0);
-        }
     }
 }
