@@ -4,16 +4,13 @@
 //! stop the others. Nothing that arrives can end the process. A message that cannot be decoded is
 //! answered as such, and so is a panic of the handler.
 
-use crate::{
-    Action, Caller, MAX_FRAME, REVISION, Requests,
-    crypt::{self, EncryptedFields, Gate, Opened, ReplyTo},
-    decode,
-    proto::{Message, MessageV0, Messages, Request, Response, Status, error, message_v0},
-    requests::KindOf,
-    text,
-};
-use protobuf::{Message as _, MessageField};
-use scan::{Content, Fields};
+mod encrypted;
+mod handler;
+mod reply;
+pub(crate) mod scan;
+mod task;
+mod weigh;
+
 use std::{
     fmt,
     ops::Range,
@@ -21,84 +18,30 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+
+use protobuf::{Message as _, MessageField};
 use tracing::{Level, debug, enabled, error, warn};
 use zeroize::Zeroizing;
 
-pub(crate) mod scan;
-mod weigh;
+use crate::{
+    Action, Caller, Requests,
+    crypt::{Gate, Opened},
+    decode,
+    envelope::{
+        encrypted::encrypted_part,
+        reply::{
+            HEADER, INTERNAL_ERROR, LONGEST, MARGIN, NOT_DECODABLE, SHORTEST, append, encoded,
+            nothing_asked, refusal, refused, reply, status, success, too_long,
+        },
+        task::{Next, Stage, answered},
+    },
+    proto::{Message, Messages, Request, Response, error},
+    requests::KindOf,
+    text,
+};
 
-/// The longest reply, before it is encrypted.
-const LONGEST: u64 = (MAX_FRAME - crypt::OVERHEAD) as u64;
-/// Least room left in a reply that is not full: the answer to any change fits.
-const MARGIN: u64 = 1 << 20;
-/// The shortest answer to a message, but for its id.
-const SHORTEST: u64 = 32;
-/// The tag and the length of an answer in a reply.
-const HEADER: u64 = 6;
-/// Length from which on a reply has all the room that one may need.
-const LARGE: usize = 256 << 10;
-
-/// Fields that are stepped over in one turn.
-const FIELDS: usize = 10_000;
-
-/// The field of [`Messages`] with messages.
-const MESSAGES: u32 = 1;
-/// The field of [`Messages`] with encrypted content.
-const ENCRYPTED: u32 = 2;
-
-/// Facts beside the request for the handler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Context {
-    /// Envelopes processed since the start, the one of this request included. A batch is one
-    /// envelope.
-    pub request_counter: u64,
-    /// Caller of the request, if known.
-    pub caller: Option<Caller>,
-}
-
-/// Answer of a handler to a request. It leaves `status` of the response alone: that follows from
-/// this being an error or not.
-pub type Answer = Result<Response, Failure>;
-
-/// Carries out requests.
-pub trait Handler {
-    /// Carries out `action`. On a [`Failure`] everything must be as it was before.
-    fn handle(&mut self, action: Action<'_>, context: &Context) -> Answer;
-
-    /// Hears of what is no request, which was refused without asking: `why` is a clause.
-    fn not_understood(&mut self, why: &str, context: &Context) {
-        let _ = (why, context);
-    }
-}
-
-/// Reason why a request was not carried out.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Failure {
-    /// The text the protocol fixes for this failure, or where it fixes none the reason. Some
-    /// failures have to come without.
-    pub description: Option<String>,
-    /// Details for the reader: the refused value, the reason, and the remedy.
-    pub help: Option<String>,
-}
-
-impl Failure {
-    /// A failure described by `description`.
-    pub fn new(description: impl Into<String>) -> Self {
-        Self { description: Some(description.into()), help: None }
-    }
-
-    /// The same failure, explained by `help`.
-    pub fn with_help(self, help: impl Into<String>) -> Self {
-        Self { help: Some(help.into()), ..self }
-    }
-}
-
-/// The bare `Message` that answers a frame that is no `Messages`: its revision and PARSE_ERROR. The
-/// protocol's wart: deployed servers send exactly these bytes, and clients decode them as a
-/// `Messages` whose `encrypted` is empty.
-const NOT_DECODABLE: &[u8] = &[0x08, 0x06, 0x12, 0x02, 0x08, 0x00];
-/// The same with INTERNAL_ERROR.
-const INTERNAL_ERROR: &[u8] = &[0x08, 0x06, 0x12, 0x02, 0x08, 0x01];
+pub use handler::{Answer, Context, Failure, Handler};
+pub use task::Task;
 
 /// Answers envelopes with the help of a handler.
 #[derive(Debug)]
@@ -110,70 +53,6 @@ pub struct Envelope<H> {
     current: Option<(KindOf, Instant)>,
     context: Context,
     gate: Option<Gate>,
-}
-
-/// A request that is being answered, message by message.
-///
-/// Between two of them others may be answered. It holds one decoded message at a time, however many
-/// arrived: first all are decoded to see that they can be, and then each again when it is carried
-/// out.
-pub struct Task {
-    frame: Zeroizing<Vec<u8>>,
-    /// Range of the messages in the frame.
-    content: Range<usize>,
-    to: Option<ReplyTo>,
-    context: Context,
-    stage: Stage,
-    /// The shortest answers to all messages that have none yet.
-    answers: u64,
-    reply: Vec<u8>,
-}
-
-/// Progress of a request. Places are those where the next message begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Checked(usize),
-    CarriedOut(usize),
-    Answered,
-}
-
-impl Task {
-    /// Bytes of the reply so far.
-    pub fn reply_so_far(&self) -> usize {
-        self.reply.len()
-    }
-
-    fn next_message(&self, at: usize) -> Result<Next, scan::Malformed> {
-        let mut fields = Fields::within(&self.frame, at..self.content.end);
-        for _ in 0..FIELDS {
-            match fields.next()? {
-                None => return Ok(Next::End),
-                Some((MESSAGES, Content::Bytes(place))) => {
-                    return Ok(Next::Message(place, fields.position()));
-                }
-                // Nothing of it counts in clear text, but it has to be sound.
-                Some((ENCRYPTED, Content::Bytes(place))) => {
-                    encrypted_fields(&fields, place)?;
-                }
-                Some(_) => {}
-            }
-        }
-        Ok(Next::Nothing(fields.position()))
-    }
-}
-
-/// Next part of an envelope, and the offset of the part behind it.
-enum Next {
-    Message(Range<usize>, usize),
-    /// Many fields that are unknown.
-    Nothing(usize),
-    End,
-}
-
-impl fmt::Debug for Task {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Task").field("stage", &self.stage).finish_non_exhaustive()
-    }
 }
 
 impl<H: Handler> Envelope<H> {
@@ -496,143 +375,9 @@ impl<H: Handler> Envelope<H> {
     }
 }
 
-fn nothing_asked(request: Option<&Request>) -> Failure {
-    let failure = Failure::new("no request found");
-    let unknown = request.and_then(|request| {
-        request.special_fields.unknown_fields().iter().map(|(number, _)| number).min()
-    });
-    match unknown {
-        None => failure,
-        Some(number) => failure.with_help(format!(
-            "field {number} of the request is not known to this version: the client may be newer than the daemon"
-        )),
-    }
-}
-
-/// The answer to what gets none, in so much room.
-fn too_long(message: &Message, room: u64) -> Message {
-    let failure =
-        Failure::new("the reply to this batch is too long").with_help("ask in several batches");
-    let answer = |failure| {
-        reply(
-            Response { status: MessageField::some(status(failure)), ..Default::default() },
-            message,
-        )
-    };
-    let told = answer(failure);
-    if told.compute_size() + HEADER <= room { told } else { answer(Failure::default()) }
-}
-
-/// Puts an answer behind a reply, as [`Messages`] has it.
-fn append(to: &mut Vec<u8>, answer: &Message) {
-    let length = answer.compute_size() as usize;
-    let needed = to.len() + length + HEADER as usize;
-    if needed > to.capacity() && needed > LARGE {
-        // Once for all: a reply that moves again and again leaves holes behind it.
-        to.reserve_exact(MAX_FRAME + crypt::OVERHEAD - to.len());
-    }
-    let before = to.len();
-    scan::push_header(to, MESSAGES, length);
-    if let Err(error) = answer.write_to_vec(to) {
-        error!("a reply could not be encoded: {error}");
-        to.truncate(before);
-        to.extend_from_slice(&refused());
-    }
-}
-
-/// The [`Messages`] that refuses a whole request.
-fn refused() -> Vec<u8> {
-    encoded(&Messages { messages: vec![refusal(error::Code::REJECTED)], ..Default::default() })
-}
-
 /// The bytes of a message that may be decoded.
 fn fit(frame: &[u8], place: Range<usize>) -> Option<&[u8]> {
     weigh::is_fit(frame, place.clone()).then(|| frame.get(place)).flatten()
-}
-
-/// Returns the place and form of the encrypted part of an envelope.
-fn encrypted_part(
-    frame: &[u8],
-    range: Range<usize>,
-) -> Result<Option<EncryptedFields>, scan::Malformed> {
-    let mut fields = Fields::within(frame, range);
-    let mut found: Option<EncryptedFields> = None;
-    // Behind that many others it is not looked for.
-    for _ in 0..FIELDS {
-        let Some(field) = fields.next()? else { break };
-        if let (ENCRYPTED, Content::Bytes(place)) = field {
-            // Of several the last counts, form by form, as decoding has it.
-            let before = found.take().unwrap_or_default();
-            let EncryptedFields { sealed, legacy } = encrypted_fields(&fields, place)?;
-            found = Some(EncryptedFields {
-                sealed: sealed.or(before.sealed),
-                legacy: legacy.or(before.legacy),
-            });
-        }
-    }
-    Ok(found)
-}
-
-fn encrypted_fields(
-    fields: &Fields<'_>,
-    place: Range<usize>,
-) -> Result<EncryptedFields, scan::Malformed> {
-    let mut found = EncryptedFields::default();
-    let mut fields = fields.inside(place);
-    while let Some((number, content)) = fields.next()? {
-        match (number, content) {
-            // An error, which means nothing in a request.
-            (1, Content::Bytes(place)) => {
-                let mut fields = fields.inside(place);
-                while fields.next()?.is_some() {}
-            }
-            (2, Content::Bytes(place)) => found.legacy = Some(place),
-            (100, Content::Bytes(place)) => found.sealed = Some(place),
-            _ => {}
-        }
-    }
-    Ok(found)
-}
-
-/// Ends a task with a reply as it is.
-fn answered(task: &mut Task, reply: &[u8]) {
-    task.reply = reply.to_vec();
-    task.stage = Stage::Answered;
-}
-
-/// A response to a message.
-fn reply(response: Response, to: &Message) -> Message {
-    let reply = MessageV0 {
-        response: MessageField::some(response),
-        message_id: to.message_0.as_ref().and_then(|request| request.message_id.clone()),
-        ..Default::default()
-    };
-    Message { revision: Some(REVISION), message_0: MessageField::some(reply), ..Default::default() }
-}
-
-fn refusal(code: error::Code) -> Message {
-    let error = crate::proto::Error { code: Some(code.into()), ..Default::default() };
-    Message { revision: Some(REVISION), error: MessageField::some(error), ..Default::default() }
-}
-
-fn success() -> Status {
-    Status { status: Some(true), ..Default::default() }
-}
-
-fn status(failure: Failure) -> Status {
-    let error = message_v0::Error {
-        description: failure.description,
-        help: failure.help,
-        ..Default::default()
-    };
-    Status { status: Some(false), error: MessageField::some(error), ..Default::default() }
-}
-
-fn encoded(reply: &Messages) -> Vec<u8> {
-    reply.write_to_bytes().unwrap_or_else(|error| {
-        error!("a reply could not be encoded: {error}");
-        INTERNAL_ERROR.to_vec()
-    })
 }
 
 fn log(what: &str, message: &Message) {
@@ -645,5 +390,6 @@ fn log(what: &str, message: &Message) {
 
 #[cfg(test)]
 mod encryption_tests;
+
 #[cfg(test)]
 mod tests;

@@ -2,8 +2,9 @@
 
 use super::{tests::Recorder, *};
 use crate::{
+    MAX_FRAME,
     client::decode_reply,
-    crypt::{Cipher, Key},
+    crypt::{Cipher, Key, ReplyTo},
     proto::Encrypted,
 };
 use std::cell::RefCell;

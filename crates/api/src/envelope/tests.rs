@@ -1,6 +1,7 @@
 //! The envelope as a table: one row per situation of the protocol.
 
 use super::*;
+use crate::{MAX_FRAME, envelope::task::MESSAGES};
 
 /// Lists one vnic per envelope counted; refuses deletions; panics when told to quit.
 pub(super) struct Recorder(pub Vec<String>);
