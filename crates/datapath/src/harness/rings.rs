@@ -1,0 +1,74 @@
+//! Rings of simulated guests, set up as a front end does it, and vnics with them.
+
+use std::{os::fd::AsFd, sync::Arc};
+
+use butterfly_guest_driver::guest::{Guest, RX, TX};
+use butterfly_vhost::{
+    dirty,
+    memory::{GuestMemory, RegionSpec},
+    net::Features,
+    port::{Port, PortEvents, Queue},
+    ring::{CallFd, RingSetup},
+};
+
+use crate::harness::error::Error;
+use crate::plane::attachment::Attachment;
+use crate::world::snapshot::Vnic;
+
+pub(super) struct Attached {
+    pub(super) vnic: Arc<Vnic>,
+    pub(super) attachment: Attachment,
+    pub(super) guest: Option<Guest>,
+}
+
+/// Returns a guest's setups of its rings: receive, transmit.
+pub(super) fn setups(
+    guest: &Guest,
+    features: Features,
+    log: Option<&Arc<dirty::DirtyLog>>,
+) -> Result<[RingSetup; 2], Error> {
+    let specs = guest
+        .memory()
+        .regions()
+        .iter()
+        .map(|region| {
+            Ok(RegionSpec {
+                guest_addr: region.guest_addr,
+                size: region.size,
+                user_addr: region.user_addr,
+                mmap_offset: region.file_offset,
+                file: region.file.try_clone()?.into(),
+            })
+        })
+        .collect::<Result<Vec<_>, std::io::Error>>()?;
+    let memory = Arc::new(GuestMemory::map(specs)?);
+    let setup = |index| -> Result<RingSetup, Error> {
+        let ring = guest.queue(index);
+        let addr = ring.ring().addr();
+        Ok(RingSetup {
+            memory: memory.clone(),
+            log: log.cloned(),
+            features,
+            size: ring.ring().size(),
+            desc: addr.desc,
+            avail: addr.avail,
+            used: addr.used,
+            used_log: log.map(|_| addr.used),
+            call: Some(Arc::new(CallFd::new(ring.call_fd().try_clone()?, Arc::default())?)),
+        })
+    };
+    Ok([setup(RX)?, setup(TX)?])
+}
+
+pub(super) fn attach_rings(
+    port: &Port,
+    attachment: &Attachment,
+    guest: &Guest,
+    features: Features,
+) -> Result<(), Error> {
+    let [rx, tx] = setups(guest, features, None)?;
+    port.start(Queue::Rx, &rx, 0, true)?;
+    port.start(Queue::Tx, &tx, 0, true)?;
+    attachment.tx_started(Some(guest.queue(TX).kick_fd().as_fd()));
+    Ok(())
+}

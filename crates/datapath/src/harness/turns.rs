@@ -1,0 +1,74 @@
+//! Turns of the workers, and passing time.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::harness::{
+    Host,
+    halves::{Changes, Guests, Turns},
+};
+use crate::worker::Worker;
+
+impl Host {
+    /// Lets every worker look at its rings once. Returns whether a frame was found.
+    pub fn turn(&mut self) -> bool {
+        self.workers.iter_mut().fold(false, |found, worker| worker.turn() | found)
+    }
+
+    /// Lets every worker work in a thread of its own while `play` plays the guests. Returns when
+    /// that is over and nothing is left to do.
+    pub fn at_once<T>(&mut self, play: impl FnOnce(&mut Guests<'_>) -> T) -> T {
+        let Host { workers, vnics, .. } = self;
+        let over = AtomicBool::new(false);
+        let result = std::thread::scope(|scope| {
+            for worker in workers.iter_mut() {
+                scope.spawn(|| while worker.turn() || !over.load(Ordering::Acquire) {});
+            }
+            let result = play(&mut Guests { vnics });
+            over.store(true, Ordering::Release);
+            result
+        });
+        self.settle();
+        result
+    }
+
+    /// Counts the cost of batches from now on, as a switch does. Until then turns depend only on
+    /// the frames in the rings.
+    pub fn heed_prices(&mut self) {
+        self.workers.iter_mut().for_each(Worker::heed_prices);
+    }
+
+    /// Returns the cycles of the longest batch of one ring since the last look.
+    pub fn longest_turn(&self) -> u64 {
+        self.plane
+            .workers
+            .first()
+            .map_or(0, |worker| worker.stats.longest.swap(0, std::sync::atomic::Ordering::Relaxed))
+    }
+
+    /// Takes turns until nothing is left to do.
+    pub fn settle(&mut self) {
+        while self.turn() {}
+    }
+
+    /// Splits the host for two threads: one changes groups, the other is the worker. A change waits
+    /// for the worker as in a switch. So the worker's thread must go on with turns until all
+    /// changes are made, or let go of it.
+    pub fn halves(&mut self) -> (Changes<'_>, Turns<'_>) {
+        let Host { plane, workers, vnics, .. } = self;
+        plane.workers.iter().for_each(|handle| handle.running.store(true, Ordering::SeqCst));
+        (Changes { plane }, Turns { plane, workers, vnics })
+    }
+
+    /// Lets seconds of the coarse clock pass, with what housekeeping does in them.
+    pub fn pass(&mut self, seconds: u32) {
+        self.plane.shared.clock.pass(seconds);
+        self.plane.expire();
+        self.plane.sweep(0, 1);
+    }
+
+    /// Lets tenths of a second pass on the clock of drops.
+    pub fn pass_tenths(&mut self, tenths: u32) {
+        self.plane.shared.clock.pass_tenths(tenths);
+        self.plane.sample_drops();
+    }
+}

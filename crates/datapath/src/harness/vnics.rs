@@ -1,0 +1,184 @@
+//! Vnics of a host: declared, changed, with guests that come and go.
+
+use std::{
+    os::fd::AsFd,
+    sync::{Arc, atomic::Ordering},
+};
+
+use butterfly_guest_driver::{
+    DirtyLog,
+    guest::{Guest, GuestConfig, TX},
+    memory::{Memory, MemoryConfig},
+};
+use butterfly_model::{GroupName, Vni};
+use butterfly_packet::mac::Mac;
+use butterfly_vhost::{
+    dirty,
+    net::Features,
+    port::{PortEvents, Queue},
+};
+
+use crate::harness::{
+    Host, LINUX,
+    error::Error,
+    rings::{Attached, attach_rings, setups},
+};
+use crate::plane::AddError;
+use crate::world::{policy::VnicPolicy, rules::GroupChange};
+
+impl Host {
+    /// Declares a vnic. No guest is attached yet.
+    pub fn declare(
+        &mut self,
+        id: &str,
+        mac: Mac,
+        vni: u32,
+        policy: &VnicPolicy,
+    ) -> Result<(), AddError> {
+        let (vnic, attachment) = self.plane.insert(id, mac, network(vni)?, policy)?;
+        self.vnics.insert(id.to_owned(), Attached { vnic, attachment, guest: None });
+        Ok(())
+    }
+
+    /// Declares a mirror of another vnic.
+    pub fn declare_mirror(
+        &mut self,
+        id: &str,
+        mac: Mac,
+        vni: u32,
+        target: &str,
+    ) -> Result<(), AddError> {
+        let (vnic, attachment) = self.plane.insert_as(
+            id,
+            mac,
+            network(vni)?,
+            &VnicPolicy::default(),
+            Some(target),
+            None,
+        )?;
+        self.vnics.insert(id.to_owned(), Attached { vnic, attachment, guest: None });
+        Ok(())
+    }
+
+    /// Changes a vnic's policy.
+    pub fn update(&mut self, id: &str, policy: &VnicPolicy) -> Result<(), AddError> {
+        self.plane.update(id, policy)
+    }
+
+    /// Changes a security group.
+    pub fn change_group(&self, name: &GroupName, change: GroupChange) -> Result<(), AddError> {
+        self.plane.change_group(name, change)
+    }
+
+    /// Moves the numbers of changes near their end.
+    pub fn near_last_version(&mut self) {
+        self.plane.near_last_version();
+        self.settle();
+    }
+
+    /// Removes a vnic and its guest.
+    pub fn remove(&mut self, id: &str) {
+        self.detach(id);
+        self.vnics.remove(id);
+        self.plane.remove(id);
+        self.last.retain(|name, _| !name.starts_with(&format!("{id}.")));
+    }
+
+    /// Makes a vnic again, and calls `between` between its end and its return.
+    pub fn remake(
+        &mut self,
+        id: &str,
+        mac: Mac,
+        policy: &VnicPolicy,
+        between: impl FnOnce(&mut Host),
+    ) -> Result<(), Error> {
+        let (order, vni) = self
+            .vnics
+            .get(id)
+            .map(|attached| (attached.vnic.order, attached.vnic.vni))
+            .ok_or("no such vnic")?;
+        self.plane.keep_address(id);
+        self.remove(id);
+        between(self);
+        let (vnic, attachment) =
+            self.plane.insert_as(id, mac, network(vni)?, policy, None, Some(order))?;
+        self.vnics.insert(id.to_owned(), Attached { vnic, attachment, guest: None });
+        self.plane.give_up_address();
+        let config = GuestConfig::default();
+        self.attach(id, LINUX, &config, &MemoryConfig::new(config.memory_needed()))
+    }
+
+    /// Attaches a guest of this shape to a vnic.
+    pub fn attach(
+        &mut self,
+        id: &str,
+        features: Features,
+        config: &GuestConfig,
+        memory: &MemoryConfig,
+    ) -> Result<(), Error> {
+        let memory = Memory::new(memory)?;
+        let guest = Guest::new(&memory, features, config)?;
+        let attached = self.vnics.get_mut(id).ok_or("no such vnic")?;
+        attach_rings(&attached.vnic.shared.port, &attached.attachment, &guest, features)?;
+        attached.vnic.shared.attached.store(self.plane.shared.clock.now(), Ordering::Relaxed);
+        attached.vnic.shared.driving.store(true, Ordering::Relaxed);
+        attached.guest = Some(guest);
+        self.plane.is_here(attached.vnic.place);
+        Ok(())
+    }
+
+    /// Adds a vnic with a guest as Linux makes them.
+    pub fn vnic(&mut self, id: &str, mac: Mac, vni: u32, policy: &VnicPolicy) -> Result<(), Error> {
+        self.declare(id, mac, vni, policy)?;
+        let config = GuestConfig::default();
+        self.attach(id, LINUX, &config, &MemoryConfig::new(config.memory_needed()))
+    }
+
+    /// Logs every store into a guest's memory from now on, as while it migrates. Its rings go on
+    /// where they are.
+    pub fn log(&mut self, id: &str, log: &DirtyLog) -> Result<(), Error> {
+        let Attached { vnic, attachment, guest } = self.vnics.get(id).ok_or("no such vnic")?;
+        let guest = guest.as_ref().ok_or("no guest")?;
+        let file = log.region();
+        let log = Arc::new(dirty::DirtyLog::map(
+            &file.file.try_clone()?.into(),
+            file.size,
+            file.file_offset,
+        )?);
+        let [rx, tx] = setups(guest, guest.features(), Some(&log))?;
+        let kick = Some(guest.queue(TX).kick_fd().as_fd());
+        attachment.tx_stopped(kick);
+        vnic.shared.port.replace(Some(&tx), Some(&rx))?;
+        attachment.tx_started(kick);
+        Ok(())
+    }
+
+    /// Notes that a vnic's guest, which was taken away, is on another host now.
+    pub fn export(&mut self, id: &str) {
+        if let Some(attached) = self.vnics.get(id) {
+            attached.vnic.shared.elsewhere.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes a vnic's guest away.
+    pub fn detach(&mut self, id: &str) -> Option<Guest> {
+        let attached = self.vnics.get_mut(id)?;
+        attached.vnic.shared.driving.store(false, Ordering::Relaxed);
+        attached
+            .attachment
+            .tx_stopped(attached.guest.as_ref().map(|guest| guest.queue(TX).kick_fd().as_fd()));
+        attached.vnic.shared.port.stop(Queue::Tx);
+        attached.vnic.shared.port.stop(Queue::Rx);
+        attached.guest.take()
+    }
+
+    /// Returns a vnic's guest.
+    pub fn guest(&mut self, id: &str) -> Option<&mut Guest> {
+        self.vnics.get_mut(id)?.guest.as_mut()
+    }
+}
+
+/// Returns the network that a test names by its number.
+fn network(vni: u32) -> Result<Vni, AddError> {
+    Vni::new(vni).map_err(|error| AddError::Device(error.to_string()))
+}
