@@ -1,0 +1,136 @@
+//! Frames over any number of buffers, and frames that are changed on their way.
+
+use butterfly_packet::checksum::Sum;
+
+use crate::{
+    net::NetHeader,
+    ring::{
+        frames::{Delivery, Finish, Frames, HEAD_MAX, finish_checksum},
+        front::OUTER_MAX,
+        rx::{NotDelivered, RxRing},
+        touches,
+        writer::Writer,
+    },
+};
+
+impl RxRing {
+    /// Does the same as [`Self::deliver_run`], for one frame, with any number of buffers.
+    ///
+    /// Finds room for the complete frame before it writes the first byte. Never waits: the guest's
+    /// index is looked at once more before a frame is refused as [`NotDelivered::Full`].
+    #[inline(never)]
+    pub fn deliver_one(&mut self, frames: &Frames<'_>, index: usize) -> Result<(), NotDelivered> {
+        let head = frames.head(index);
+        let len = frames.frames().get(index).map_or(0, |frame| frame.len);
+        let from = head.len() as u32;
+        let delivery = Delivery {
+            net: NetHeader::default(),
+            head,
+            frame: index,
+            from,
+            len: len.saturating_sub(from),
+            finish: Finish::Nothing,
+        };
+        self.deliver(frames, &delivery)
+    }
+
+    /// Writes a frame of our own.
+    pub fn deliver_own(&mut self, frame: &[u8]) -> Result<(), NotDelivered> {
+        if self.split.broken || !self.split.enabled {
+            return Err(NotDelivered::NotReady);
+        }
+        self.may_be_touched()?;
+        let need = (self.split.header_len + frame.len()) as u32;
+        self.find_room(need)?;
+        let header =
+            NetHeader { num_buffers: self.chains.len() as u16, ..NetHeader::default() }.to_bytes();
+        let header = header.get(..self.split.header_len).unwrap_or_default();
+        let mut writer = Writer::new(&self.pieces, &self.split.door);
+        writer.bytes(header);
+        writer.bytes(frame);
+        self.use_up(need);
+        Ok(())
+    }
+
+    /// The chains that were found hold `need` bytes now.
+    fn use_up(&mut self, need: u32) {
+        let mut left = need;
+        for chain in &self.chains {
+            let len = left.min(chain.capacity);
+            left -= len;
+            self.split.push_used(chain.id, len);
+        }
+        self.consume(self.chains.len() as u16);
+    }
+
+    /// Does the same as [`Self::deliver_one`], for a frame that is changed on its way.
+    pub fn deliver(
+        &mut self,
+        frames: &Frames<'_>,
+        delivery: &Delivery<'_>,
+    ) -> Result<(), NotDelivered> {
+        if self.split.broken || !self.split.enabled {
+            return Err(NotDelivered::NotReady);
+        }
+        self.may_be_touched()?;
+        let need = self.split.header_len as u32 + delivery.head.len() as u32 + delivery.len;
+        self.deliver_spread(frames, delivery, need)
+    }
+
+    /// Checks that the guest's memory may be touched now.
+    #[inline(always)]
+    fn may_be_touched(&self) -> Result<(), NotDelivered> {
+        if touches::metering() {
+            touches::enter(&self.split.touches);
+            if touches::rests(&self.split.touches) {
+                return Err(NotDelivered::Resting);
+            }
+        }
+        Ok(())
+    }
+
+    /// A frame that needs several descriptors or buffers, or whose checksum is to be computed.
+    #[inline(never)]
+    fn deliver_spread(
+        &mut self,
+        frames: &Frames<'_>,
+        delivery: &Delivery<'_>,
+        need: u32,
+    ) -> Result<(), NotDelivered> {
+        self.find_room(need)?;
+        let mut finished;
+        let mut head = delivery.head;
+        let header = NetHeader { num_buffers: self.chains.len() as u16, ..delivery.net }.to_bytes();
+        let header = header.get(..self.split.header_len).unwrap_or_default();
+
+        // The rest first, because the checksum, which covers it, stands in the head.
+        let mut sum = Sum::EMPTY;
+        let mut writer = Writer::new(&self.pieces, &self.split.door);
+        writer.skip((header.len() + head.len()) as u32);
+        let mut source = frames
+            .pieces(delivery.frame, delivery.from, delivery.len)
+            .ok_or(NotDelivered::BadChain)?;
+        while let Some((from, len)) = source.next() {
+            // SAFETY: mapped as long as the batch is not released.
+            unsafe {
+                writer.mapped(
+                    from,
+                    len,
+                    if delivery.finish == Finish::Nothing { None } else { Some(&mut sum) },
+                )
+            };
+        }
+        if let Finish::Checksum { start, field, udp } = delivery.finish {
+            finished = [0u8; OUTER_MAX + HEAD_MAX];
+            let private = finished.get_mut(..head.len()).ok_or(NotDelivered::TooLarge)?;
+            private.copy_from_slice(head);
+            finish_checksum(private, start, field, udp, sum);
+            head = private;
+        }
+        let mut writer = Writer::new(&self.pieces, &self.split.door);
+        writer.bytes(header);
+        writer.bytes(head);
+        self.use_up(need);
+        Ok(())
+    }
+}
