@@ -6,6 +6,7 @@
 
 mod call;
 mod copy;
+mod delivery;
 mod door;
 mod frames;
 mod front;
@@ -21,9 +22,9 @@ mod writer;
 
 pub use call::{CallError, CallFd, prepare_thread};
 pub(crate) use call::{ensure_signaller, is_eventfd};
+pub use delivery::{Delivery, Finish};
 pub use frames::{
-    BATCH, Delivery, Finish, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_MAX, KEPT_MAX,
-    MAX_FRAME, Slot,
+    BATCH, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_MAX, KEPT_MAX, MAX_FRAME, Slot,
 };
 pub use front::{FIELDS, Front, OUTER_MAX};
 pub use interrupts::{InterruptReport, Interrupts};

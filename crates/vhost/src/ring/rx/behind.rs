@@ -5,7 +5,8 @@ use std::ptr::NonNull;
 use crate::{
     net::NetHeader,
     ring::{
-        frames::{BATCH, Delivery, Finish, Frames, HEAD_MAX},
+        delivery::{Delivery, Finish},
+        frames::{BATCH, Frames, HEAD_MAX},
         front::{FIELDS, Front, OUTER_MAX},
         rx::{NotDelivered, RxRing},
     },

@@ -5,7 +5,8 @@ use butterfly_packet::checksum::Sum;
 use crate::{
     net::NetHeader,
     ring::{
-        frames::{Delivery, Finish, Frames, HEAD_MAX, finish_checksum},
+        delivery::{Delivery, Finish, finish_checksum},
+        frames::{Frames, HEAD_MAX},
         front::OUTER_MAX,
         rx::{NotDelivered, RxRing},
         touches,
