@@ -8,130 +8,21 @@
 //! A segment that the receiver would only acknowledge and otherwise ignore passes without effect,
 //! since connections recover by those answers (RFC 9293, 3.5.1).
 
+mod segment;
+mod serial;
+mod track;
+mod window;
+
+use crate::ip::tcp::{
+    segment::MAX_SCALE,
+    serial::{ahead, between, later},
+    track::{MIN_REACH, Side},
+    window::{WindowPlace, place, window},
+};
+
 pub(crate) use butterfly_packet::tcp::{ACK, FIN, RST, SYN};
-use butterfly_packet::tcp::{Options, Tcp};
-
-/// A segment's numbers. Serial ones are compared modulo 2^32.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Segment {
-    pub sequence: u32,
-    /// Acknowledged sequence number; meaningless without [`ACK`].
-    pub acknowledgement: u32,
-    /// Window, not scaled.
-    pub window: u16,
-    /// Number of its sequence numbers: its payload, and one for SYN and FIN each. For a first
-    /// fragment, the payload that it holds.
-    pub length: u32,
-    pub flags: u8,
-    /// Window scale in its SYN, at most 14.
-    pub scale: Option<u8>,
-}
-
-/// RFC 7323, 2.3.
-const MAX_SCALE: u8 = 14;
-
-impl Segment {
-    /// Makes a segment from a header and the length of the payload behind it.
-    #[inline]
-    pub fn new(header: &Tcp<'_>, payload: u32) -> Segment {
-        let flags = header.flags();
-        let controls = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
-        let scale = if flags & SYN == 0 { None } else { window_scale(header) };
-        Segment {
-            sequence: header.sequence(),
-            acknowledgement: header.acknowledgement(),
-            window: header.window(),
-            length: payload + controls,
-            flags,
-            scale,
-        }
-    }
-
-    #[inline(always)]
-    const fn has(&self, flag: u8) -> bool {
-        self.flags & flag != 0
-    }
-
-    /// Returns the sequence number behind it.
-    #[inline(always)]
-    const fn end(&self) -> u32 {
-        self.sequence.wrapping_add(self.length)
-    }
-
-    /// Returns whether it opens a connection: SYN, and none of the flags that contradict it.
-    #[inline]
-    pub const fn opens(&self) -> bool {
-        self.flags & (SYN | ACK | RST | FIN) == SYN
-    }
-
-    /// Returns whether [`pick_up`] can make a record of it: part of a live connection. An answer to
-    /// a SYN does not count, because its opener is known and will try again.
-    #[inline]
-    pub const fn picks_up(&self) -> bool {
-        self.flags & (ACK | RST | SYN) == ACK
-    }
-}
-
-fn window_scale(header: &Tcp<'_>) -> Option<u8> {
-    let (_, value) = header.options().find(|(kind, _)| *kind == Options::WINDOW_SCALE)?;
-    match *value {
-        [scale] => Some(scale.min(MAX_SCALE)),
-        _ => None,
-    }
-}
-
-/// State of a connection.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-#[repr(u8)]
-pub(crate) enum TcpState {
-    /// SYN seen, not answered.
-    #[default]
-    New = 0,
-    /// Answered; the answer is not acknowledged.
-    SynReceived = 1,
-    /// Picked up from its middle; the other side has not confirmed the connection yet.
-    PickedUp = 2,
-    Established = 3,
-    /// One side sent FIN.
-    HalfClosed = 4,
-    /// Both sides sent FIN; not both are acknowledged.
-    Closing = 5,
-    /// Both FINs are acknowledged.
-    TimeWait = 6,
-    /// Reset.
-    Closed = 7,
-    /// Taken back by a change of policy. Nothing passes by it, and while it is remembered it is not
-    /// picked up from its middle.
-    Cut = 8,
-}
-
-/// Record of a connection. Index 0 is the opener's side, 1 the other's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Track {
-    pub state: TcpState,
-    /// Bits of the sides whose last sequence number is a FIN.
-    pub fins: u8,
-    /// Window scales: [`UNKNOWN`] until both SYNs were seen, then the ones that apply (0 unless
-    /// both sides offered one).
-    pub scale: [u8; 2],
-    /// Sequence number behind the highest that each side sent.
-    pub end: [u32; 2],
-    /// Highest acknowledgement plus scaled window of each side: the limit for the other side. In
-    /// state New, the opener's bare window, since there is no acknowledgement yet.
-    pub allow: [u32; 2],
-    /// Highest acknowledgement that each side sent.
-    pub acked: [u32; 2],
-}
-
-/// A window scale that was not offered, or not seen.
-pub(crate) const UNKNOWN: u8 = 0xff;
-
-impl Track {
-    /// Returns whether a connection can have such a record.
-    pub fn is_possible(&self) -> bool {
-        self.fins <= 3 && self.scale.iter().all(|scale| *scale <= MAX_SCALE || *scale == UNKNOWN)
-    }
-}
+pub(crate) use segment::Segment;
+pub(crate) use track::{TcpState, Track, UNKNOWN};
 
 /// Outcome of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -148,99 +39,6 @@ pub(crate) enum Outcome {
     /// A SYN of the side that did not open, while the connection is alive. It passes if the rules
     /// would admit it as the first of a connection. It changes nothing.
     Ask,
-}
-
-impl Track {
-    /// Returns the sides as sender and receiver of a segment in this direction.
-    #[inline(always)]
-    const fn sides(&self, direction: usize) -> (Side, Side) {
-        let Track {
-            fins,
-            scale: [scale0, scale1],
-            end: [end0, end1],
-            allow: [allow0, allow1],
-            acked: [acked0, acked1],
-            ..
-        } = *self;
-        let opener =
-            Side { fin: fins & 1 != 0, scale: scale0, end: end0, allow: allow0, acked: acked0 };
-        let other =
-            Side { fin: fins & 2 != 0, scale: scale1, end: end1, allow: allow1, acked: acked1 };
-        if direction == 0 { (opener, other) } else { (other, opener) }
-    }
-
-    #[inline(always)]
-    const fn from_sides(state: TcpState, direction: usize, sender: Side, receiver: Side) -> Track {
-        let (a, b) = if direction == 0 { (sender, receiver) } else { (receiver, sender) };
-        Track {
-            state,
-            fins: a.fin as u8 | (b.fin as u8) << 1,
-            scale: [a.scale, b.scale],
-            end: [a.end, b.end],
-            allow: [a.allow, b.allow],
-            acked: [a.acked, b.acked],
-        }
-    }
-}
-
-/// One side of a [`Track`].
-#[derive(Clone, Copy)]
-struct Side {
-    fin: bool,
-    scale: u8,
-    end: u32,
-    allow: u32,
-    acked: u32,
-}
-
-/// Least distance that a segment may be behind (as in netfilter): the largest window without
-/// scaling, and a little.
-const MIN_REACH: u32 = 66_000;
-/// The largest window with scaling.
-const MAX_REACH: u32 = 0xffff << MAX_SCALE;
-
-impl Side {
-    /// Returns the side's open window, at least [`MIN_REACH`], at most [`Self::widest`].
-    #[inline(always)]
-    fn reach(&self) -> u32 {
-        match ahead(self.allow, self.acked) {
-            _ if self.scale == UNKNOWN => MAX_REACH,
-            open if open > MIN_REACH as i32 => self.widest().min(open as u32),
-            _ => MIN_REACH,
-        }
-    }
-
-    /// Returns the largest window that the side can ever have had open.
-    #[inline(always)]
-    fn widest(&self) -> u32 {
-        let shift = self.scale.min(MAX_SCALE);
-        (0xffff_u32 << shift).clamp(MIN_REACH, MAX_REACH)
-    }
-
-    /// Returns how far its marks may be behind the truth. The session table need not store every
-    /// small step, and the rest of a first fragment is not counted. It is also room for window
-    /// probes.
-    #[inline(always)]
-    fn lag(&self) -> u32 {
-        self.reach() / 4
-    }
-}
-
-/// Returns how far `a` is ahead of `b` in serial arithmetic; negative if behind.
-#[inline(always)]
-const fn ahead(a: u32, b: u32) -> i32 {
-    a.wrapping_sub(b) as i32
-}
-
-#[inline(always)]
-const fn later(a: u32, b: u32) -> u32 {
-    if ahead(a, b) > 0 { a } else { b }
-}
-
-/// Returns whether `value` is from `low` to `high`, both included.
-#[inline(always)]
-const fn between(low: u32, value: u32, high: u32) -> bool {
-    value.wrapping_sub(low) <= high.wrapping_sub(low) && ahead(high, low) >= 0
 }
 
 /// Makes a record for a segment that [`Segment::opens`].
@@ -335,53 +133,12 @@ fn any_step(track: Track, direction: usize, segment: &Segment) -> (Track, Outcom
 const FIN_ACK: u8 = FIN | ACK;
 const SYN_ACK: u8 = SYN | ACK;
 
-/// Place of a segment relative to the window.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Inside,
-    /// Of this connection, but of the past: behind the window, within the widest one that there can
-    /// have been.
-    Past,
-    Outside,
-}
-
-/// Places a segment by RFC 9293, 3.10.7.4, and RFC 5961, 5.2, as seen from between the hosts.
-#[inline(always)]
-fn place(sender: &Side, receiver: &Side, segment: &Segment) -> Place {
-    let sent = stretch(sender.end, receiver.allow, receiver, segment.end());
-    if !segment.has(ACK) {
-        return sent;
-    }
-    match (sent, stretch(sender.acked, receiver.end, sender, segment.acknowledgement)) {
-        (Place::Inside, acknowledged) => acknowledged,
-        (Place::Past, Place::Outside) | (Place::Outside, _) => Place::Outside,
-        (Place::Past, _) => Place::Past,
-    }
-}
-
-/// Places a number that may be behind `mark` by the reach of `window`, and ahead of `limit` by its
-/// lag. Measures from the lowest such number, so that numbers half the range away do not count as
-/// near.
-#[inline(always)]
-fn stretch(mark: u32, limit: u32, window: &Side, number: u32) -> Place {
-    let (reach, widest) = (window.reach(), window.widest());
-    let lowest = mark.wrapping_sub(widest);
-    let position = number.wrapping_sub(lowest);
-    if position > limit.wrapping_add(window.lag()).wrapping_sub(lowest) {
-        Place::Outside
-    } else if position < widest.saturating_sub(reach) {
-        Place::Past
-    } else {
-        Place::Inside
-    }
-}
-
 /// Takes a segment with ACK of a connection whose two ends are known.
 fn proceed(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome) {
     let (mut sender, mut receiver) = track.sides(direction);
     match place(&sender, &receiver, segment) {
-        Place::Inside if track.state != TcpState::Closed => {}
-        Place::Outside => {
+        WindowPlace::Inside if track.state != TcpState::Closed => {}
+        WindowPlace::Outside => {
             let other_answer = track.state == TcpState::SynReceived
                 && direction == 0
                 && !segment.has(SYN)
@@ -426,13 +183,6 @@ fn proceed(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome
         _ => TcpState::HalfClosed,
     };
     (Track::from_sides(reached.max(track.state), direction, sender, receiver), Outcome::Pass)
-}
-
-/// RFC 7323, 2.2: a window in a SYN is never scaled.
-#[inline(always)]
-fn window(segment: &Segment, sender: &Side) -> u32 {
-    let scaled = !segment.has(SYN) && sender.scale <= MAX_SCALE;
-    u32::from(segment.window) << if scaled { sender.scale } else { 0 }
 }
 
 /// Takes a SYN without ACK.
@@ -557,7 +307,7 @@ fn within(track: Track, sender: &Side, receiver: &Side, segment: &Segment) -> (T
     // The acknowledgement is not checked: a host that does not know a connection resets with any
     // number.
     match place(sender, receiver, &Segment { flags: RST, ..*segment }) {
-        Place::Outside => (track, Outcome::Refuse),
+        WindowPlace::Outside => (track, Outcome::Refuse),
         _ => (track, Outcome::PassUnrefreshed),
     }
 }
