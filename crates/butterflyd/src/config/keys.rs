@@ -48,7 +48,7 @@ pub fn keys() -> impl Iterator<Item = (&'static str, &'static str, &'static str)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, ini::Ini, known_keys, options::Options};
+    use crate::config::{Config, file::known_keys, ini::Ini, options::Options};
     use clap::{CommandFactory, Parser};
     use std::collections::{BTreeMap, BTreeSet};
 
