@@ -41,22 +41,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     limits::raise_open_files();
     let mut server = Server::bind(&listen::resolved(&config.endpoints)?)?;
     server.at_most(limits::connections());
-    let has_key = config.encryption.is_some();
-    let open_endpoint = server
-        .endpoints()
-        .iter()
-        .find(|endpoint| !has_key && listen::is_beyond_this_host(endpoint))
-        .cloned();
-    if let Some(open) = &open_endpoint {
-        let warning = format!(
-            "the API on {open} has no key: whoever reaches it commands the switch; use a key (-k), or listen on 127.0.0.1 or a socket (-e)"
-        );
-        warn!("{warning}");
-        // The level that holds unless another is asked for tells errors only.
-        if !tracing::enabled!(tracing::Level::WARN) {
-            let _ = writeln!(std::io::stderr(), "warning: {warning}");
-        }
-    }
+    let open_endpoint = open_endpoint(&server, config.encryption.is_some());
     told_of(&config.dpdk);
     config.notices.iter().for_each(|notice| warn!("{notice}"));
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
@@ -67,76 +52,11 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     if let (Some(tunnel), Some(wanted)) = (&mut config.tunnel, config.nic_mtu) {
         mtu::prepare(tunnel, wanted);
     }
-    // An operator who never heard of uplinks gets one all the same, as from the original.
-    let hint = match config.tunnel {
-        Some(TunnelSpec { uplink: UplinkSpec::Tap { name: None }, .. }) => {
-            "; a TAP device needs root, and where networks end at this host --uplink none does without one"
-        }
-        _ => "",
-    };
     let named = config.tunnel.as_ref().map(|tunnel| tunnel.peers.clone()).unwrap_or_default();
-    let switch_config = SwitchConfig {
-        core: Some(config.core),
-        poll: config.poll,
-        fdb_ageing: config.fdb_ageing,
-        sessions: config.sessions,
-        session_file: Some(session_file(
-            config.name.as_deref(),
-            &config.endpoints,
-            &config.socket_dir,
-        )),
-        tcp_pickup: config.tcp_pickup,
-        session_share: config.session_share,
-        timeouts: config.timeouts,
-        no_offload: config.no_offload,
-        tunnel: config.tunnel,
-    };
-    let switch = Switch::start(switch_config, Arc::new(announcer.clone()))
-        .map_err(|error| format!("{error}{hint}"))?;
-    let switch = Arc::new(switch);
-    let table = switch.session_table();
-    info!("room for {} sessions, in {}", table.capacity, table.memory);
-    for former in switch.former_tables() {
-        warn!("{former}");
-    }
-    match switch.uplink() {
-        Some(uplink) => {
-            let UplinkReport { kind, interface, mode, mtu, inner_mtu, .. } = uplink;
-            let text = format!(
-                "uplink {kind} {interface}: {mode}, MTU {mtu}, host_mtu={inner_mtu} for QEMU"
-            );
-            info!("{text}");
-            if let Some(text) = mtu::too_small(mtu, inner_mtu) {
-                warn!("{text}");
-            }
-            // One that has to be attached says so itself.
-            if uplink.attached.is_none() {
-                events.note(Note::new(Kind::UplinkUp, text));
-            }
-        }
-        None => info!("no uplink: networks end at this host"),
-    }
-    let mut recorder = Recorder::start(switch.taps())?;
-    if config.packet_trace
-        && let Err(failure) = recorder.record_all()
-    {
-        let text = format!(
-            "the uplink's packets are not recorded: {}",
-            failure.description.unwrap_or_default()
-        );
-        error!("{text}");
-        events.note(Note::new(Kind::NotRecorded, text));
-    }
-    let started = format!(
-        "started: API on {}, sockets in {}",
-        server.endpoints().join(", "),
-        config.socket_dir.display()
-    );
-    info!("{started}");
-    events.note(Note::new(
-        Kind::DaemonStarted,
-        format!("butterflyd {} {started}", env!("CARGO_PKG_VERSION")),
-    ));
+    let switch = start_switch(&mut config, &announcer)?;
+    tell_of_switch(&switch, &events);
+    let recorder = start_recorder(&switch, config.packet_trace, &events)?;
+    let started = tell_of_start(&server, &config.socket_dir, &events);
 
     let start_date = seconds_since_epoch(SystemTime::now());
     let desired = declared(&named)?;
@@ -167,16 +87,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         envelope = envelope.encrypted(encryption.gate()?);
     }
     let notify = Notify::from_environment().map(Arc::new);
-    let watchdog = match notify.clone().zip(notify::watchdog()) {
-        Some((notify, interval)) => {
-            let (api, switch) = (turns.clone(), switch.clone());
-            server.at_each_turn(turn(interval), move || api.taken());
-            Some(Watchdog::start(notify, interval, turns, move |patience| {
-                switch.workers_answer(patience)
-            })?)
-        }
-        None => None,
-    };
+    let watchdog = watch(&mut server, notify.clone(), turns, &switch)?;
     let metrics = match metrics {
         Some(bound) => {
             info!("metrics on http://{}/metrics", bound.address());
@@ -214,6 +125,133 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     drop(daemon);
     writer.finish();
     Ok(served?)
+}
+
+/// Returns the endpoint of the API that other hosts reach without a key, if there is one. Warns of
+/// it, also on a terminal.
+fn open_endpoint(server: &Server, has_key: bool) -> Option<String> {
+    let open = server
+        .endpoints()
+        .iter()
+        .find(|endpoint| !has_key && listen::is_beyond_this_host(endpoint))
+        .cloned()?;
+    let warning = format!(
+        "the API on {open} has no key: whoever reaches it commands the switch; use a key (-k), or listen on 127.0.0.1 or a socket (-e)"
+    );
+    warn!("{warning}");
+    // The level that holds unless another is asked for tells errors only.
+    if !tracing::enabled!(tracing::Level::WARN) {
+        let _ = writeln!(std::io::stderr(), "warning: {warning}");
+    }
+    Some(open)
+}
+
+/// Starts the switch, whose tunnel the configuration gives away.
+fn start_switch(
+    config: &mut Config,
+    announcer: &Announcer,
+) -> Result<Arc<Switch>, Box<dyn std::error::Error>> {
+    // An operator who never heard of uplinks gets one all the same, as from the original.
+    let hint = match config.tunnel {
+        Some(TunnelSpec { uplink: UplinkSpec::Tap { name: None }, .. }) => {
+            "; a TAP device needs root, and where networks end at this host --uplink none does without one"
+        }
+        _ => "",
+    };
+    let switch_config = SwitchConfig {
+        core: Some(config.core),
+        poll: config.poll,
+        fdb_ageing: config.fdb_ageing,
+        sessions: config.sessions,
+        session_file: Some(session_file(
+            config.name.as_deref(),
+            &config.endpoints,
+            &config.socket_dir,
+        )),
+        tcp_pickup: config.tcp_pickup,
+        session_share: config.session_share,
+        timeouts: config.timeouts,
+        no_offload: config.no_offload,
+        tunnel: config.tunnel.take(),
+    };
+    let switch = Switch::start(switch_config, Arc::new(announcer.clone()))
+        .map_err(|error| format!("{error}{hint}"))?;
+    Ok(Arc::new(switch))
+}
+
+/// Says which room for sessions there is, which tables of others were found, and what the uplink
+/// is.
+fn tell_of_switch(switch: &Switch, events: &Events) {
+    let table = switch.session_table();
+    info!("room for {} sessions, in {}", table.capacity, table.memory);
+    for former in switch.former_tables() {
+        warn!("{former}");
+    }
+    match switch.uplink() {
+        Some(uplink) => {
+            let UplinkReport { kind, interface, mode, mtu, inner_mtu, .. } = uplink;
+            let text = format!(
+                "uplink {kind} {interface}: {mode}, MTU {mtu}, host_mtu={inner_mtu} for QEMU"
+            );
+            info!("{text}");
+            if let Some(text) = mtu::too_small(mtu, inner_mtu) {
+                warn!("{text}");
+            }
+            // One that has to be attached says so itself.
+            if uplink.attached.is_none() {
+                events.note(Note::new(Kind::UplinkUp, text));
+            }
+        }
+        None => info!("no uplink: networks end at this host"),
+    }
+}
+
+/// Starts the recorder, for the uplink and all vnics if packets are to be recorded.
+fn start_recorder(
+    switch: &Switch,
+    packet_trace: bool,
+    events: &Events,
+) -> Result<Recorder, Box<dyn std::error::Error>> {
+    let mut recorder = Recorder::start(switch.taps())?;
+    if packet_trace && let Err(failure) = recorder.record_all() {
+        let text = format!(
+            "the uplink's packets are not recorded: {}",
+            failure.description.unwrap_or_default()
+        );
+        error!("{text}");
+        events.note(Note::new(Kind::NotRecorded, text));
+    }
+    Ok(recorder)
+}
+
+/// Says that the daemon has started, and where. Returns the words.
+fn tell_of_start(server: &Server, socket_dir: &Path, events: &Events) -> String {
+    let started = format!(
+        "started: API on {}, sockets in {}",
+        server.endpoints().join(", "),
+        socket_dir.display()
+    );
+    info!("{started}");
+    events.note(Note::new(
+        Kind::DaemonStarted,
+        format!("butterflyd {} {started}", env!("CARGO_PKG_VERSION")),
+    ));
+    started
+}
+
+/// Starts the watchdog, if systemd wants signs of life.
+fn watch(
+    server: &mut Server,
+    notify: Option<Arc<Notify>>,
+    turns: Turns,
+    switch: &Arc<Switch>,
+) -> Result<Option<Watchdog>, Box<dyn std::error::Error>> {
+    let Some((notify, interval)) = notify.zip(notify::watchdog()) else { return Ok(None) };
+    let (api, switch) = (turns.clone(), switch.clone());
+    server.at_each_turn(turn(interval), move || api.taken());
+    Ok(Some(Watchdog::start(notify, interval, turns, move |patience| {
+        switch.workers_answer(patience)
+    })?))
 }
 
 /// The state that the configuration declares: these peers, for all networks.
