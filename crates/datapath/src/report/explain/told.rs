@@ -17,7 +17,7 @@ use crate::plane::{Plane, sessions::Admission};
 use crate::report::explain::{
     Fate, Mark, Step, Walk,
     question::Asked,
-    tried::{self, RuleInput, protocol_name, told},
+    tried::{self, DeclaredRules, RuleInput, protocol_name, told},
 };
 use crate::session::{Found, State, Table};
 use crate::stages::{
@@ -213,14 +213,7 @@ pub(super) fn filter(
         return [None, None];
     };
     if sender.rules.bypass && receiver.rules.bypass {
-        let text = if receiver.is_trunk() || sender.is_trunk() {
-            "the end that is here bypasses filters"
-        } else {
-            "both ends bypass filters"
-        };
-        steps.push(step("filter", Mark::Pass, format!("{text}: nothing is decided")));
-        let by = |end: &Vnic| if end.is_trunk() { Admission::OtherHost } else { Admission::Bypass };
-        return [Some(by(sender)), Some(by(receiver))];
+        return bypassed(sender, receiver, steps);
     }
     let again = match (decided.before, decided.after) {
         (Some(before), Some(after)) => {
@@ -229,93 +222,139 @@ pub(super) fn filter(
         _ => true,
     };
     steps.push(session(decided, again));
-    let rules = plane.rules_by_cell();
-    let by = |end: &Vnic, cell: u32, zero: Admission| match rules.get(&cell) {
-        _ if end.is_trunk() => Admission::OtherHost,
-        _ if end.rules.bypass => Admission::Bypass,
-        Some((group, rule)) if cell != 0 => {
-            Admission::Rule { group: group.clone(), rule: rule.clone() }
-        }
-        _ => zero,
-    };
+    let passage = Passage { plane, context, packet, receiver, rules: plane.rules_by_cell() };
     if let (Some(after), None) = (decided.after, decided.drop) {
-        let (opener, responder): (&Vnic, &Vnic) =
-            if after.direction == 0 { (sender, receiver) } else { (receiver, sender) };
-        let [egress, ingress] = after.admission.cells;
-        let admitted =
-            [by(opener, egress, Admission::DefaultEgress), by(responder, ingress, Admission::Gone)];
-        if after.direction == 0 || again {
-            steps.push(step("egress", Mark::Pass, let_out(opener, &admitted[0])));
-            steps.push(step("ingress", Mark::Pass, let_in(responder, &admitted[1])));
-        }
-        return admitted.map(Some);
+        return passage.by_session(&after, again, steps);
     }
     let Some([egress, ingress]) = decided.said else { return [None, None] };
-    let mut admitted = [None, None];
-    let tuple = packet.tuple;
-    let port = filter::rule_port(packet);
-    let wanted = |direction, peer| RuleInput { direction, peer, protocol: tuple.protocol, port };
     // The rules refused it, or else they would have admitted it.
     let by_rules = decided.drop.is_none_or(|(reason, _)| {
         [EGRESS_DENIED, INGRESS_DENIED, FOR_ROUTERS, SPOOFED_IP, IP_CLAIMED, BAD_DHCP, DHCP_LIMIT]
             .contains(&reason)
     });
-    match egress {
-        Ok(cell) => {
-            let by = by(sender, cell, free_egress(sender));
-            steps.push(step("egress", Mark::Pass, let_out(sender, &by)));
-            admitted[0] = Some(by);
-        }
-        Err(reason) => {
-            let mut refused = dropped("egress", reason);
-            if reason == IP_CLAIMED {
-                refused.details.extend(owner(tuple.source, context));
-            } else if reason == SPOOFED_IP {
-                refused.details.push(format!(
-                    "{} is not an address of {}",
-                    address(tuple.source),
-                    sender.id
-                ));
-            } else {
-                refused.details = tried::tried(
-                    plane,
-                    sender,
-                    &wanted(Direction::Outbound, tuple.destination),
-                    context.snapshot,
-                    &rules,
-                );
-            }
-            steps.push(refused);
-        }
-    }
-    match ingress {
-        Ok(cell) => {
-            let by = by(receiver, cell, Admission::Gone);
-            steps.push(step("ingress", Mark::Pass, let_in(receiver, &by)));
-            admitted[1] = Some(by);
-        }
-        Err(reason) => {
-            let mut refused = dropped("ingress", reason);
-            refused.details = tried::tried(
-                plane,
-                receiver,
-                &wanted(Direction::Inbound, tuple.source),
-                context.snapshot,
-                &rules,
-            );
-            if egress.is_err() {
-                refused.text = format!("and if it got so far: {}", refused.text);
-                refused.mark = Mark::Note;
-            }
-            steps.push(refused);
-        }
-    }
+    let (left, let_out) = passage.leaves(egress);
+    let (entered, let_in) = passage.enters(ingress, egress.is_err());
+    steps.extend([left, entered]);
     if let Some((reason, _)) =
         decided.drop.filter(|_| !by_rules || (egress.is_ok() && ingress.is_ok()))
     {
         steps.push(dropped("session", reason));
     }
-    admitted
+    [let_out, let_in]
+}
+
+/// Returns the reasons for admitting a packet between two ends that are not filtered.
+fn bypassed(sender: &Vnic, receiver: &Vnic, steps: &mut Vec<Step>) -> [Option<Admission>; 2] {
+    let text = if receiver.is_trunk() || sender.is_trunk() {
+        "the end that is here bypasses filters"
+    } else {
+        "both ends bypass filters"
+    };
+    steps.push(step("filter", Mark::Pass, format!("{text}: nothing is decided")));
+    let by = |end: &Vnic| if end.is_trunk() { Admission::OtherHost } else { Admission::Bypass };
+    [Some(by(sender)), Some(by(receiver))]
+}
+
+/// A packet on its way to one receiver, and all rules by their cells.
+struct Passage<'a> {
+    plane: &'a Plane,
+    context: &'a Context<'a>,
+    packet: &'a Packet,
+    receiver: &'a Vnic,
+    rules: DeclaredRules,
+}
+
+impl Passage<'_> {
+    /// Returns the reason for an admission by a cell; `zero` if the cell has no rule.
+    fn by(&self, end: &Vnic, cell: u32, zero: Admission) -> Admission {
+        match self.rules.get(&cell) {
+            _ if end.is_trunk() => Admission::OtherHost,
+            _ if end.rules.bypass => Admission::Bypass,
+            Some((group, rule)) if cell != 0 => {
+                Admission::Rule { group: group.clone(), rule: rule.clone() }
+            }
+            _ => zero,
+        }
+    }
+
+    /// Returns the reasons for admitting the session that the packet passes by.
+    fn by_session(
+        &self,
+        after: &Found,
+        again: bool,
+        steps: &mut Vec<Step>,
+    ) -> [Option<Admission>; 2] {
+        let (sender, receiver) = (self.context.sender, self.receiver);
+        let (opener, responder): (&Vnic, &Vnic) =
+            if after.direction == 0 { (sender, receiver) } else { (receiver, sender) };
+        let [egress, ingress] = after.admission.cells;
+        let admitted = [
+            self.by(opener, egress, Admission::DefaultEgress),
+            self.by(responder, ingress, Admission::Gone),
+        ];
+        if after.direction == 0 || again {
+            steps.push(step("egress", Mark::Pass, let_out(opener, &admitted[0])));
+            steps.push(step("ingress", Mark::Pass, let_in(responder, &admitted[1])));
+        }
+        admitted.map(Some)
+    }
+
+    /// Returns the step at the sender, by the verdict of its rules.
+    fn leaves(&self, egress: Result<u32, DropReason>) -> (Step, Option<Admission>) {
+        let (sender, tuple) = (self.context.sender, self.packet.tuple);
+        match egress {
+            Ok(cell) => {
+                let by = self.by(sender, cell, free_egress(sender));
+                (step("egress", Mark::Pass, let_out(sender, &by)), Some(by))
+            }
+            Err(reason) => {
+                let mut refused = dropped("egress", reason);
+                if reason == IP_CLAIMED {
+                    refused.details.extend(owner(tuple.source, self.context));
+                } else if reason == SPOOFED_IP {
+                    refused.details.push(format!(
+                        "{} is not an address of {}",
+                        address(tuple.source),
+                        sender.id
+                    ));
+                } else {
+                    refused.details = self.tried(sender, Direction::Outbound, tuple.destination);
+                }
+                (refused, None)
+            }
+        }
+    }
+
+    /// Returns the step at the receiver, by the verdict of its rules.
+    fn enters(
+        &self,
+        ingress: Result<u32, DropReason>,
+        not_left: bool,
+    ) -> (Step, Option<Admission>) {
+        match ingress {
+            Ok(cell) => {
+                let by = self.by(self.receiver, cell, Admission::Gone);
+                (step("ingress", Mark::Pass, let_in(self.receiver, &by)), Some(by))
+            }
+            Err(reason) => {
+                let mut refused = dropped("ingress", reason);
+                refused.details =
+                    self.tried(self.receiver, Direction::Inbound, self.packet.tuple.source);
+                if not_left {
+                    refused.text = format!("and if it got so far: {}", refused.text);
+                    refused.mark = Mark::Note;
+                }
+                (refused, None)
+            }
+        }
+    }
+
+    /// Returns the rules of a vnic that were tried in vain.
+    fn tried(&self, vnic: &Vnic, direction: Direction, peer: Address) -> Vec<String> {
+        let protocol = self.packet.tuple.protocol;
+        let wanted = RuleInput { direction, peer, protocol, port: filter::rule_port(self.packet) };
+        tried::tried(self.plane, vnic, &wanted, self.context.snapshot, &self.rules)
+    }
 }
 
 fn free_egress(sender: &Vnic) -> Admission {
