@@ -17,7 +17,7 @@ use crate::ip::{
 use crate::report::explain::message;
 use crate::world::{
     rules::number,
-    snapshot::{PortKind, Snapshot, Vnic},
+    snapshot::{Network, PortKind, Snapshot, Vnic},
 };
 
 /// Sender of the packet.
@@ -138,13 +138,9 @@ pub(super) fn resolve(
     snapshot: &Snapshot,
     spans_hosts: bool,
 ) -> Result<Asked, NoAnswer> {
-    let by_id = |id: &str| {
-        snapshot.vnics.iter().map(|(_, vnic)| vnic).find(|vnic| !vnic.is_trunk() && *vnic.id == *id)
-    };
-    let known = |id: &String| by_id(id).ok_or_else(|| NoAnswer::UnknownVnic(id.clone()));
     let (vni, sender) = match &question.from {
         Origin::Vnic(id) => {
-            let vnic = known(id)?;
+            let vnic = known(id, snapshot)?;
             no_mirror(vnic)?;
             (vnic.vni, Some(vnic))
         }
@@ -157,35 +153,10 @@ pub(super) fn resolve(
         None => network.remote.as_ref().map(|remote| remote.slot).ok_or(NoAnswer::NoUplink)?,
     };
     let (destination, receiver) = match &question.to {
-        Target::Address(ip) => {
-            let mut here = network.members.iter().filter_map(|slot| snapshot.vnics.get(*slot));
-            let address = number(*ip);
-            // The address is declared, made of its MAC address, or chosen by its machine and seen.
-            let declared = network.holders.get(address).is_some();
-            let has = |vnic: &Vnic| {
-                vnic.rules.owns(address)
-                    || link_local(vnic.mac) == address
-                    || !declared && vnic.shared.bound.has(address)
-            };
-            let found = here.find(|vnic| vnic.place.slot != from && has(vnic));
-            let mut waiting = network.waiting.iter().filter_map(|slot| snapshot.vnics.get(*slot));
-            match (found, waiting.find(|vnic| vnic.rules.owns(address))) {
-                (None, Some(waits)) => return Err(waits_for(waits, snapshot)),
-                _ => (*ip, found),
-            }
-        }
+        Target::Address(ip) => (*ip, having(*ip, snapshot, network, from)?),
         Target::Vnic(id) => {
-            let vnic = known(id)?;
-            no_mirror(vnic)?;
-            if snapshot.waits_for(vnic).is_some() {
-                return Err(waits_for(vnic, snapshot));
-            }
-            let v6 = question.source.map(|ip| ip.is_ipv6());
-            let v6 = v6.or(sender
-                .and_then(|vnic| first(vnic, None))
-                .map(|ip| ip.is_ipv6())
-                .filter(|v6| first(vnic, Some(*v6)).is_some()));
-            let address = first(vnic, v6).ok_or_else(|| lacks(id, v6, "send to"))?;
+            let vnic = known(id, snapshot)?;
+            let address = receiving(vnic, question, snapshot, sender)?;
             (address, Some(vnic).filter(|vnic| vnic.vni == vni))
         }
     };
@@ -199,19 +170,8 @@ pub(super) fn resolve(
         return Err(NoAnswer::Families { source_ip: source, destination });
     }
     let source_mac = question.source_mac.or(sender.map(|vnic| vnic.mac)).unwrap_or(ELSEWHERE);
-    let destination_mac = match (question.destination_mac, receiver, destination) {
-        (Some(mac), _, _) => Some(mac),
-        (None, Some(vnic), _) => Some(vnic.mac),
-        (None, None, IpAddr::V4(ip)) if ip.is_broadcast() => Some(Mac::BROADCAST),
-        (None, None, IpAddr::V4(ip)) if ip.is_multicast() => Some(Mac::of_group_v4(ip)),
-        (None, None, IpAddr::V6(ip)) if ip.is_multicast() => Some(Mac::of_group_v6(ip)),
-        (None, None, ip)
-            if spans_hosts && sender.is_some() && matches!(question.to, Target::Address(_)) =>
-        {
-            return Err(NoAnswer::NeedsMac(ip));
-        }
-        (None, None, _) => None,
-    };
+    let beyond = spans_hosts && sender.is_some();
+    let destination_mac = destination_mac(question, receiver, destination, beyond)?;
     let mut asked = Asked {
         vni,
         from,
@@ -224,6 +184,79 @@ pub(super) fn resolve(
     };
     asked.frame = asked.build()?;
     Ok(asked)
+}
+
+/// Returns the vnic with an id.
+fn known<'a>(id: &str, snapshot: &'a Snapshot) -> Result<&'a Vnic, NoAnswer> {
+    let mut vnics = snapshot.vnics.iter().map(|(_, vnic)| vnic.as_ref());
+    vnics
+        .find(|vnic: &&Vnic| !vnic.is_trunk() && *vnic.id == *id)
+        .ok_or_else(|| NoAnswer::UnknownVnic(id.to_owned()))
+}
+
+/// Returns the vnic of a network that has an address, if one on this host does.
+fn having<'a>(
+    ip: IpAddr,
+    snapshot: &'a Snapshot,
+    network: &Network,
+    from: u32,
+) -> Result<Option<&'a Vnic>, NoAnswer> {
+    let vnic = |slot: &u32| snapshot.vnics.get(*slot).map(|vnic| vnic.as_ref());
+    let mut here = network.members.iter().filter_map(vnic);
+    let address = number(ip);
+    // The address is declared, made of its MAC address, or chosen by its machine and seen.
+    let declared = network.holders.get(address).is_some();
+    let has = |vnic: &Vnic| {
+        vnic.rules.owns(address)
+            || link_local(vnic.mac) == address
+            || !declared && vnic.shared.bound.has(address)
+    };
+    let found = here.find(|vnic: &&Vnic| vnic.place.slot != from && has(vnic));
+    let mut waiting = network.waiting.iter().filter_map(vnic);
+    match (found, waiting.find(|vnic: &&Vnic| vnic.rules.owns(address))) {
+        (None, Some(waits)) => Err(waits_for(waits, snapshot)),
+        _ => Ok(found),
+    }
+}
+
+/// Returns the address at which a vnic gets the packet: its first of the sender's family.
+fn receiving(
+    vnic: &Vnic,
+    question: &Question,
+    snapshot: &Snapshot,
+    sender: Option<&Vnic>,
+) -> Result<IpAddr, NoAnswer> {
+    no_mirror(vnic)?;
+    if snapshot.waits_for(vnic).is_some() {
+        return Err(waits_for(vnic, snapshot));
+    }
+    let v6 = question.source.map(|ip| ip.is_ipv6());
+    let v6 = v6.or(sender
+        .and_then(|vnic| first(vnic, None))
+        .map(|ip| ip.is_ipv6())
+        .filter(|v6| first(vnic, Some(*v6)).is_some()));
+    first(vnic, v6).ok_or_else(|| lacks(&vnic.id, v6, "send to"))
+}
+
+/// Returns the link address that the sender writes to, if it can know one. `beyond`: a vnic sends,
+/// and its network may go on at other hosts.
+fn destination_mac(
+    question: &Question,
+    receiver: Option<&Vnic>,
+    destination: IpAddr,
+    beyond: bool,
+) -> Result<Option<Mac>, NoAnswer> {
+    Ok(match (question.destination_mac, receiver, destination) {
+        (Some(mac), _, _) => Some(mac),
+        (None, Some(vnic), _) => Some(vnic.mac),
+        (None, None, IpAddr::V4(ip)) if ip.is_broadcast() => Some(Mac::BROADCAST),
+        (None, None, IpAddr::V4(ip)) if ip.is_multicast() => Some(Mac::of_group_v4(ip)),
+        (None, None, IpAddr::V6(ip)) if ip.is_multicast() => Some(Mac::of_group_v6(ip)),
+        (None, None, ip) if beyond && matches!(question.to, Target::Address(_)) => {
+            return Err(NoAnswer::NeedsMac(ip));
+        }
+        (None, None, _) => None,
+    })
 }
 
 fn no_mirror(vnic: &Vnic) -> Result<(), NoAnswer> {
