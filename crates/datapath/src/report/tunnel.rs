@@ -21,6 +21,8 @@ use crate::overlay::peers::PeerRow;
 use crate::plane::Plane;
 use crate::report::counts::pair;
 use crate::stages::reasons::reasons;
+use crate::worker::Shared;
+use crate::world::snapshot::Snapshot;
 
 /// Another host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,11 +167,37 @@ pub(crate) fn tunnel(plane: &Plane, side: &EndpointSide) -> Option<TunnelReport>
     let (all, of) = plane.peers();
     let named = Peers { all, of };
     let rows = tunnel.peers.list(now);
-    let known: BTreeMap<PeerRef, IpAddr> = rows.iter().map(|row| (row.at, row.address)).collect();
-    let silent = |row: &PeerRow| side.keeper.silence(row.at, now);
-    let peer = |(row, Told { unanswered, refusal }): (&PeerRow, Told)| PeerReport {
-        unanswered,
-        refusal,
+    let peer = |row: &PeerRow| peer(row, side.keeper.silence(row.at, now), &named);
+    let trunks = snapshot.vnics.iter().filter(|(_, vnic)| vnic.is_trunk());
+    let refused =
+        trunks.map(|(_, trunk)| trunk.shared.counters.totals().get(Counter::LearnRefused)).sum();
+    let mut groups = side.keeper.groups();
+    groups.sort();
+    Some(TunnelReport {
+        endpoint: tunnel.source.ip,
+        mac: tunnel.source.mac,
+        answers: side.answers,
+        strict_peers: side.spec.strict_peers,
+        inner_mtu: tunnel.inner_mtu(),
+        groups,
+        peers: rows.iter().map(peer).collect(),
+        learnt: learnt(shared, &snapshot, &rows),
+        neighbours: side.keeper.neighbours(),
+        networks: networks(&snapshot),
+        control: side
+            .keeper
+            .counts()
+            .into_iter()
+            .chain([("learn-refused", LEARN_REFUSED, refused)])
+            .collect(),
+    })
+}
+
+/// Returns another host, with the networks that it is named for.
+fn peer(row: &PeerRow, told: Told, named: &Peers) -> PeerReport {
+    PeerReport {
+        unanswered: told.unanswered,
+        refusal: told.refusal,
         address: row.address,
         mac: row.mac,
         named: row.configured,
@@ -186,10 +214,15 @@ pub(crate) fn tunnel(plane: &Plane, side: &EndpointSide) -> Option<TunnelReport>
         received: row.received(),
         sent: (row.sent(), row.sent_bytes()),
         drops: row.drops(),
-    };
+    }
+}
+
+/// Returns the addresses that were learnt from other hosts, sorted.
+fn learnt(shared: &Shared, snapshot: &Snapshot, rows: &[PeerRow]) -> Vec<RemoteMac> {
+    let known: BTreeMap<PeerRef, IpAddr> = rows.iter().map(|row| (row.at, row.address)).collect();
     let mut learnt: Vec<RemoteMac> = shared
         .fdb
-        .list(now)
+        .list(shared.clock.now())
         .into_iter()
         .filter_map(|entry| {
             let trunk = snapshot.vnics.get(entry.place.slot).filter(|vnic| vnic.is_trunk())?;
@@ -198,6 +231,11 @@ pub(crate) fn tunnel(plane: &Plane, side: &EndpointSide) -> Option<TunnelReport>
         })
         .collect();
     learnt.sort();
+    learnt
+}
+
+/// Returns the counters of networks with other hosts, sorted.
+fn networks(snapshot: &Snapshot) -> Vec<NetworkReport> {
     let mut networks: Vec<NetworkReport> = snapshot
         .vnics
         .iter()
@@ -213,29 +251,7 @@ pub(crate) fn tunnel(plane: &Plane, side: &EndpointSide) -> Option<TunnelReport>
         })
         .collect();
     networks.sort_by_key(|network| network.vni);
-    let trunks = snapshot.vnics.iter().filter(|(_, vnic)| vnic.is_trunk());
-    let refused =
-        trunks.map(|(_, trunk)| trunk.shared.counters.totals().get(Counter::LearnRefused)).sum();
-    let mut groups = side.keeper.groups();
-    groups.sort();
-    Some(TunnelReport {
-        endpoint: tunnel.source.ip,
-        mac: tunnel.source.mac,
-        answers: side.answers,
-        strict_peers: side.spec.strict_peers,
-        inner_mtu: tunnel.inner_mtu(),
-        groups,
-        peers: rows.iter().map(|row| peer((row, silent(row)))).collect(),
-        learnt,
-        neighbours: side.keeper.neighbours(),
-        networks,
-        control: side
-            .keeper
-            .counts()
-            .into_iter()
-            .chain([("learn-refused", LEARN_REFUSED, refused)])
-            .collect(),
-    })
+    networks
 }
 
 /// Returns the uplink; `None` if there is none.
