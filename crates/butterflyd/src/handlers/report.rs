@@ -10,7 +10,8 @@ use butterfly_api::{
     },
 };
 use butterfly_datapath::{
-    FdbKind, FdbRow, GuestReport, ReasonInfo, RingStatus, StationState, VnicReport, WorkerReport,
+    DeviceStatus, FdbKind, FdbRow, GuestReport, ReasonInfo, RingStatus, StationState, VnicReport,
+    WorkerReport,
 };
 use butterfly_model::{Kind, Nic, Vni, canonical};
 use protobuf::MessageField;
@@ -114,33 +115,8 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         protocol_features: attached
             .map(|attached| attached.protocol_feature_names())
             .unwrap_or_default(),
-        queues: [
-            queue(
-                "rx",
-                device.rx.as_ref(),
-                attached.and_then(|attached| attached.rx_trouble.as_ref()),
-            ),
-            queue(
-                "tx",
-                device.tx.as_ref(),
-                attached.and_then(|attached| attached.tx_trouble.as_ref()),
-            ),
-        ]
-        .into(),
-        memory_regions: attached
-            .map(|attached| {
-                attached
-                    .memory
-                    .iter()
-                    .map(|region| MemoryRegion {
-                        guest_addr: Some(region.guest_addr),
-                        size: Some(region.size),
-                        page_size: Some(region.page_size),
-                        ..Default::default()
-                    })
-                    .collect()
-            })
-            .unwrap_or_default(),
+        queues: queues(device).into(),
+        memory_regions: memory_regions(device),
         last_detach_reason: detach.map(|detach| detach.reason.clone()),
         last_detach_time: detach.map(|detach| seconds_since_epoch(detach.at)),
         attach_count: Some(device.attach_count),
@@ -178,22 +154,48 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
             _ => None,
         },
         pings: pings(report).into(),
-        interrupts: Some(Interrupts {
-            costly: Some(device.interrupts.costly),
-            confirmed: Some(device.interrupts.confirmed),
-            apart: Some(device.interrupts.apart),
-            worst_ns: Some(device.interrupts.worst_ns),
+        interrupts: Some(interrupts(device)).into(),
+        first_touches: Some(first_touches(device)).into(),
+        ..Default::default()
+    }
+}
+
+fn queues(device: &DeviceStatus) -> [Queue; 2] {
+    let attached = device.attached.as_ref();
+    [
+        queue("rx", device.rx.as_ref(), attached.and_then(|attached| attached.rx_trouble.as_ref())),
+        queue("tx", device.tx.as_ref(), attached.and_then(|attached| attached.tx_trouble.as_ref())),
+    ]
+}
+
+fn memory_regions(device: &DeviceStatus) -> Vec<MemoryRegion> {
+    let memory = device.attached.iter().flat_map(|attached| &attached.memory);
+    memory
+        .map(|region| MemoryRegion {
+            guest_addr: Some(region.guest_addr),
+            size: Some(region.size),
+            page_size: Some(region.page_size),
             ..Default::default()
         })
-        .into(),
-        first_touches: Some(FirstTouches {
-            pages: Some(device.touches.pages),
-            rests: Some(device.touches.rests),
-            stalls: Some(device.touches.stalls),
-            stalled_us: Some(u64::try_from(device.touches.stalled.as_micros()).unwrap_or(u64::MAX)),
-            ..Default::default()
-        })
-        .into(),
+        .collect()
+}
+
+fn interrupts(device: &DeviceStatus) -> Interrupts {
+    Interrupts {
+        costly: Some(device.interrupts.costly),
+        confirmed: Some(device.interrupts.confirmed),
+        apart: Some(device.interrupts.apart),
+        worst_ns: Some(device.interrupts.worst_ns),
+        ..Default::default()
+    }
+}
+
+fn first_touches(device: &DeviceStatus) -> FirstTouches {
+    FirstTouches {
+        pages: Some(device.touches.pages),
+        rests: Some(device.touches.rests),
+        stalls: Some(device.touches.stalls),
+        stalled_us: Some(u64::try_from(device.touches.stalled.as_micros()).unwrap_or(u64::MAX)),
         ..Default::default()
     }
 }
