@@ -262,13 +262,7 @@ impl Thread {
             {
                 return Err(Lost::because(why));
             }
-            for wish in self.shared.take_exports() {
-                let exported = gate
-                    .session(Session::export)
-                    .and_then(|state| Ok(Exported { connection: socket.try_clone()?, state }));
-                // The asking thread may have given up.
-                let _ = wish.send(exported.ok());
-            }
+            self.grant_exports(socket, gate);
             let patience = match silent_since {
                 Some(since) if others => {
                     let left = PATIENCE.saturating_sub(since.elapsed());
@@ -314,6 +308,17 @@ impl Thread {
             if ready {
                 return Ok(());
             }
+        }
+    }
+
+    /// Answers wishes for the state of the connection.
+    fn grant_exports(&self, socket: &OwnedFd, gate: &Gate) {
+        for wish in self.shared.take_exports() {
+            let exported = gate
+                .session(Session::export)
+                .and_then(|state| Ok(Exported { connection: socket.try_clone()?, state }));
+            // The asking thread may have given up.
+            let _ = wish.send(exported.ok());
         }
     }
 
