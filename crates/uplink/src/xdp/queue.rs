@@ -87,17 +87,14 @@ pub struct QueueConfig<'a> {
     pub zero_copy: bool,
 }
 
-impl Queue {
-    /// Opens a socket and binds it to its queue. Frames arrive once it is in the program's map.
-    pub fn open(config: &QueueConfig<'_>) -> Result<Queue, Error> {
-        let what = format!(
-            "cannot open an AF_XDP socket for queue {} of \"{}\"",
-            config.queue, config.name
-        );
-        let failed = |step: &'static str| {
-            let what = &what;
-            move |error: Errno| Error::failed(format!("{what}: {step}"), error)
-        };
+/// A socket that is not bound to its queue yet.
+struct Opening<'a> {
+    config: &'a QueueConfig<'a>,
+    socket: OwnedFd,
+}
+
+impl<'a> Opening<'a> {
+    fn begin(config: &'a QueueConfig<'a>) -> Result<Opening<'a>, Error> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
             .map_err(|error| {
@@ -105,44 +102,97 @@ impl Queue {
                     Errno::AFNOSUPPORT => "the kernel was built without CONFIG_XDP_SOCKETS",
                     _ => "it needs CAP_NET_RAW",
                 };
-                failed("socket")(error).help(help)
+                Error::failed(format!("{}: socket", what(config)), error).help(help)
             })?;
+        Ok(Opening { config, socket })
+    }
 
-        let send = if config.sends { SEND } else { 0 };
-        let memory = |error: io::Error| Error::failed(format!("{what}: memory for frames"), error);
-        let umem = Umem::new(config.chunk, RECEIVE + send).map_err(memory)?;
+    /// Returns the error of a step.
+    fn failed(&self, step: &'static str) -> impl Fn(Errno) -> Error {
+        let what = what(self.config);
+        move |error| Error::failed(format!("{what}: {step}"), error)
+    }
+
+    fn no_memory(&self, step: &'static str, error: io::Error) -> Error {
+        Error::failed(format!("{}: {step}", what(self.config)), error)
+    }
+
+    /// Tells the kernel the memory for frames.
+    fn register(&self, umem: &Umem) -> Result<(), Error> {
         let registration = XdpUmemReg {
             addr: umem.mapping().address(),
             len: umem.mapping().len() as u64,
-            chunk_size: config.chunk,
+            chunk_size: self.config.chunk,
             headroom: 0,
             flags: XdpUmemRegFlags::empty(),
             tx_metadata_len: 0,
         };
-        sockopt::set_xdp_umem_reg(&socket, registration).map_err(|error| {
+        sockopt::set_xdp_umem_reg(&self.socket, registration).map_err(|error| {
             let locked = matches!(error, Errno::NOBUFS | Errno::NOMEM | Errno::PERM);
-            let error = failed("memory for frames")(error);
+            let error = self.failed("memory for frames")(error);
             let mib = umem.mapping().len() >> 20;
             let help = format!(
                 "{mib} MiB have to be locked: raise RLIMIT_MEMLOCK (systemd: LimitMEMLOCK=infinity) or give CAP_IPC_LOCK"
             );
             if locked { error.help(&help) } else { error }
-        })?;
-        let completions = if config.sends { SEND } else { NO_COMPLETIONS };
-        sockopt::set_xdp_umem_fill_ring_size(&socket, RECEIVE).map_err(failed("fill ring"))?;
-        sockopt::set_xdp_umem_completion_ring_size(&socket, completions)
-            .map_err(failed("completion ring"))?;
-        sockopt::set_xdp_rx_ring_size(&socket, RECEIVE).map_err(failed("receive ring"))?;
-        if config.sends {
-            sockopt::set_xdp_tx_ring_size(&socket, SEND).map_err(failed("transmit ring"))?;
-            // The kernel copies each frame into a buffer that counts; the rings are bound enough.
-            let bytes = SEND as usize * (config.chunk as usize + 2048);
-            sockopt::set_socket_send_buffer_size_force(&socket, bytes)
-                .map_err(failed("send buffer"))?;
-        }
+        })
+    }
 
-        let offsets = sockopt::xdp_mmap_offsets(&socket).map_err(failed("ring layout"))?;
-        let rings = |error: io::Error| Error::failed(format!("{what}: mapping the rings"), error);
+    /// Sets the sizes of the rings, and of the kernel's buffer for frames that leave.
+    fn set_sizes(&self) -> Result<(), Error> {
+        let socket = &self.socket;
+        let completions = if self.config.sends { SEND } else { NO_COMPLETIONS };
+        sockopt::set_xdp_umem_fill_ring_size(socket, RECEIVE).map_err(self.failed("fill ring"))?;
+        sockopt::set_xdp_umem_completion_ring_size(socket, completions)
+            .map_err(self.failed("completion ring"))?;
+        sockopt::set_xdp_rx_ring_size(socket, RECEIVE).map_err(self.failed("receive ring"))?;
+        if self.config.sends {
+            sockopt::set_xdp_tx_ring_size(socket, SEND).map_err(self.failed("transmit ring"))?;
+            // The kernel copies each frame into a buffer that counts; the rings are bound enough.
+            let bytes = SEND as usize * (self.config.chunk as usize + 2048);
+            sockopt::set_socket_send_buffer_size_force(socket, bytes)
+                .map_err(self.failed("send buffer"))?;
+        }
+        Ok(())
+    }
+
+    /// Binds the socket to its queue. Without a wish, the kernel tries zero-copy first.
+    fn bind(&self) -> Result<(), Error> {
+        let QueueConfig { interface, queue, zero_copy, .. } = *self.config;
+        let mut flags = SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
+        flags.set(SocketAddrXdpFlags::XDP_COPY, !zero_copy);
+        bind(&self.socket, &SocketAddrXdp::new(flags, interface, queue)).map_err(|error| {
+            let help = match error {
+                Errno::BUSY => "another program has an AF_XDP socket on this queue",
+                Errno::NETDOWN => "take the interface up first",
+                Errno::INVAL => {
+                    "the interface has no such queue, or cannot take frames of this size"
+                }
+                _ => return self.failed("bind")(error),
+            };
+            self.failed("bind")(error).help(help)
+        })
+    }
+}
+
+/// Says what failed if a queue cannot be opened.
+fn what(config: &QueueConfig<'_>) -> String {
+    format!("cannot open an AF_XDP socket for queue {} of \"{}\"", config.queue, config.name)
+}
+
+impl Queue {
+    /// Opens a socket and binds it to its queue. Frames arrive once it is in the program's map.
+    pub fn open(config: &QueueConfig<'_>) -> Result<Queue, Error> {
+        let opening = Opening::begin(config)?;
+        let send = if config.sends { SEND } else { 0 };
+        let memory = |error| opening.no_memory("memory for frames", error);
+        let umem = Umem::new(config.chunk, RECEIVE + send).map_err(memory)?;
+        opening.register(&umem)?;
+        opening.set_sizes()?;
+
+        let socket = &opening.socket;
+        let offsets = sockopt::xdp_mmap_offsets(socket).map_err(opening.failed("ring layout"))?;
+        let rings = |error| opening.no_memory("mapping the rings", error);
         let mut fill =
             Producer::map(socket.as_fd(), XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, RECEIVE)
                 .map_err(rings)?;
@@ -158,26 +208,11 @@ impl Queue {
         }
         fill.publish();
 
-        // Without a wish, the kernel tries zero-copy first.
-        let mut flags = SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
-        flags.set(SocketAddrXdpFlags::XDP_COPY, !config.zero_copy);
-        bind(&socket, &SocketAddrXdp::new(flags, config.interface, config.queue)).map_err(
-            |error| {
-                let help = match error {
-                    Errno::BUSY => "another program has an AF_XDP socket on this queue",
-                    Errno::NETDOWN => "take the interface up first",
-                    Errno::INVAL => {
-                        "the interface has no such queue, or cannot take frames of this size"
-                    }
-                    _ => return failed("bind")(error),
-                };
-                failed("bind")(error).help(help)
-            },
-        )?;
-        let zero_copy = sockopt::xdp_options(&socket)
+        opening.bind()?;
+        let zero_copy = sockopt::xdp_options(socket)
             .is_ok_and(|options| options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY));
         Ok(Queue {
-            socket: Arc::new(socket),
+            socket: Arc::new(opening.socket),
             number: config.queue,
             receive,
             fill,
