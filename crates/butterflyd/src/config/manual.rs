@@ -32,28 +32,7 @@ fn page() -> String {
     );
     page.section("OPTIONS");
     page.arguments(command.get_arguments());
-    page.section("CONFIGURATION FILE");
-    page.text(
-        "Groups of KEY = VALUE; lines that begin with # are comments. What stands there is stronger than the command line, and a key that \
-         looks like a misspelt one is refused. `/etc/butterfly/butterflyd.ini` explains every key with its default. Options that are there once or \
-         more take all their values in one key, with spaces between.",
-    );
-    let named = |wanted: &str, same: bool| {
-        let names =
-            keys().filter(|(group, key, option)| *group == wanted && (key == option) == same);
-        names.map(|(_, key, _)| format!("`{key}`")).collect::<Vec<_>>().join(", ")
-    };
-    page.term("[general] KEY", &format!("as the option of that name: {}", named("general", true)));
-    page.term(
-        "[timeouts] NAME",
-        &format!("as `--timeout` NAME=SECONDS: {}", named("timeouts", false)),
-    );
-    for (group, key, option) in
-        keys().filter(|(group, key, option)| *group != "timeouts" && key != option)
-    {
-        let value = if option.starts_with("no-") { "false: " } else { "" };
-        page.term(&format!("[{group}] `{key}`"), &format!("{value}as `--{option}`"));
-    }
+    configuration_file(&mut page);
     page.section("SIGNALS");
     page.term(
         "`SIGINT`, `SIGQUIT`, `SIGTERM`",
@@ -101,6 +80,31 @@ fn page() -> String {
     page.section("SEE ALSO");
     page.text("`butterfly`(1), `systemctl`(1), `journalctl`(1)");
     page.finish()
+}
+
+fn configuration_file(page: &mut Page) {
+    page.section("CONFIGURATION FILE");
+    page.text(
+        "Groups of KEY = VALUE; lines that begin with # are comments. What stands there is stronger than the command line, and a key that \
+         looks like a misspelt one is refused. `/etc/butterfly/butterflyd.ini` explains every key with its default. Options that are there once or \
+         more take all their values in one key, with spaces between.",
+    );
+    let named = |wanted: &str, same: bool| {
+        let names =
+            keys().filter(|(group, key, option)| *group == wanted && (key == option) == same);
+        names.map(|(_, key, _)| format!("`{key}`")).collect::<Vec<_>>().join(", ")
+    };
+    page.term("[general] KEY", &format!("as the option of that name: {}", named("general", true)));
+    page.term(
+        "[timeouts] NAME",
+        &format!("as `--timeout` NAME=SECONDS: {}", named("timeouts", false)),
+    );
+    for (group, key, option) in
+        keys().filter(|(group, key, option)| *group != "timeouts" && key != option)
+    {
+        let value = if option.starts_with("no-") { "false: " } else { "" };
+        page.term(&format!("[{group}] `{key}`"), &format!("{value}as `--{option}`"));
+    }
 }
 
 #[cfg(test)]
