@@ -25,7 +25,6 @@ LEFT = {
 LONG = {
     "butterfly": 1,
     "butterflyd": 5,
-    "vhost": 12,
     "tests": 36,
 }
 
