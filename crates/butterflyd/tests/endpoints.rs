@@ -34,7 +34,8 @@ fn butterflyd(directory: &Path, options: &[&str]) -> Command {
     command
 }
 
-/// Stopped at its end, however that comes: killed, it would leave its table of sessions.
+/// A daemon that is stopped in order when this is dropped; a killed one would leave its session
+/// table.
 struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -44,7 +45,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Starts it, and where its log says that the API is.
+/// Starts a daemon. Returns it with the endpoints of the API in its log.
 fn started(directory: &Path, options: &[&str]) -> (Daemon, Vec<String>) {
     let mut daemon = butterflyd(directory, options).spawn().unwrap();
     let lines = BufReader::new(daemon.stderr.take().unwrap()).lines().map_while(Result::ok);
@@ -63,7 +64,7 @@ fn started(directory: &Path, options: &[&str]) -> (Daemon, Vec<String>) {
 fn answers(endpoint: &str) {
     let list: Messages =
         text::parse("messages { revision: 6 message_0 { request { nic_list: true } } }").unwrap();
-    // From this host any address is reached by the loopback's.
+    // From this host the wildcard addresses are reached by the loopback address.
     let endpoint = endpoint.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:");
     let reply = Client::connect(&endpoint, Some(PATIENCE))
         .unwrap()
@@ -100,7 +101,7 @@ fn every_endpoint_is_served_and_told() {
     ];
     std::fs::write(&ini, format!("[general]\nendpoint = {}\n", kinds.join("  "))).unwrap();
     let options: Vec<_> = kinds.iter().flat_map(|kind| ["-e", *kind]).collect();
-    // By options, and by the file, which is stronger.
+    // By options, and by the configuration file, which overrides them.
     for options in [&options[..], &["-e", "tcp://192.0.2.250:1", "-c", ini.to_str().unwrap()]] {
         let (daemon, endpoints) = started(directory.path(), options);
         assert_eq!(endpoints.len(), told.len(), "{endpoints:?}");
@@ -118,7 +119,7 @@ fn every_endpoint_is_served_and_told() {
     }
 }
 
-/// Of several endpoints of which one is bad, none is served.
+/// If one of several endpoints is bad, the daemon serves none of them.
 #[test]
 fn it_starts_on_all_or_not_at_all() {
     let directory = tempfile::tempdir().unwrap();
@@ -128,22 +129,41 @@ fn it_starts_on_all_or_not_at_all() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let busy = format!("tcp://{}", taken.local_addr().unwrap());
     for (last, status, said) in [
-        (busy.as_str(), 1, format!("cannot listen on {busy}: Address already in use; another process listens there")),
+        (
+            busy.as_str(),
+            1,
+            format!(
+                "cannot listen on {busy}: Address already in use; another process listens there"
+            ),
+        ),
         ("tcp://192.0.2.250:1", 1, "cannot listen on tcp://192.0.2.250:1: ".into()),
         (
             "tcp://no-such-link:1",
             1,
-            "cannot listen on tcp://no-such-link:1: cannot look up the network interface \"no-such-link\"".into(),
+            "cannot listen on tcp://no-such-link:1: cannot look up the network interface \
+             \"no-such-link\""
+                .into(),
         ),
         (
             "udp://127.0.0.1:1",
             2,
-            "endpoint \"udp://127.0.0.1:1\" is refused: udp has no replies; the API listens on tcp and ipc".into(),
+            "endpoint \"udp://127.0.0.1:1\" is refused: udp has no replies; \
+             the API listens on tcp and ipc"
+                .into(),
         ),
-        ("inproc://api", 2, "endpoint \"inproc://api\" is refused: inproc reaches nobody outside the daemon".into()),
-        ("tipc://{5560,0,0}", 2, "endpoint \"tipc://{5560,0,0}\" is refused: tipc is not supported".into()),
+        (
+            "inproc://api",
+            2,
+            "endpoint \"inproc://api\" is refused: inproc reaches nobody outside the daemon".into(),
+        ),
+        (
+            "tipc://{5560,0,0}",
+            2,
+            "endpoint \"tipc://{5560,0,0}\" is refused: tipc is not supported".into(),
+        ),
     ] {
-        let output = butterflyd(directory.path(), &["-e", &ipc, "-e", &tcp, "-e", last]).output().unwrap();
+        let output =
+            butterflyd(directory.path(), &["-e", &ipc, "-e", &tcp, "-e", last]).output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(status), "{last}: {stderr}");
         assert!(stderr.contains(&said), "{last}: {stderr}");

@@ -10,10 +10,10 @@ use std::{
 
 /// Default prefix of networks' groups over IPv6.
 const DEFAULT_GROUP6: Ipv6Addr = Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0);
-/// Bytes that every IPv6 link carries (RFC 8200, 5). IPv6 inside needs more, of which a warning at
-/// the start tells.
+/// Bytes that every IPv6 link carries (RFC 8200, 5). IPv6 inside a tunnel needs more; the daemon
+/// warns about that at its start.
 const MIN_MTU: u32 = 1280;
-/// The largest that a TAP device can have.
+/// The largest MTU of a TAP device.
 pub const MAX_MTU: u32 = 65_521;
 /// More receive queues than any card has.
 const MAX_QUEUES: u32 = 1024;
@@ -62,7 +62,7 @@ pub fn tunnel(
     let group6 =
         options.group6.as_deref().map_or(Ok(DEFAULT_GROUP6), group6).map_err(&mut sort_out).ok();
     match uplink {
-        // It has no effect then, and no operator meant it so.
+        // Without an uplink these options have no effect, which no operator intends.
         Some(None) => useless(options).map(without_uplink).for_each(&mut sort_out),
         Some(Some(_)) if !is_host(ip) => sort_out(format!(
             "ip {ip} is refused: no other host can send to it; give this host's address on the network between hosts, or --uplink none"
@@ -106,7 +106,7 @@ fn underlay_vlan(text: &str) -> Result<u16, String> {
     })
 }
 
-/// The MTU that is wanted, with what to say if it is not the one that was asked for: the original
+/// Reads the wanted MTU. Also returns a warning if it is not the one that was given: the original
 /// takes any number.
 pub fn nic_mtu(text: &str) -> Result<(NicMtu, Option<String>), String> {
     if text == "max" {
@@ -156,12 +156,16 @@ fn uplink(options: &Options) -> Result<Option<UplinkSpec>, String> {
     match (&options.uplink_queues, spec) {
         (None, spec) => Ok(Some(spec)),
         (Some(queues), UplinkSpec::Xdp { interface, .. }) => match queues.parse() {
-            Ok(queues @ 1..=MAX_QUEUES) => Ok(Some(UplinkSpec::Xdp { interface, queues: Some(queues) })),
-            _ => Err(format!("uplink-queues {queues:?} is refused: it is a number from 1 to {MAX_QUEUES}")),
+            Ok(queues @ 1..=MAX_QUEUES) => {
+                Ok(Some(UplinkSpec::Xdp { interface, queues: Some(queues) }))
+            }
+            _ => Err(format!(
+                "uplink-queues {queues:?} is refused: it is a number from 1 to {MAX_QUEUES}"
+            )),
         },
-        (Some(_), _) => {
-            Err("uplink-queues is refused: only an interface has several; remove it, or name one with --uplink".into())
-        }
+        (Some(_), _) => Err("uplink-queues is refused: only an interface has several; \
+             remove it, or name one with --uplink"
+            .into()),
     }
 }
 
@@ -310,7 +314,7 @@ mod tests {
             vlan: 4094,
             mtu: None,
         };
-        // One twice, and our own: all hosts may have the same list.
+        // One peer twice, and the host's own address: all hosts may have the same list.
         let words = "-i 2001:db8::1/64 --uplink eth0 --uplink-queues 4 --peer 2001:db8::2;2001:db8:1::3, --peer 2001:db8::1 \
                      --peer 2001:db8::4 --peer 2001:db8::2 --gateway fe80::1 --group6 ff05:: --udp6-checksum --strict-peers --underlay-vlan 4094";
         assert_eq!(parse(words), Ok(Some(expected)));

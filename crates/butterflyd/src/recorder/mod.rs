@@ -59,7 +59,7 @@ impl Tape {
     }
 }
 
-/// A tape that was opened, or the one that is there, and what is to pass.
+/// A change of a vnic's tape that was prepared: the tape to use from now on, with its filter.
 pub enum Prepared {
     /// No change.
     Nothing,
@@ -67,7 +67,7 @@ pub enum Prepared {
     New(Box<NewTape>, Option<Filter>),
     /// The same file goes on.
     Same(TraceOptions, Option<Filter>),
-    /// No file, and why.
+    /// No file, and the reason.
     Without(PathBuf, TraceOptions, String),
 }
 
@@ -117,7 +117,7 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// One that gets no packets.
+    /// Returns a recorder that gets no packets.
     pub fn idle() -> Recorder {
         Recorder {
             taps: None,
@@ -228,10 +228,13 @@ impl Recorder {
             return Err(Failure::new(text).with_help("name another path"));
         }
         let stats = Arc::new(FileStats::default());
-        let file = TraceFile::create(Path::new(&path), interface, &options, stats.clone()).map_err(|why| {
-            Failure::new(why)
-                .with_help("the path has to lead to a new file, or to one of the daemon's own, in a directory that exists")
-        })?;
+        let file = TraceFile::create(Path::new(&path), interface, &options, stats.clone())
+            .map_err(|why| {
+                Failure::new(why).with_help(
+                    "the path has to lead to a new file, or to one of the daemon's own, \
+                     in a directory that exists",
+                )
+            })?;
         Ok(NewTape { path, options, file, stats })
     }
 
@@ -298,7 +301,7 @@ impl Recorder {
         }
     }
 
-    /// A vnic is gone, and its file with it.
+    /// Ends the recording of a vnic that was deleted.
     pub fn forget(&mut self, id: &str) {
         self.switch_off(id);
         self.tapes.remove(id);
@@ -427,8 +430,8 @@ impl Recorder {
         self.choose(|chosen| chosen.push(sink));
     }
 
-    /// No worker copies for a sink any more. Something comes when all that was under way is
-    /// through.
+    /// Makes the workers stop copying for a sink. The receiver gets a message when the packets
+    /// under way are through.
     fn end(&self, sink: &Arc<TapSink>) -> Receiver<()> {
         self.choose(|chosen| chosen.retain(|other| other.number != sink.number));
         let (done, through) = mpsc::sync_channel(1);
@@ -453,7 +456,7 @@ impl Recorder {
 
 /// True if something is not through yet, after a moment.
 fn is_under_way(through: &Receiver<()>) -> bool {
-    // A sender that said so once is gone, and its absence says it again.
+    // After its one message the sender is gone, so the result is an error of another kind.
     through.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout)
 }
 

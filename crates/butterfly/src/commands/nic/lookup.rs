@@ -22,7 +22,9 @@ pub fn del() -> Node {
         |arguments, session| {
             let ids = arguments.words_from(0);
             let absent = notes::absent_nics(ids, session);
-            let requests = ids.iter().map(|id| Request { nic_del: Some(id.clone()), ..Request::default() });
+            let requests = ids
+                .iter()
+                .map(|id| Request { nic_del: Some(id.clone()), ..Request::default() });
             session.ask_all(requests.collect())?;
             notes::of_absent_nics(&absent, session);
             Ok(())

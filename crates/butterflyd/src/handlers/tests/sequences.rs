@@ -1,9 +1,9 @@
-//! Random sequences of requests, held against what must always be true.
+//! Random sequences of requests, and checks of what must always be true.
 
 use super::host::Host;
 use butterfly_datapath::{Front, VnicPolicy};
 
-/// A request of a random sequence about few ids, addresses and networks, so that they meet.
+/// Returns a random request. Its ids, addresses and networks are few, so that requests collide.
 fn any_request() -> impl proptest::strategy::Strategy<Value = String> {
     use proptest::prelude::*;
     let id = prop_oneof![Just("a"), Just("b"), Just("c")];
@@ -13,11 +13,13 @@ fn any_request() -> impl proptest::strategy::Strategy<Value = String> {
         Just("type: VHOST_USER_CLIENT"),
         Just("type: VHOST_USER_CLIENT path: \"/run/b/qemu-vhost-a\"")
     ];
-    let add = (id.clone(), 1..3, 1..3, flags, kind).prop_map(|(id, mac, vni, (bypass, spoof), kind)| {
-        format!(
-            "nic_add {{ id: \"{id}\" mac: \"02:00:00:00:00:0{mac}\" vni: {vni} bypass_filtering: {bypass} ip_anti_spoof: {spoof} {kind} }}"
-        )
-    });
+    let add =
+        (id.clone(), 1..3, 1..3, flags, kind).prop_map(|(id, mac, vni, (bypass, spoof), kind)| {
+            format!(
+                "nic_add {{ id: \"{id}\" mac: \"02:00:00:00:00:0{mac}\" vni: {vni} \
+                 bypass_filtering: {bypass} ip_anti_spoof: {spoof} {kind} }}"
+            )
+        });
     let change = [
         "ip: \"::1\"",
         "ip: \"\"",
@@ -25,16 +27,18 @@ fn any_request() -> impl proptest::strategy::Strategy<Value = String> {
         "security_group: \"g\" security_group: \"h\"",
         "security_group: \"\"",
     ];
-    let apply = (proptest::collection::vec(add.clone(), 0..4), any::<bool>(), any::<bool>()).prop_map(
-        |(nics, group, prune)| {
-            let nics = nics.join(" ").replace("nic_add", "nic");
-            let group = match group {
-                true => "security_group { id: \"g\" member: \"::1\" rule { direction: INBOUND protocol: -1 security_group: \"h\" } }",
-                false => "",
-            };
-            format!("apply {{ {nics} {group} prune: {prune} }}")
-        },
-    );
+    let nics = proptest::collection::vec(add.clone(), 0..4);
+    let apply = (nics, any::<bool>(), any::<bool>()).prop_map(|(nics, group, prune)| {
+        let nics = nics.join(" ").replace("nic_add", "nic");
+        let group = match group {
+            true => {
+                "security_group { id: \"g\" member: \"::1\" \
+                 rule { direction: INBOUND protocol: -1 security_group: \"h\" } }"
+            }
+            false => "",
+        };
+        format!("apply {{ {nics} {group} prune: {prune} }}")
+    });
     let update = (id.clone(), any::<bool>(), proptest::sample::select(change.to_vec())).prop_map(
         |(id, spoof, ip)| format!("nic_update {{ id: \"{id}\" ip_anti_spoof: {spoof} {ip} }}"),
     );
