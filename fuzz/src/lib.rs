@@ -1,5 +1,4 @@
-//! What can be fuzzed: each target takes any bytes and panics if Butterfly does something wrong
-//! with them.
+//! Fuzz targets: each takes any bytes and panics if Butterfly does something wrong with them.
 //!
 //! * [`rings`]: a hostile guest's rings, descriptors and memory, behind the whole packet path, with
 //!   sound guests beside it.
@@ -18,7 +17,7 @@ mod input;
 pub mod rings;
 pub mod zmtp;
 
-/// A target.
+/// A target, which takes the bytes of an input.
 pub type Target = fn(&[u8]);
 
 /// All targets by name.

@@ -1,5 +1,5 @@
-//! A hostile guest: anything in its descriptors, rings and memory, with any features, as sender and
-//! as receiver. Sound guests in its network and in another one must not notice.
+//! A hostile guest writes any bytes into its descriptors, rings and memory, with any features, as
+//! sender and as receiver. Sound guests in its network and in another one must not notice.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -22,7 +22,7 @@ const PAL: Mac = Mac([2, 0, 0, 0, 0, 3]);
 const REGION: u64 = 64 * 1024;
 const REGIONS: u64 = 3;
 
-/// What guests may negotiate.
+/// Features that guests may negotiate.
 const CHOICES: [Features; 8] = [
     Features::VERSION_1,
     Features::MRG_RXBUF,
@@ -44,7 +44,7 @@ fn features(bits: u8) -> Features {
     chosen.fold(Features::NONE, |all, (_, feature)| all.with(*feature))
 }
 
-/// Two bytes of configuration, then one operation after the other.
+/// Runs an input: two bytes of configuration, then one operation after the other.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let mut host = Host::new().expect("a host");
@@ -66,7 +66,7 @@ pub fn run(data: &[u8]) {
             .expect("a guest");
     }
     host.moved();
-    // Bounded: an input is no longer than its bytes, but each of them may cost a turn.
+    // Bounded, as each operation may cost a turn of the switch.
     for _ in 0..200 {
         let Some(operation) = input.next() else { break };
         step(&mut host, operation, &mut input);
@@ -94,7 +94,7 @@ fn guest<'a>(host: &'a mut Host, id: &str) -> &'a mut Guest {
     host.guest(id).expect("a guest")
 }
 
-/// An address: most often in the guest's memory, else anything.
+/// Returns an address, most often in the guest's memory.
 fn addr(input: &mut Input<'_>) -> u64 {
     match input.u8() {
         // Around the borders of regions.
@@ -137,7 +137,7 @@ fn offer(ring: &Ring, head: u16) {
 fn step(host: &mut Host, operation: u8, input: &mut Input<'_>) {
     let ring_of = ring(host, operation >> 7);
     match operation & 15 {
-        // One chain of one descriptor, and so many more after it.
+        // A chain of one descriptor, and a number of chains after it.
         0 | 1 => {
             let head = u16::from(input.u8());
             let more = u16::from(operation >> 4 & 7);
@@ -166,12 +166,12 @@ fn step(host: &mut Host, operation: u8, input: &mut Input<'_>) {
             ];
             field[usize::from(operation >> 4 & 3)].store(input.u16(), Relaxed);
         }
-        // Anything into the guest's own memory, rings included.
+        // Any bytes into the guest's own memory, rings included.
         6 | 7 => {
             let (to, len) = (addr(input), usize::from(input.u8() & 63));
             let _ = guest(host, "hostile").memory().clone().write(to, input.bytes(len));
         }
-        // A table of descriptors, and a chain that leads to it.
+        // An indirect table, and a chain that leads to it.
         8 => {
             let to = DEFAULT_GUEST_ADDR + u64::from(input.u16()) * 4;
             let count = u64::from(operation >> 4 & 7);
@@ -187,17 +187,17 @@ fn step(host: &mut Host, operation: u8, input: &mut Input<'_>) {
             );
             offer(&ring_of, head % ring_of.size());
         }
-        // A frame as a driver sends it, with a header that may lie.
+        // A frame sent as a driver does, with a virtio-net header that may be wrong.
         9 | 10 => {
             let frame =
                 frame(input, HOSTILE, if operation & 16 == 0 { SOUND } else { Mac::BROADCAST });
             let header = header(input);
             let guest = guest(host, "hostile");
-            // Its own queues may say nonsense by now; that is the guest's problem.
+            // An error is fine: the guest's rings may hold nonsense by now.
             let _ =
                 guest.send(&frame, if operation & 1 == 0 { header } else { NetHeader::default() });
         }
-        // A sound guest sends to it.
+        // A sound guest sends to the hostile guest.
         11 | 12 => {
             let to = if operation & 16 == 0 { HOSTILE } else { Mac::BROADCAST };
             let frame = frame(input, SOUND, to);
@@ -207,7 +207,7 @@ fn step(host: &mut Host, operation: u8, input: &mut Input<'_>) {
                 Err(error) => panic!("a sound guest: {error}"),
             }
         }
-        // It comes back with other features.
+        // The hostile guest comes back with other features.
         13 if operation & 0x40 != 0 => {
             host.detach("hostile");
             let (bits, setup) = (input.u8(), input.u8());
@@ -247,7 +247,7 @@ fn header(input: &mut Input<'_>) -> NetHeader {
     }
 }
 
-/// Everybody else is as if the hostile guest had never been there.
+/// Checks that the hostile guest did not change anything for the sound guests.
 fn check(host: &mut Host) {
     for id in ["sound", "pal", "far", "peer"] {
         let guest = guest(host, id);
