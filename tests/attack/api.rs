@@ -1,4 +1,4 @@
-//! Garbage on the API socket, and options that make no sense.
+//! Garbage on the API socket, and invalid command lines.
 
 use std::{
     io::{Read, Write},
@@ -12,12 +12,12 @@ use butterfly_tests::{frames::Choices, programs::program, wait::PATIENCE};
 
 use crate::switch::{PROMPT, Switch};
 
-/// A request as a client might send it, to be spoilt.
+/// A valid request, of which the tests change a few bytes.
 const LIST: &[u8] = &[0x0a, 0x08, 0x08, 0x06, 0x12, 0x04, 0x0a, 0x02, 0x20, 0x01];
-/// The bare message of the contract for what cannot be decoded.
+/// The answer that the contract gives to requests that cannot be decoded.
 const NOT_DECODABLE: &[u8] = &[0x08, 0x06, 0x12, 0x02, 0x08, 0x00];
 
-/// Bytes that are no request, each answered as that.
+/// Sends bytes that are no request. Checks that the daemon answers each as not decodable.
 pub fn malformed(switch: &Switch) -> usize {
     let client = Client::connect(switch.0.endpoint(), Some(PATIENCE)).expect("the API is there");
     let deep: Vec<u8> = (0..2000).flat_map(|_| [0x0b]).collect();
@@ -41,10 +41,10 @@ pub fn malformed(switch: &Switch) -> usize {
     requests.len()
 }
 
-/// A step of the random part.
+/// Sends one random message to the API.
 pub fn random(switch: &Switch, choices: &mut Choices) {
     match choices.below(3) {
-        // A request with a few bytes changed: anything but silence is a good answer.
+        // A request with a few bytes changed. Any answer is good; silence is not.
         0 => {
             let client =
                 Client::connect(switch.0.endpoint(), Some(PATIENCE)).expect("the API is there");
@@ -53,13 +53,13 @@ pub fn random(switch: &Switch, choices: &mut Choices) {
                 let at = choices.below(request.len());
                 request[at] = choices.below(256) as u8;
             }
-            // Not an accidental app_quit (field 17) or app_config.
+            // Do not send app_quit (field 17) or app_config by accident.
             if request.windows(2).any(|pair| matches!(pair, [0x88 | 0x92, 0x01])) {
                 return;
             }
             client.exchange(&request).unwrap_or_else(|error| panic!("{request:02x?}: {error}"));
         }
-        // Not ZeroMQ at all, or a bit of it.
+        // Noise instead of ZeroMQ, or the beginning of a ZeroMQ greeting.
         _ => {
             let path = switch.0.endpoint().trim_start_matches("ipc://");
             let mut stream = UnixStream::connect(path).expect("somebody listens");
@@ -79,7 +79,7 @@ pub fn random(switch: &Switch, choices: &mut Choices) {
     }
 }
 
-/// Options that are refused, with a sentence that names them.
+/// Command lines that a program refuses: program, options, and a word of its message.
 const OPTIONS: &[(&str, &[&str], &str)] = &[
     ("butterflyd", &[], "ip"),
     ("butterflyd", &["-i"], "ip"),
@@ -130,7 +130,7 @@ const OPTIONS: &[(&str, &[&str], &str)] = &[
     ("butterfly", &["request", "/dev/zero/nothing"], ""),
 ];
 
-/// Programs with options that make no sense end at once, not by a signal, and say why.
+/// Checks that programs refuse invalid options at once, with a message and without a crash.
 pub fn options() -> usize {
     for (name, words, says) in OPTIONS {
         let mut command = Command::new("timeout");

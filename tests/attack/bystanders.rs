@@ -1,4 +1,4 @@
-//! Guests that only want to talk to each other: every byte is checked, every frame numbered.
+//! Guests that only talk to each other. They number every frame and check every byte.
 
 use std::{
     sync::{
@@ -20,12 +20,12 @@ use butterfly_tests::{
 
 use crate::switch::{Switch, dropped};
 
-/// Longest frame they send.
+/// Longest frame of the bystanders, in bytes.
 const LONGEST: usize = 1514;
-/// A frame that did not come for so long is lost.
+/// A frame that has not arrived within this time is lost.
 const LOST: Duration = Duration::from_secs(2);
 
-/// What one pair counted.
+/// Counts of one pair.
 pub struct Count {
     /// Frames that were sent and did not arrive, by receiver (b, a).
     pub missing: [u64; 2],
@@ -33,7 +33,7 @@ pub struct Count {
     pub arrived: u64,
     /// Longest time without any frame, while some were under way.
     pub longest_pause: Duration,
-    /// Frames of others that arrived.
+    /// Frames that arrived from other guests.
     pub foreign: u64,
 }
 
@@ -45,13 +45,13 @@ pub struct Pair {
     arrived: Arc<AtomicU64>,
 }
 
-/// All pairs.
+/// All pairs of bystanders.
 pub struct Bystanders {
     pairs: Vec<Pair>,
     stop: Arc<AtomicBool>,
 }
 
-/// A vnic with its guest.
+/// Declares a vnic and attaches a guest to it.
 pub fn station(switch: &Switch, nic: &Nic, config: &butterfly_guest_driver::VmConfig) -> Station {
     let path = switch.add(nic);
     let mut vm = Vm::connect(&path, config, butterfly_tests::PATIENCE).expect("a guest attaches");
@@ -60,8 +60,8 @@ pub fn station(switch: &Switch, nic: &Nic, config: &butterfly_guest_driver::VmCo
 }
 
 impl Bystanders {
-    /// One pair in each of these networks; in a shared one frames of others may arrive, in all
-    /// others they must not.
+    /// Starts one pair in each of these networks. Frames of other guests may arrive in a shared
+    /// network (`true`), and in no other.
     pub fn start(switch: &Switch, networks: &[(u32, bool)], pause: Duration) -> Bystanders {
         let stop = Arc::new(AtomicBool::new(false));
         let pairs = networks.iter().enumerate().map(|(at, (vni, shared))| {
@@ -84,20 +84,20 @@ impl Bystanders {
         Bystanders { pairs, stop }
     }
 
-    /// Fails as soon as a pair has given up.
+    /// Fails if the thread of a pair has ended.
     pub fn check(&self) {
         for pair in &self.pairs {
             assert!(!pair.thread.is_finished(), "the bystanders {:?} gave up: see above", pair.ids);
         }
     }
 
-    /// Frames that arrived so far.
+    /// Returns the number of frames that arrived so far.
     pub fn arrived(&self) -> u64 {
         self.pairs.iter().map(|pair| pair.arrived.load(Relaxed)).sum()
     }
 
-    /// Ends the traffic and holds it against the daemon's counters. Returns frames and the longest
-    /// pause.
+    /// Ends the traffic and compares it with the daemon's counters. Returns the number of frames
+    /// that arrived and the longest pause.
     pub fn finish(self, switch: &Switch) -> (u64, Duration) {
         self.stop.store(true, Relaxed);
         let (mut arrived, mut longest) = (0, Duration::ZERO);
@@ -147,7 +147,7 @@ fn talk(
     let mut both = streams(&a, &b);
     let mut count =
         Count { missing: [0; 2], arrived: 0, longest_pause: Duration::ZERO, foreign: 0 };
-    // Half of what there is room for: others may send to these guests too.
+    // Half of the ring's room: others may send to these guests too.
     let windows = [room(&b, LONGEST) / 2, room(&a, LONGEST) / 2];
     let mut last = Instant::now();
     let mut lost = [0u64; 2];
@@ -172,7 +172,7 @@ fn talk(
             count.arrived += moved;
             counter.store(count.arrived, Relaxed);
             if !pause.is_zero() {
-                std::thread::sleep(pause); // a guest with something else to do
+                std::thread::sleep(pause); // the guest has other work to do
             }
         } else if under_way(&both) == 0 {
             last = Instant::now();
@@ -190,7 +190,8 @@ fn talk(
     count
 }
 
-/// Takes what arrived. Whatever claims to be of the stream must be, byte for byte.
+/// Receives all frames that arrived. Checks those of the stream byte for byte, and counts the
+/// others in `foreign`.
 fn take(stream: &mut Stream, to: &mut Station, shared: bool, foreign: &mut u64) -> u64 {
     let mut taken = 0;
     while let Some((header, frame)) =

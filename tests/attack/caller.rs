@@ -1,5 +1,5 @@
-//! A sound guest that sends to the hostile ones all the time, so that what they do to their receive
-//! rings is met.
+//! A sound guest that sends to the hostile guests all the time, so that the daemon meets their
+//! broken receive rings.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -21,20 +21,20 @@ use butterfly_vhost::net::NetHeader;
 
 use crate::{bystanders::station, switch::Switch};
 
-/// Between two bursts.
+/// Pause between two bursts.
 const PAUSE: Duration = Duration::from_micros(500);
 const BURST: usize = 64;
-/// Its longest frame: what segmentation offloads leave to the switch.
+/// Longest frame of the caller: a TCP frame that the receiver or the switch segments.
 const LARGE: usize = 60_000;
 const SEGMENT: u16 = 536;
 
-/// Attaches one to a network.
+/// Declares a vnic in a network and attaches the caller to it.
 pub fn new(switch: &Switch, vni: u32) -> Station {
     let usual = machine(LINUX, LARGE + 100);
     station(switch, &Nic::bypass(&format!("caller-{vni}"), mac(0xca_1100 + vni), vni), &usual)
 }
 
-/// Sends to these until told to stop.
+/// Sends to these addresses until `stop` is set.
 pub fn call(caller: &mut Station, to: &[Mac], seed: u64, stop: &AtomicBool) {
     let mut choices = Choices::new(seed);
     while !stop.load(Relaxed) {
@@ -48,7 +48,7 @@ pub fn call(caller: &mut Station, to: &[Mac], seed: u64, stop: &AtomicBool) {
         let frame = link.checksum(checksum).tcp(&build::Tcp::new(9, 1, 16), &vec![0xca; len]);
         for _ in 0..BURST {
             if caller.vm.guest.send(&frame, header).is_err() {
-                break; // it is full, as one that is served fairly may be
+                break; // its ring is full, as the daemon serves all guests fairly
             }
         }
         while caller.vm.guest.recv().expect("a sound receive ring").is_some() {}

@@ -1,5 +1,5 @@
-//! What an attack costs the others: the daemon's busy cycles per packet of bystanders, with and
-//! without it, in interleaved rounds.
+//! Cost of an attack for others: the daemon's busy cycles per packet of bystanders, with and
+//! without the attack, in interleaved rounds.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -17,10 +17,10 @@ use crate::{
 
 const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_secs(6);
-/// At most so much dearer.
+/// Largest allowed ratio of the cost with an attack to the cost without.
 const LIMIT: f64 = 1.05;
 
-/// Measures and prints. Wants a machine with nothing else to do.
+/// Measures and prints. Needs a machine with no other load.
 pub fn run() {
     let switch = Switch(Daemon::start(&HostOptions::default()));
     let bystanders = Bystanders::start(&switch, &[(20, false)], Duration::ZERO);
@@ -51,7 +51,8 @@ pub fn run() {
     assert!(with <= without * LIMIT, "an attack costs the others more than 5 %");
 }
 
-/// Busy cycles of all workers per frame that arrived at a bystander.
+/// Measures for one round. Returns the busy cycles of all workers per frame that a bystander
+/// received.
 fn round(switch: &Switch, bystanders: &Bystanders) -> f64 {
     let cycles = || switch.workers().iter().map(|worker| worker.busy_cycles()).sum::<u64>();
     let (before, arrived) = (cycles(), bystanders.arrived());

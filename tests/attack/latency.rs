@@ -1,5 +1,4 @@
-//! A pair of guests that only measure: how long a frame takes from one to the other while others
-//! attack.
+//! A pair of guests that measure how long a frame takes from one to the other during attacks.
 
 use std::{
     sync::{
@@ -21,18 +20,18 @@ use butterfly_vhost::net::NetHeader;
 
 use crate::{bystanders::station, switch::Switch};
 
-/// Its network.
+/// Network of the pair.
 const VNI: u32 = 22;
 const STREAM: u64 = 0x1a7e;
 const LEN: usize = 60;
-/// Between two frames.
+/// Pause between two frames.
 const EVERY: Duration = Duration::from_micros(300);
-/// A frame that did not come for so long is lost.
+/// A frame that has not arrived within this time is lost.
 const LOST: Duration = Duration::from_secs(2);
-/// Half of the frames arrive within this. One attacker's batch once took 74 ms, and each frame
-/// waited for it.
+/// Time limit for half of the frames. One attacker's batch once took 74 ms, and each frame waited
+/// for it.
 const MEDIAN: Duration = Duration::from_millis(10);
-/// All but one in a hundred do. Most of it is the host's: the daemon, the attackers and the
+/// Time limit for 99 % of the frames. Most of it is the host's: the daemon, the attackers and the
 /// bystanders share two processors.
 const NEARLY_ALL: Duration = Duration::from_millis(60);
 
@@ -43,7 +42,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// Attaches both, and begins.
+    /// Attaches both guests and begins to measure.
     pub fn start(switch: &Switch) -> Latency {
         let config = machine(LINUX, 1514);
         let nic =
@@ -58,7 +57,7 @@ impl Latency {
         Latency { stop, thread }
     }
 
-    /// Ends it. Fails if frames took too long, or were lost.
+    /// Ends the measurement. Fails if frames took too long or were lost.
     pub fn finish(self) {
         self.stop.store(true, Relaxed);
         let mut times = self.thread.join().expect("those who measure go on");
@@ -74,7 +73,7 @@ impl Latency {
     }
 }
 
-/// One frame after the other; how long each took.
+/// Sends one frame after the other. Returns how long each took.
 fn measure(mut a: Station, mut b: Station, stop: &AtomicBool) -> Vec<Duration> {
     let mut times = Vec::new();
     for number in 0.. {
@@ -86,7 +85,7 @@ fn measure(mut a: Station, mut b: Station, stop: &AtomicBool) -> Vec<Duration> {
         a.vm.guest.send(&frame, NetHeader::default()).expect("room for one frame");
         while !arrived(&mut b, number) {
             assert!(begun.elapsed() < LOST, "frame {number} of those who measure did not arrive");
-            // Its turn on a processor is the other's, too.
+            // The daemon may need this thread's processor.
             std::thread::yield_now();
         }
         times.push(begun.elapsed());

@@ -24,9 +24,9 @@ use latency::Latency;
 use switch::{PROMPT, Switch};
 use villain::{Place, VNI};
 
-/// Networks of bystanders; the villains' own is shared with one pair.
+/// Networks of bystanders. One pair (`true`) shares the villains' network.
 const NETWORKS: [(u32, bool); 3] = [(20, false), (21, false), (VNI, true)];
-/// The API is asked so often.
+/// Time between two questions to the API.
 const ASK_EVERY: Duration = Duration::from_millis(500);
 
 fn main() {
@@ -46,7 +46,7 @@ fn main() {
     println!("attack: ok");
 }
 
-/// Asks threads to end, in a panic too: the scope waits for them.
+/// Asks the threads to end when it is dropped, after a panic too: the scope waits for them.
 struct StopAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for StopAtEnd<'_> {
@@ -76,7 +76,7 @@ fn attack(time: Duration, seed: u64) {
         api::options()
     );
 
-    // At random: two in the bystanders' network, one in a network of its own.
+    // The random attacks: two villains in the bystanders' network, one in a network of its own.
     let places: Vec<Place> = [VNI, VNI, 99]
         .iter()
         .zip(2..)
@@ -124,7 +124,7 @@ fn attack(time: Duration, seed: u64) {
             });
         });
     };
-    // Caches and tables fill in the first part; in the second one nothing may grow.
+    // Caches and tables fill in the first third; afterwards nothing may grow.
     round(warm + (end - warm) / 3, seed, &mut slowest);
     let first = settled();
     round(end, seed + 100, &mut slowest);

@@ -1,4 +1,4 @@
-//! Attacks at random, from a seed: what comes of them is not known, but nobody else may notice.
+//! Random attacks, from a seed. Their outcome is not known, but no other guest may notice them.
 
 use std::{
     os::fd::{AsFd, BorrowedFd},
@@ -14,24 +14,21 @@ use butterfly_tests::frames::Choices;
 use butterfly_vhost::net::{Features, NetHeader};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
-use crate::{
-    table::full_eventfd,
-    villain::{Place, REGION, RING, config, raw_connection},
-};
+use crate::villain::{Place, REGION, RING, config, full_eventfd, raw_connection};
 
-/// Entries of the rings of every third hostile guest.
+/// Ring entries of a third of the hostile guests.
 const LARGE_RING: u16 = 1024;
 
-/// What was done.
+/// Counts of what hostile guests did.
 #[derive(Default)]
 pub struct Tally {
-    /// Guests that came and went.
+    /// Guests that attached and left.
     pub guests: u64,
-    /// Steps of theirs.
+    /// Steps that these guests took.
     pub steps: u64,
 }
 
-/// One hostile guest after the other on this vnic, until told to stop.
+/// Runs one hostile guest after the other on this vnic, until `stop` is set.
 pub fn run(place: &Place, seed: u64, stop: &AtomicBool) -> Tally {
     let mut choices = Choices::new(seed);
     let mut tally = Tally::default();
@@ -46,7 +43,7 @@ pub fn run(place: &Place, seed: u64, stop: &AtomicBool) -> Tally {
     tally
 }
 
-/// A front end that never was one.
+/// Connects and sends noise, with vhost-user headers now and then.
 fn garbage(place: &Place, choices: &mut Choices, tally: &mut Tally) {
     let Ok(stream) = raw_connection(&place.path) else { return };
     let _ = stream.set_write_timeout(Some(Duration::from_millis(100)));
@@ -64,7 +61,7 @@ fn garbage(place: &Place, choices: &mut Choices, tally: &mut Tally) {
             return;
         }
     }
-    // Some stay a while without a word.
+    // Sometimes the connection then stays open for a while, silent.
     if choices.below(4) == 0 {
         std::thread::sleep(Duration::from_millis(choices.below(1200) as u64));
     }
@@ -74,7 +71,7 @@ fn noise(choices: &mut Choices, len: usize) -> Vec<u8> {
     (0..len).map(|_| choices.below(256) as u8).collect()
 }
 
-/// A guest that only makes its receive ring hard to use, and keeps it so while others send to it.
+/// Runs a guest that keeps its receive ring costly to use while others send to it.
 fn trapper(place: &Place, choices: &mut Choices, tally: &mut Tally, stop: &AtomicBool) {
     let mut config = config(butterfly_tests::features::LINUX.with(Features::INDIRECT_DESC));
     config.guest = config.guest.rings(LARGE_RING);
@@ -88,7 +85,7 @@ fn trapper(place: &Place, choices: &mut Choices, tally: &mut Tally, stop: &Atomi
     vm.connection.disconnect();
 }
 
-/// A guest that begins well and turns bad.
+/// Runs a guest that attaches properly and then takes random steps.
 fn guest(place: &Place, choices: &mut Choices, tally: &mut Tally, stop: &AtomicBool) {
     let mut features = Features::VERSION_1;
     for feature in
@@ -105,11 +102,11 @@ fn guest(place: &Place, choices: &mut Choices, tally: &mut Tally, stop: &AtomicB
     config.guest.rx_buffer = choices.one(&[64, 1526, 2048]);
     config.guest = config.guest.rings(choices.one(&[RING, RING, LARGE_RING]));
     let Ok(connection) = Connection::connect(&place.path, Duration::from_secs(3)) else { return };
-    // It is served after those who came before it, one of which may be made to wait.
+    // The daemon serves earlier connections first, and may have to wait for one of them.
     let _ = connection.set_timeout(Duration::from_secs(3));
     let Ok(mut vm) = Vm::attach(connection, &config) else { return };
     let mut alive = true;
-    // A file that was cut must not be touched by its owner either.
+    // After a memory file is truncated, this process must not touch its mapping either.
     let mut cut = false;
     for _ in 0..choices.between(1, 400) {
         if !alive || stop.load(Relaxed) {
@@ -193,8 +190,8 @@ fn chain(vm: &Vm, choices: &mut Choices) -> bool {
     true
 }
 
-/// A receive ring that is work to find room in: empty descriptors before each buffer, in chains or
-/// in large tables, over and over.
+/// Fills the receive ring with buffers that are costly to find: many empty descriptors come before
+/// each, in chains or in large indirect tables.
 fn trap(vm: &Vm, choices: &mut Choices) -> bool {
     const NEXT: u16 = 1;
     const WRITE: u16 = 2;
@@ -203,7 +200,7 @@ fn trap(vm: &Vm, choices: &mut Choices) -> bool {
     let size = ring.size();
     let room = choices.one(&[0, 1, 64, 2048]);
     if choices.below(2) == 0 {
-        // One chain through the whole table.
+        // One chain through all descriptors of the ring.
         for at in 0..size {
             let last = at + 1 == size;
             let (len, flags) =
@@ -250,17 +247,17 @@ fn memory(memory: &Memory, choices: &mut Choices) -> bool {
     let len = choices.between(1, 200);
     let at = DEFAULT_GUEST_ADDR + choices.below(2 * REGION as usize - len) as u64;
     let _ = memory.write(at, &noise(choices, len));
-    // A table of descriptors where chains may lead.
+    // Descriptors, in case a chain leads here.
     for n in 0..choices.below(20) as u64 {
         let _ = memory.write(at + n * 16, &desc(choices).to_bytes());
     }
     true
 }
 
-/// A frame by the book, but for what is in it.
+/// Sends a frame properly, with random content.
 fn frame(vm: &mut Vm, place: &Place, choices: &mut Choices) -> bool {
-    // The bystanders of this network, broadcast, nobody, itself; never the bystanders' kind of
-    // frame.
+    // To the bystanders of this network, to all, to an unknown address, to itself. Never with the
+    // EtherType of the bystanders' frames, which they check.
     let to = choices.one(&[
         butterfly_tests::frames::mac(0x10_0000 + crate::villain::VNI * 2),
         butterfly_tests::frames::mac(0x10_0000 + crate::villain::VNI * 2 + 1),
@@ -286,7 +283,7 @@ fn frame(vm: &mut Vm, place: &Place, choices: &mut Choices) -> bool {
         2 => link.arp_request([10, 0, 0, 1], [10, 0, 0, 2]),
         _ => link.ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(&build::Tcp::new(1, 2, 16), &payload),
     };
-    // Lies in the headers, but not about who it is for or from.
+    // Random bytes in the headers, but not in the MAC addresses.
     for _ in 0..choices.below(4) {
         let at = 14 + choices.below(frame.len());
         if let Some(byte) = frame.get_mut(at) {
@@ -304,7 +301,7 @@ fn frame(vm: &mut Vm, place: &Place, choices: &mut Choices) -> bool {
         num_buffers: 0,
     };
     let header = if choices.below(2) == 0 { NetHeader::default() } else { header };
-    // Its rings may say nonsense by now.
+    // An error is expected: the guest's rings may hold nonsense by now.
     let _ = vm.guest.send(&frame, header);
     true
 }
@@ -335,7 +332,8 @@ fn truncate(vm: &Vm, choices: &mut Choices) -> bool {
     true
 }
 
-/// A message that may be right, at a time that may be wrong. False: the connection is gone.
+/// Sends a random request, which may be valid or not at this time. Returns false when the
+/// connection is gone.
 fn message(vm: &mut Vm, choices: &mut Choices) -> bool {
     let Vm { guest, connection, .. } = vm;
     let index = choices.below(2);
@@ -384,7 +382,7 @@ fn message(vm: &mut Vm, choices: &mut Choices) -> bool {
             return raw::send_bytes(connection.stream(), &[&header[..], &body].concat(), &[])
                 .is_ok();
         }
-        // As a guest that boots again, or a host that moves it.
+        // Stops and starts the rings, as a reboot or a migration does.
         20 => connection.stop().map(drop),
         21 => connection.start(guest, &butterfly_guest_driver::Start::default()),
         _ => connection.sync(),
@@ -451,7 +449,7 @@ fn wrong_descriptor(connection: &Connection, choices: &mut Choices) -> bool {
     request(connection, what, &body, &vec![one; choices.one(&[1, 1, 1, 2, 8])])
 }
 
-/// Waits until the deadline or until the stop is asked for.
+/// Sleeps until the deadline, and calls `between` every 100 ms.
 pub fn sleep_until(end: Instant, mut between: impl FnMut()) {
     while Instant::now() < end {
         std::thread::sleep(

@@ -9,19 +9,19 @@ use std::{
 use butterfly_api::proto::{NicShow, Request, Worker};
 use butterfly_tests::{Daemon, host::Nic, wait::PATIENCE};
 
-/// The API answers within this, whatever happens.
+/// Time limit for an answer of the API, also under attack.
 pub const PROMPT: Duration = Duration::from_millis(100);
 
 /// The daemon under attack.
 pub struct Switch(pub Daemon);
 
 impl Switch {
-    /// Declares a vnic; its socket.
+    /// Declares a vnic. Returns the path of its socket.
     pub fn add(&self, nic: &Nic) -> PathBuf {
         self.0.ask(Daemon::nic_add(nic)).expect("the vnic is added").nic_add.path().into()
     }
 
-    /// Everything about a vnic.
+    /// Returns the daemon's answer to `nic show`.
     pub fn show(&self, id: &str) -> NicShow {
         let request = Request { nic_show: Some(id.to_owned()), ..Request::default() };
         self.0
@@ -32,7 +32,7 @@ impl Switch {
             .expect("a vnic is shown")
     }
 
-    /// What the workers did.
+    /// Returns the counters of all workers.
     pub fn workers(&self) -> Vec<Worker> {
         self.0
             .ask(Request { worker_list: Some(true), ..Request::default() })
@@ -40,8 +40,8 @@ impl Switch {
             .worker_list
     }
 
-    /// How long the API takes to answer. The best of three: another program may have the processor
-    /// for a moment.
+    /// Measures how long the API takes to answer. Takes the best of three, as another program may
+    /// occupy the processor for a moment.
     pub fn latency(&self) -> Duration {
         let once = || {
             let begun = Instant::now();
@@ -60,7 +60,7 @@ impl Switch {
         best
     }
 
-    /// Memory that is really there and not a guest's, in KiB.
+    /// Returns the daemon's resident memory without that of guests, in KiB.
     pub fn resident(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.pid()))
             .expect("the daemon is alive");
@@ -71,7 +71,7 @@ impl Switch {
         line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
-    /// Waits until a vnic is as wanted; what it was at last if it never is.
+    /// Waits until a vnic is as wanted. Returns its last state; as an error if it was not.
     pub fn wait(
         &self,
         id: &str,
@@ -91,7 +91,7 @@ impl Switch {
     }
 }
 
-/// The drop reasons that counted something.
+/// Returns the drop reasons with a count, and their counts.
 pub fn dropped(show: &NicShow) -> BTreeMap<String, u64> {
     show.drops
         .iter()

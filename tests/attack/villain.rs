@@ -1,6 +1,7 @@
-//! The guest that breaks the rules: its rings are written by hand.
+//! A guest that breaks the rules: the tests write its rings by hand.
 
 use std::{
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::atomic::Ordering::{Relaxed, Release},
 };
@@ -12,16 +13,17 @@ use butterfly_guest_driver::{
 use butterfly_packet::{build, mac::Mac};
 use butterfly_tests::{Station, frames::mac, host::Nic, station::machine, wait::PATIENCE};
 use butterfly_vhost::net::{Features, NetHeader};
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{bystanders, switch::Switch};
 
 /// The network that villains share with one pair of bystanders.
 pub const VNI: u32 = 7;
-/// Bytes of one of its two regions of memory.
+/// Bytes of each of a villain's two memory regions.
 pub const REGION: u64 = 4 << 20;
-/// First address behind its memory.
+/// First address behind a villain's memory.
 pub const END: u64 = DEFAULT_GUEST_ADDR + 2 * REGION;
-/// Entries of its rings.
+/// Entries of a villain's rings.
 pub const RING: u16 = 64;
 
 /// A vnic whose guests are hostile.
@@ -37,14 +39,14 @@ pub struct Place {
 }
 
 impl Place {
-    /// Declares the `n`th.
+    /// Declares the vnic; `n` makes its MAC address unique.
     pub fn new(switch: &Switch, id: &str, n: u32, vni: u32) -> Place {
         let nic = Nic::bypass(id, mac(0xbad_0000 + n), vni);
         Place { id: id.to_owned(), path: switch.add(&nic), mac: nic.mac, vni }
     }
 }
 
-/// What every hostile guest is made of before it turns bad.
+/// Returns the configuration of a hostile guest: two memory regions in separate files.
 pub fn config(features: Features) -> VmConfig {
     let usual = machine(features, 1514);
     let mut memory = MemoryConfig::split(2, REGION);
@@ -54,7 +56,7 @@ pub fn config(features: Features) -> VmConfig {
     VmConfig { memory: Some(memory), guest, ..usual }
 }
 
-/// A hostile guest that is attached, and a sound one in its network that sends to it.
+/// An attached hostile guest, and a sound guest of its network that sends to it.
 pub struct Scene<'a> {
     /// The hostile guest.
     pub vm: Vm,
@@ -62,12 +64,12 @@ pub struct Scene<'a> {
     pub place: &'a Place,
     /// The sound guest.
     pub feeder: &'a mut Station,
-    /// Guest address of a buffer of 128 KiB that nobody else uses.
+    /// Guest address of a buffer of 128 KiB that no ring uses yet.
     pub buffer: u64,
 }
 
 impl<'a> Scene<'a> {
-    /// Attaches a guest that has done nothing wrong yet.
+    /// Attaches a guest, which has done nothing wrong yet.
     pub fn open(place: &'a Place, feeder: &'a mut Station, config: &VmConfig) -> Scene<'a> {
         let mut vm = Vm::connect(&place.path, config, PATIENCE).expect("a guest attaches");
         vm.connection.sync().expect("it is attached");
@@ -75,17 +77,17 @@ impl<'a> Scene<'a> {
         Scene { vm, place, feeder, buffer }
     }
 
-    /// A ring.
+    /// Returns the guest's receive ring (`RX`) or transmit ring (`TX`).
     pub fn ring(&self, index: usize) -> Ring {
         self.vm.guest.queue(index).ring().clone()
     }
 
-    /// A frame to the sound guest.
+    /// Builds a frame to the sound guest.
     pub fn frame(&self, len: usize) -> Vec<u8> {
         build::ethernet(self.place.mac, self.feeder.nic.mac).payload(0x88b6, &vec![0xbd; len - 14])
     }
 
-    /// Puts an empty header and a frame into the buffer. Its length with the header.
+    /// Puts an empty virtio-net header and a frame into the buffer. Returns the length of both.
     pub fn place_frame(&self, len: usize) -> u32 {
         let bytes = [&[0; NetHeader::LEN][..], &self.frame(len)].concat();
         self.write(0, &bytes);
@@ -97,7 +99,7 @@ impl<'a> Scene<'a> {
         self.vm.guest.memory().write(self.buffer + at, bytes).expect("inside the buffer");
     }
 
-    /// Makes a chain available by its head.
+    /// Makes the chain that starts at descriptor `head` available, and kicks.
     pub fn offer(&self, index: usize, head: u16) {
         let ring = self.ring(index);
         let at = ring.avail_idx().load(Relaxed);
@@ -106,13 +108,13 @@ impl<'a> Scene<'a> {
         self.kick(index);
     }
 
-    /// Kicks, whether the device asked for it or not.
+    /// Kicks, even if the daemon asked for no kicks.
     pub fn kick(&self, index: usize) {
         let queue = self.vm.guest.queue(index);
         let _ = rustix::io::write(&**queue.kick_fd(), &1u64.to_ne_bytes());
     }
 
-    /// Sends a chain of these descriptors.
+    /// Writes these descriptors into the transmit ring and offers the chain from the first one.
     pub fn send(&self, descs: &[Desc]) {
         let ring = self.ring(TX);
         for (at, desc) in (0..).zip(descs) {
@@ -121,7 +123,8 @@ impl<'a> Scene<'a> {
         self.offer(TX, 0);
     }
 
-    /// Sends a table of descriptors, `extra` bytes longer than it is, flagged so.
+    /// Sends an indirect table of descriptors. Its descriptor has `flags` too, and a length that is
+    /// wrong by `extra` bytes.
     pub fn send_table(&self, descs: &[Desc], extra: i32, flags: u16) {
         let table = 64 << 10;
         for (at, desc) in (0..).zip(descs) {
@@ -131,15 +134,14 @@ impl<'a> Scene<'a> {
         self.send(&[Desc { addr: self.buffer + table, len, flags: 4 | flags, next: 0 }]);
     }
 
-    /// Makes every receive buffer that was not used yet this one; then the sound guest sends so
-    /// many bytes.
+    /// Overwrites each receive descriptor with `desc`; then the sound guest sends `len` bytes.
     pub fn receive(&mut self, desc: Desc, len: usize) {
         let ring = self.ring(RX);
         (0..ring.size()).for_each(|at| ring.set_desc(at, desc));
         self.feed(len);
     }
 
-    /// The sound guest sends so many bytes.
+    /// Makes the sound guest send a frame of `len` bytes to the villain.
     pub fn feed(&mut self, len: usize) {
         let frame = build::ethernet(self.feeder.nic.mac, self.place.mac)
             .payload(0x88b7, &vec![0xfe; len - 14]);
@@ -147,11 +149,11 @@ impl<'a> Scene<'a> {
             Ok(()) | Err(SendError::Full) => {}
             Err(error) => panic!("the sound guest: {error}"),
         }
-        // It keeps room for what others send to it.
+        // Empties its receive ring, so that others can go on sending to it.
         while self.feeder.vm.guest.recv().expect("a sound receive ring").is_some() {}
     }
 
-    /// Sends a TCP segment of IPv4 to the sound guest with this header.
+    /// Sends an IPv4 TCP segment to the sound guest, with this virtio-net header.
     pub fn send_tcp(&mut self, header: NetHeader, payload: usize) {
         let link = build::ethernet(self.place.mac, self.feeder.nic.mac);
         let frame = link
@@ -161,13 +163,20 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// The sound guest in the villains' network.
+/// Declares and attaches the sound guest in the villains' network.
 pub fn feeder(switch: &Switch) -> Station {
     let config = machine(butterfly_tests::features::LINUX, 9000);
     bystanders::station(switch, &Nic::bypass("feeder", mac(0xfeed), VNI), &config)
 }
 
-/// Any path as a socket.
+/// Returns an eventfd at its largest value: a write to it blocks.
+pub fn full_eventfd() -> OwnedFd {
+    let fd = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+    rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).expect("room for it");
+    fd
+}
+
+/// Connects to a socket without any vhost-user handshake.
 pub fn raw_connection(path: &Path) -> std::io::Result<std::os::unix::net::UnixStream> {
     let stream = std::os::unix::net::UnixStream::connect(path)?;
     stream.set_read_timeout(Some(PATIENCE))?;

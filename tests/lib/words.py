@@ -17,12 +17,12 @@ COLUMNS = 100
 
 # Doc comments still to be rewritten, by crate (or "tests", "fuzz"). Others have none.
 LEFT = {
-    "tests": 103,
+    "tests": 96,
 }
 
 # Lines that are still too long, in the same way.
 LONG = {
-    "tests": 36,
+    "tests": 4,
 }
 
 REPO = Path(__file__).resolve().parents[2]
