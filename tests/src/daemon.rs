@@ -23,22 +23,22 @@ use crate::{
     wait::{PATIENCE, within},
 };
 
-/// A running daemon. Dropping it stops it, if it was not stopped before: killed, it would leave its
-/// table of sessions in memory.
+/// A running daemon. Dropping it stops the daemon in order; a killed daemon would leave its session
+/// table in memory.
 pub struct Daemon {
     process: Option<Child>,
     dir: PathBuf,
     endpoint: String,
-    /// Kept: connecting takes longer than asking.
+    /// Kept open, as connecting takes longer than asking.
     client: Mutex<Option<Client>>,
     _room: Option<TempDir>,
 }
 
-/// What a request was answered: the response, or what is wrong.
+/// Answer to a request: the response, or the text of the error.
 pub type Answer = Result<Response, String>;
 
 impl Daemon {
-    /// Starts one in a directory of its own and waits until it answers.
+    /// Starts a daemon in a new directory and waits until it answers.
     pub fn start(options: &HostOptions) -> Daemon {
         let mut words = Vec::new();
         if options.poll {
@@ -50,8 +50,8 @@ impl Daemon {
         Daemon::start_with(&[], &words)
     }
 
-    /// Starts one through the command `before` (as `prlimit` and its options) with more options,
-    /// and waits until it answers.
+    /// Starts a daemon through the command `before` (as `prlimit` and its options) with more
+    /// options, and waits until it answers.
     pub fn start_with(before: &[&str], options: &[String]) -> Daemon {
         let room = tempfile::tempdir().unwrap();
         let mut daemon = Daemon::start_in(room.path(), before, options);
@@ -59,27 +59,27 @@ impl Daemon {
         daemon
     }
 
-    /// Starts one in a directory, which may be another daemon's, and waits until it answers.
+    /// Starts a daemon in a directory, which may be another daemon's, and waits until it answers.
     pub fn start_in(dir: &Path, before: &[&str], options: &[String]) -> Daemon {
         let mut daemon = Daemon::launch(dir, before, options);
         daemon.wait_until_ready();
         daemon
     }
 
-    /// Starts one in a directory and does not wait.
+    /// Starts a daemon in a directory and does not wait.
     pub fn launch(dir: &Path, before: &[&str], options: &[String]) -> Daemon {
         let dir = fs::canonicalize(dir).unwrap();
         let own = options.iter().skip_while(|option| *option != "-e").nth(1);
         let endpoint = own.cloned().unwrap_or_else(|| format!("ipc://{}/api", dir.display()));
         let log = File::options().create(true).append(true).open(dir.join("log")).unwrap();
-        // It must not outlive a test that is killed.
+        // The daemon must not outlive a test that is killed.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).args(before).arg(program("butterflyd"));
         // No core by default: scenarios that run side by side would all be pinned to the first one.
         command
             .args(["-i", "42.0.0.1", "-u", "65535", "-l", "info", "--no-syslog", "-s"])
             .arg(&dir);
-        // Of this one several may be given, and all count.
+        // The daemon listens on all endpoints that are given.
         if own.is_none() {
             command.args(["-e", &endpoint]);
         }
@@ -87,8 +87,8 @@ impl Daemon {
         if !options.iter().any(|option| option == "--dpdk-args") {
             command.args(["--uplink", "none"]);
         }
-        // Many of them run side by side. Whoever wants another table says so in the options, which
-        // are stronger.
+        // Many daemons run side by side, so each gets a small session table. The options of a
+        // scenario come later and override this one.
         command.args(["--sessions", "10000"]);
         command.args(options).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         let process = command.spawn().expect("setpriv (package util-linux) runs");
@@ -105,20 +105,20 @@ impl Daemon {
         });
     }
 
-    /// Where its sockets are.
+    /// The directory of its sockets.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Its API.
+    /// The endpoint of its API.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// Where it serves metrics, if it was told to.
+    /// Returns the address on which it serves metrics.
     ///
     /// # Panics
-    /// If it was not.
+    /// If it was started without `--metrics`.
     #[track_caller]
     pub fn metrics(&self) -> SocketAddr {
         let log = self.log();
@@ -128,17 +128,17 @@ impl Daemon {
         address.unwrap_or_else(|| panic!("no metrics: {log}")).parse().unwrap()
     }
 
-    /// Its process.
+    /// The number of its process.
     pub fn pid(&self) -> u32 {
         self.process.as_ref().expect("it was not stopped").id()
     }
 
-    /// What it wrote.
+    /// Returns the text of its log.
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.join("log")).unwrap_or_default()
     }
 
-    /// Sends one envelope; the answers. One at a time: others wait.
+    /// Sends one envelope and returns the answers. Other threads wait meanwhile.
     pub fn ask_all(&self, requests: Vec<Request>) -> Vec<Answer> {
         let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
         let client =
@@ -152,14 +152,14 @@ impl Daemon {
         self.ask_all(vec![request]).remove(0)
     }
 
-    /// Runs the client with these words, to its end.
+    /// Runs the client with these words and waits for its end.
     pub fn client(&self, words: &[&str]) -> Output {
         let mut command = Command::new(program("butterfly"));
         command.args(words).args(["-e", &self.endpoint, "-t", "20000"]).stdin(Stdio::null());
         command.output().expect("the client runs")
     }
 
-    /// As [`Self::client`], which must succeed; what it printed.
+    /// As [`Self::client`]; it must succeed. Returns its output.
     #[track_caller]
     pub fn client_ok(&self, words: &[&str]) -> String {
         let output = self.client(words);
@@ -167,23 +167,23 @@ impl Daemon {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Processor time it has used so far.
+    /// Processor time that it has used so far.
     pub fn cpu_time(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
-        // The name, in parentheses, may hold anything; the fields behind it do not. utime and stime
-        // are the 14th and 15th.
+        // The name, in parentheses, may contain any characters; the fields behind it may not. utime
+        // and stime are the 14th and 15th field.
         let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
         let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
-        // The kernel shows hundredths of a second to everybody.
+        // The kernel always shows this file's times in hundredths of a second.
         Duration::from_millis(ticks * 10)
     }
 
-    /// Open descriptors.
+    /// Number of its open descriptors.
     pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
-    /// Threads.
+    /// Number of its threads.
     pub fn threads(&self) -> usize {
         fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().count()
     }
@@ -209,7 +209,7 @@ impl Daemon {
         tasks.filter_map(|task| time(&task.path())).sum()
     }
 
-    /// How long its worker was ready to run and did not get a processor.
+    /// Time that its worker was ready to run and had no processor.
     pub fn worker_waited(&self) -> Duration {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
         let waited = |task: &Path| {
@@ -225,13 +225,13 @@ impl Daemon {
         tasks.filter_map(|task| waited(&task.path())).sum()
     }
 
-    /// Mappings of guest memory.
+    /// Number of its mappings of guest memory.
     pub fn guest_mappings(&self) -> usize {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap();
         maps.lines().filter(|line| line.contains("/memfd:guest")).count()
     }
 
-    /// Sends it a signal by name.
+    /// Sends the daemon a signal by name.
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill")
             .args([format!("-{name}"), self.pid().to_string()])
@@ -240,7 +240,7 @@ impl Daemon {
         assert!(status.success());
     }
 
-    /// Waits for its end.
+    /// Waits for the daemon's end.
     #[track_caller]
     pub fn wait_for_end(&mut self) -> ExitStatus {
         let mut status = None;
@@ -278,7 +278,7 @@ fn ask(client: &Client, requests: Vec<Request>) -> Result<Vec<Answer>, String> {
     }
 }
 
-/// A vnic as the API wants it.
+/// Returns a vnic as a message of the API.
 fn declaration(nic: &Nic) -> proto::Nic {
     let mut declared = proto::Nic {
         id: Some(nic.id.clone()),

@@ -1,8 +1,8 @@
-//! Frames that say what they are, so that every byte can be checked where they arrive.
+//! Frames with a stream and a number, so that the receiver can check every byte.
 
 use butterfly_packet::{build, mac::Mac};
 
-/// For experiments (IEEE 802, 9.2.4): not IP, so that filters let it through.
+/// EtherType for experiments (IEEE 802, 9.2.4): not IP, so that filters let it through.
 pub const EXPERIMENT: u16 = 0x88b5;
 
 /// Shortest numbered frame.
@@ -14,7 +14,7 @@ pub fn mac(n: u32) -> Mac {
     Mac([0x02, 0xb0, a, b, c, d])
 }
 
-/// `len` bytes that depend on `seed`, all of them.
+/// Returns `len` bytes, each of which depends on `seed`.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     // splitmix64
     let mut state = seed;
@@ -56,7 +56,7 @@ pub fn read_numbered(frame: &[u8]) -> Option<(u64, u64)> {
 pub struct Choices(u64);
 
 impl Choices {
-    /// From a seed.
+    /// Returns the source of a seed.
     pub fn new(seed: u64) -> Choices {
         Choices(seed)
     }
@@ -69,7 +69,7 @@ impl Choices {
         (word % bound as u64) as usize
     }
 
-    /// One of them.
+    /// Returns one of these values.
     pub fn one<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
@@ -80,7 +80,7 @@ impl Choices {
     }
 }
 
-/// The one's complement sum of 16-bit words (RFC 1071), the plain way: not the code under test.
+/// The one's complement sum of 16-bit words (RFC 1071), computed without the code under test.
 fn ones_complement(bytes: &[u8], start: u32) -> u32 {
     let words = bytes
         .chunks(2)
@@ -94,19 +94,19 @@ fn ones_complement(bytes: &[u8], start: u32) -> u32 {
 /// An IP packet with a TCP or UDP header in it, as it was received.
 #[derive(Clone, Debug)]
 pub struct Packet<'a> {
-    /// IPv4, else IPv6.
+    /// True for IPv4, false for IPv6.
     pub v4: bool,
     /// The IP header, options or extension headers included.
     pub ip: &'a [u8],
-    /// 6 or 17.
+    /// The protocol: 6 for TCP, 17 for UDP.
     pub protocol: u8,
-    /// The transport header and everything behind it, as long as the IP header says.
+    /// The transport header and everything behind it, up to the length in the IP header.
     pub segment: &'a [u8],
 }
 
 impl<'a> Packet<'a> {
-    /// Reads a frame by the book. Panics if a length does not fit the frame exactly, or the IPv4
-    /// header checksum is wrong.
+    /// Reads a frame. Panics if a length does not fit the frame exactly, or if the IPv4 header
+    /// checksum is wrong.
     #[track_caller]
     pub fn read(frame: &'a [u8]) -> Packet<'a> {
         let be16 = |at: usize| usize::from(u16::from_be_bytes([frame[at], frame[at + 1]]));
@@ -150,20 +150,20 @@ impl<'a> Packet<'a> {
         ones_complement(addresses, self.segment.len() as u32 + u32::from(self.protocol))
     }
 
-    /// The transport checksum as it stands there.
+    /// The transport checksum in the header, right or wrong.
     pub fn checksum(&self) -> u16 {
         let at = if self.protocol == 6 { 16 } else { 6 };
         u16::from_be_bytes([self.segment[at], self.segment[at + 1]])
     }
 
-    /// Whether the transport checksum is right.
+    /// Returns true if the transport checksum is right.
     pub fn is_complete(&self) -> bool {
         let sum = self.pseudo();
         ones_complement(self.segment, (sum & 0xffff) + (sum >> 16)) == 0xffff
     }
 
-    /// Whether the transport checksum is that of the pseudo header alone, to be completed by a
-    /// device.
+    /// Returns true if the transport checksum is that of the pseudo header alone, which a device
+    /// completes.
     pub fn is_partial(&self) -> bool {
         let sum = self.pseudo();
         let sum = (sum & 0xffff) + (sum >> 16);
@@ -175,7 +175,7 @@ impl<'a> Packet<'a> {
         usize::from(self.segment[12] >> 4) * 4
     }
 
-    /// What TCP carries.
+    /// The TCP payload.
     pub fn tcp_payload(&self) -> &'a [u8] {
         &self.segment[self.tcp_header()..]
     }

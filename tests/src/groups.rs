@@ -1,4 +1,4 @@
-//! Security groups over the API of a whole daemon, in short words.
+//! Security groups over the API of a whole daemon, in a short notation.
 
 use butterfly_api::proto::{
     self, Cidr, NicUpdateReq, Request, Rule, Session, SessionFilter, SessionListReq, Sg,
@@ -8,8 +8,8 @@ use protobuf::MessageField;
 
 use crate::daemon::Daemon;
 
-/// A rule: `in tcp 80-90 10.0.0.0/8`, `out udp 53 @dns`, `in icmp - ::/0`. What follows `@` is a
-/// group.
+/// Reads a rule: `in tcp 80-90 10.0.0.0/8`, `out udp 53 @dns`, `in icmp - ::/0`. `@` precedes the
+/// name of a group.
 pub fn rule(text: &str) -> Rule {
     let words: Vec<&str> = text.split(' ').collect();
     let [direction, protocol, ports, peer] = words[..] else { panic!("no rule: {text}") };
@@ -112,7 +112,7 @@ pub fn nic_groups(id: &str, groups: &[&str]) -> Request {
 }
 
 impl Daemon {
-    /// The sessions that a filter means: how many, and the first 10,000 of them.
+    /// Returns the number of sessions that match a filter, and the first 10,000 of them.
     pub fn sessions(&self, filter: SessionFilter) -> (u64, Vec<Session>) {
         let request = SessionListReq {
             filter: MessageField::some(filter),
@@ -125,7 +125,7 @@ impl Daemon {
         (answer.session_list.matching(), answer.session_list.session.clone())
     }
 
-    /// Ends sessions; how many.
+    /// Ends the sessions that match a filter. Returns their number.
     pub fn flush_sessions(&self, filter: SessionFilter) -> u64 {
         let answer = self
             .ask(Request { session_flush: MessageField::some(filter), ..Request::default() })
@@ -133,7 +133,7 @@ impl Daemon {
         answer.session_flush.flushed()
     }
 
-    /// How many sessions the rules of a group admitted, in the order of its rules.
+    /// Returns the rules of a group in order, each with the number of sessions that it admitted.
     pub fn rule_stats(&self, group: &str) -> Vec<(Rule, u64)> {
         let answer = self
             .ask(Request { sg_rule_stats: Some(group.to_owned()), ..Request::default() })
@@ -142,7 +142,7 @@ impl Daemon {
         answer.sg_rule_stats.into_iter().map(row).collect()
     }
 
-    /// The table of sessions.
+    /// Returns the state of the session table.
     pub fn session_table(&self) -> proto::SessionTable {
         let answer = self.ask(Request { session_table: Some(true), ..Request::default() }).unwrap();
         answer.session_table.unwrap_or_default()

@@ -1,4 +1,4 @@
-//! A host: vnics are declared on it, guests attach to it, and it says what it counted.
+//! A host under test: scenarios declare vnics on it, attach guests to them and read its counters.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,23 +21,23 @@ use crate::{
 pub struct Nic {
     /// Its id.
     pub id: String,
-    /// Its address.
+    /// Its MAC address.
     pub mac: Mac,
     /// Its network.
     pub vni: u32,
     /// Its IP addresses.
     pub ips: Vec<String>,
-    /// No filter.
+    /// The vnic has no filter.
     pub bypass: bool,
-    /// ARP senders are checked.
+    /// The daemon checks the senders in ARP packets.
     pub anti_spoof: bool,
     /// The front end owns the socket.
     pub client: bool,
-    /// Where, if not at the usual place.
+    /// Path of its socket, if not the usual one.
     pub path: Option<PathBuf>,
     /// Its security groups.
     pub groups: Vec<String>,
-    /// It is a mirror of this vnic.
+    /// The vnic that this one mirrors.
     pub mirror_of: Option<String>,
 }
 
@@ -68,22 +68,22 @@ impl Nic {
         Nic { mirror_of: Some(target.to_owned()), ..Nic::filtered(id, mac, vni) }
     }
 
-    /// With the front end as the socket's owner.
+    /// Makes the front end the owner of the socket.
     pub fn client(self) -> Nic {
         Nic { client: true, ..self }
     }
 
-    /// With these addresses.
+    /// Sets the IP addresses.
     pub fn ips(self, ips: &[&str]) -> Nic {
         Nic { ips: ips.iter().map(|ip| (*ip).to_owned()).collect(), ..self }
     }
 
-    /// In these security groups.
+    /// Sets the security groups.
     pub fn groups(self, groups: &[&str]) -> Nic {
         Nic { groups: groups.iter().map(|group| (*group).to_owned()).collect(), ..self }
     }
 
-    /// With ARP checked.
+    /// Makes the daemon check the senders in ARP packets.
     pub fn anti_spoof(self) -> Nic {
         Nic { anti_spoof: true, ..self }
     }
@@ -94,13 +94,13 @@ impl Nic {
 pub struct QueueShow {
     /// `rx` or `tx`.
     pub name: String,
-    /// Descriptors.
+    /// Number of descriptors.
     pub size: u32,
-    /// It runs.
+    /// The daemon runs this ring.
     pub running: bool,
     /// The guest enabled it.
     pub enabled: bool,
-    /// The guest's index was impossible.
+    /// The guest wrote an impossible index.
     pub broken: bool,
     /// Used index.
     pub used: u32,
@@ -115,13 +115,13 @@ pub struct Show {
     pub attached: bool,
     /// `server` or `client`.
     pub role: String,
-    /// How often one attached.
+    /// Number of guests that attached so far.
     pub attach_count: u64,
-    /// Why the last one left.
+    /// Reason for which the last guest was detached.
     pub last_detach: Option<String>,
-    /// Features the guest took.
+    /// Features that the guest accepted.
     pub negotiated: BTreeSet<String>,
-    /// Features the guest was offered and did not take.
+    /// Features that the guest was offered and did not accept.
     pub refused: BTreeSet<String>,
     /// Its rings.
     pub queues: Vec<QueueShow>,
@@ -135,7 +135,7 @@ pub struct Show {
     pub flooded: u64,
     /// Addresses not learnt because a bound was reached.
     pub learn_refused: u64,
-    /// Every drop reason.
+    /// Every drop reason with its count.
     pub drops: BTreeMap<String, u64>,
 }
 
@@ -149,17 +149,17 @@ impl Show {
             .unwrap_or_else(|| panic!("there is no drop reason {reason}: {:?}", self.drops.keys()))
     }
 
-    /// All drops.
+    /// Sum of all drops.
     pub fn all_drops(&self) -> u64 {
         self.drops.values().sum()
     }
 
-    /// The drops that counted something.
+    /// The drop reasons that counted something.
     pub fn dropped(&self) -> BTreeMap<&str, u64> {
         self.drops.iter().filter(|(_, n)| **n > 0).map(|(name, n)| (name.as_str(), *n)).collect()
     }
 
-    /// Everything counted in packets, by name, zeros left out.
+    /// Counters of packets by name, without zeros.
     fn counters(&self) -> BTreeMap<String, u64> {
         let plain = [
             ("in", self.received.0),
@@ -182,16 +182,16 @@ pub struct FdbEntry {
     pub mac: String,
     /// The vnic it is behind.
     pub id: String,
-    /// Learnt, not declared.
+    /// True if the entry was learnt, false if it was declared.
     pub learnt: bool,
 }
 
-/// What all workers did together.
+/// Counters of all workers together.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work {
-    /// Frames taken from guests, worked off completely.
+    /// Frames taken from guests and completely processed.
     pub packets: u64,
-    /// Batches in which they came.
+    /// Batches of these frames.
     pub batches: u64,
     /// Times a worker slept.
     pub sleeps: u64,
@@ -201,16 +201,16 @@ pub struct Work {
     pub active_rings: u64,
 }
 
-/// How a host is run.
+/// Options of a host.
 #[derive(Clone, Debug, Default)]
 pub struct HostOptions {
-    /// Its worker never sleeps.
+    /// The worker polls and never sleeps.
     pub poll: bool,
     /// Seconds after which a learnt address is forgotten; None: the default.
     pub fdb_ageing: Option<u32>,
 }
 
-/// What a host is made of.
+/// Implementation of a host: a daemon, or a switch in this process.
 pub(crate) trait Backend: Send + Sync {
     fn add(&self, nic: &Nic) -> Result<PathBuf, String>;
     fn update(&self, id: &str, ips: &[String], anti_spoof: bool) -> Result<(), String>;
@@ -222,17 +222,17 @@ pub(crate) trait Backend: Send + Sync {
     fn dir(&self) -> &Path;
 }
 
-/// Which of the two a host is.
+/// Kind of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A process.
+    /// A `butterflyd` process.
     Daemon,
-    /// The switch, in this process.
+    /// The daemon's switch in this process.
     Switch,
 }
 
 impl Kind {
-    /// The one that is asked for.
+    /// Returns the kind that the environment variable `BUTTERFLY_TESTS` asks for.
     pub fn wanted() -> Kind {
         match std::env::var("BUTTERFLY_TESTS").as_deref() {
             Ok("switch") => Kind::Switch,
@@ -247,10 +247,10 @@ enum Running {
     Switch(Box<InProcess>),
 }
 
-/// A host under test. It ends with this value.
+/// A host under test, which ends when this value is dropped.
 pub struct Host {
     running: Running,
-    /// Frames that vnics which are gone had sent.
+    /// Frames sent by vnics that were removed since.
     gone: Mutex<u64>,
 }
 
@@ -261,12 +261,12 @@ impl Default for Host {
 }
 
 impl Host {
-    /// Starts one as an operator would.
+    /// Starts a host as an operator would.
     pub fn new() -> Host {
         Host::with(&HostOptions::default())
     }
 
-    /// Starts one with options.
+    /// Starts a host with options.
     pub fn with(options: &HostOptions) -> Host {
         let running = match Kind::wanted() {
             Kind::Daemon => Running::Daemon(Daemon::start(options)),
@@ -275,8 +275,8 @@ impl Host {
         Host { running, gone: Mutex::new(0) }
     }
 
-    /// Starts one that is a process, for scenarios that make no sense without; None if that is not
-    /// wanted.
+    /// Starts a daemon for scenarios that need a process. Returns None if `BUTTERFLY_TESTS` asks
+    /// for a switch.
     pub fn process() -> Option<Host> {
         Host::process_with(&HostOptions::default())
     }
@@ -292,15 +292,15 @@ impl Host {
         }
     }
 
-    /// A host that runs already.
+    /// Returns a host with a daemon that runs already.
     pub fn of(daemon: Daemon) -> Host {
         Host { running: Running::Daemon(daemon), gone: Mutex::new(0) }
     }
 
-    /// The process.
+    /// The daemon.
     ///
     /// # Panics
-    /// If the host is none.
+    /// If the host is a switch in this process.
     #[track_caller]
     pub fn daemon(&self) -> &Daemon {
         match &self.running {
@@ -325,18 +325,18 @@ impl Host {
         }
     }
 
-    /// Declares a vnic; its socket.
+    /// Declares a vnic. Returns the path of its socket.
     pub fn add(&self, nic: &Nic) -> Result<PathBuf, String> {
         let sent = || self.backend().show(&nic.id).map_or(0, |show| show.received.0);
         let before = sent();
         let result = self.backend().add(nic);
         if sent() < before {
-            *self.gone.lock().unwrap() += before; // it was made anew, and counts from 0 again
+            *self.gone.lock().unwrap() += before; // the vnic was made anew and counts from 0
         }
         result
     }
 
-    /// Gives a vnic other addresses.
+    /// Changes a vnic's IP addresses, and whether ARP senders are checked.
     pub fn update(&self, id: &str, ips: &[&str], anti_spoof: bool) -> Result<(), String> {
         let ips: Vec<String> = ips.iter().map(|ip| (*ip).to_owned()).collect();
         self.backend().update(id, &ips, anti_spoof)
@@ -349,13 +349,13 @@ impl Host {
         *self.gone.lock().unwrap() += sent;
     }
 
-    /// A vnic, which must exist.
+    /// Returns the state of a vnic, which must exist.
     #[track_caller]
     pub fn show(&self, id: &str) -> Show {
         self.backend().show(id).unwrap_or_else(|| panic!("there is no vnic {id}"))
     }
 
-    /// All vnics.
+    /// The ids of all vnics.
     pub fn ids(&self) -> Vec<String> {
         self.backend().ids()
     }
@@ -365,13 +365,13 @@ impl Host {
         self.backend().fdb(vni)
     }
 
-    /// Learnt addresses of a network and where they are.
+    /// The learnt addresses of a network, each with the vnic that it is behind.
     pub fn learnt(&self, vni: u32) -> BTreeMap<String, String> {
         let entries = self.fdb(Some(vni)).into_iter();
         entries.filter(|entry| entry.learnt).map(|entry| (entry.mac, entry.id)).collect()
     }
 
-    /// What the workers did.
+    /// Returns the counters of the workers.
     pub fn work(&self) -> Work {
         self.backend().work()
     }
@@ -402,18 +402,18 @@ impl Host {
         nic.path.clone().unwrap_or_else(|| self.dir().join(format!("qemu-vhost-{}", nic.id)))
     }
 
-    /// Where the sockets are, and room for other files.
+    /// The directory of the sockets, which scenarios may use for other files too.
     pub fn dir(&self) -> &Path {
         self.backend().dir()
     }
 
     fn running(&self, mut station: Station) -> Station {
-        // Without replies to its messages (REPLY_ACK) a guest is ahead of the switch.
+        // Without REPLY_ACK the front end got no replies: the daemon may still read its messages.
         station.vm.connection.sync().unwrap();
         station
     }
 
-    /// A new connection of a vnic, whoever owns its socket.
+    /// Opens a new connection to a vnic. With a listener the front end owns the socket.
     #[track_caller]
     pub fn connection(&self, path: &Path, listener: Option<&Listener>) -> Connection {
         match listener {
@@ -422,14 +422,13 @@ impl Host {
         }
     }
 
-    /// Waits until the switch has worked off everything that these stations sent.
+    /// Waits until the switch has processed everything that these stations sent.
     #[track_caller]
     pub fn settle(&self, stations: &mut [&mut Station]) {
         for station in stations {
             assert!(station.vm.guest.drain(PATIENCE).unwrap(), "{} is not served", station.nic.id);
         }
-        // A frame counts as received when it is taken, and as the worker's when it is where it
-        // goes.
+        // A vnic counts a frame when it takes the frame; the worker counts it after its delivery.
         eventually("everything was worked off", || {
             let taken: u64 = self
                 .ids()
@@ -441,7 +440,7 @@ impl Host {
         });
     }
 
-    /// What every vnic counted so far.
+    /// Returns the counters of all vnics, named `ID.COUNTER`.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         let mut all = BTreeMap::new();
         for id in self.ids() {
@@ -451,8 +450,8 @@ impl Host {
         all
     }
 
-    /// Asserts that since `before` exactly these counters moved, by so much. `before` is now from
-    /// now on.
+    /// Asserts that exactly these counters moved since `before`, by these numbers. Then stores the
+    /// current counters in `before`.
     #[track_caller]
     pub fn moved(&self, before: &mut BTreeMap<String, u64>, expected: &[(&str, u64)]) {
         let now = self.counters();

@@ -1,10 +1,9 @@
-//! What scenarios are made of: a host with vnics ([`Host`]), guests on them ([`Station`]), and
-//! traffic that is checked byte for byte and packet for packet ([`traffic`]).
+//! Parts of scenarios: a host with vnics ([`Host`]), guests on them ([`Station`]), and traffic that
+//! is checked byte for byte and packet for packet ([`traffic`]).
 //!
 //! The host is a real `butterflyd` in a process of its own, with its sockets in a temporary
 //! directory. With `BUTTERFLY_TESTS=switch` in the environment it is the daemon's switch inside the
-//! test program instead, which is easier to look at in a debugger; scenarios that need a process
-//! are skipped then.
+//! test program instead, which is easier to debug. Scenarios that need a process are skipped then.
 
 #![forbid(unsafe_code)]
 

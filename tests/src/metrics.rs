@@ -1,4 +1,4 @@
-//! What a daemon shows to Prometheus, read without a library: the format is for people, too.
+//! Metrics of a daemon, in Prometheus' text format, read without a library.
 
 use std::{
     collections::BTreeMap,
@@ -8,12 +8,12 @@ use std::{
 
 use crate::{daemon::Daemon, wait::PATIENCE};
 
-/// What is there under a path of a web server: status and body.
+/// Gets a path from a web server. Returns the status and the body.
 #[track_caller]
 pub fn get(address: SocketAddr, path: &str) -> Result<(u16, String), std::io::Error> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    // An answer of this version ends with the connection.
+    // In HTTP/1.0 the answer ends with the connection.
     stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
@@ -26,7 +26,8 @@ pub fn get(address: SocketAddr, path: &str) -> Result<(u16, String), std::io::Er
     Ok((status, body.to_owned()))
 }
 
-/// All series of a daemon with their values, as they stand there: `name{label="value",..}`.
+/// All series of a daemon with their values. A series is named as on the page:
+/// `name{label="value",..}`.
 #[derive(Clone, Debug, Default)]
 pub struct Scrape(BTreeMap<String, f64>);
 
@@ -55,7 +56,7 @@ impl Scrape {
         self.0.get(series).copied()
     }
 
-    /// The value of a series that must be there and count something.
+    /// The value of a counter, which must be there.
     #[track_caller]
     pub fn count(&self, series: &str) -> u64 {
         let value = self
@@ -65,7 +66,7 @@ impl Scrape {
         value as u64
     }
 
-    /// All series whose text begins so, without that beginning.
+    /// All series that begin with `start`, without that beginning.
     pub fn starting<'a>(&'a self, start: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
         self.0.iter().filter_map(move |(series, value)| Some((series.strip_prefix(start)?, *value)))
     }

@@ -1,4 +1,4 @@
-//! A few vnics of one network, filtered and not: who gets a frame, or why nobody does.
+//! A few vnics of one network, with and without filter: which vnic gets a frame, or why none does.
 
 use std::{collections::BTreeMap, net::Ipv6Addr};
 
@@ -14,7 +14,7 @@ use crate::{
     station::{Station, features, machine},
 };
 
-/// The network they are in.
+/// The network of all vnics.
 pub const VNI: u32 = 1;
 
 /// The `n`th vnic, filtered by these groups (separated by blanks). Its addresses are [`ip4`] and
@@ -51,12 +51,12 @@ pub fn link_local(n: u8) -> Ipv6Addr {
     Ipv6Addr::new(0xfe80, 0, 0, 0, a, c, d, e)
 }
 
-/// An IPv4 packet from one to another.
+/// An IPv4 packet from vnic `from` to vnic `to`.
 pub fn v4(from: u8, to: u8) -> Ip {
     build::ethernet(mac(from.into()), mac(to.into())).ipv4([10, 0, 0, from], [10, 0, 0, to])
 }
 
-/// An IPv6 packet from one to another.
+/// An IPv6 packet from vnic `from` to vnic `to`.
 pub fn v6(from: u8, to: u8) -> Ip {
     build::ethernet(mac(from.into()), mac(to.into())).ipv6(addr6(from), addr6(to))
 }
@@ -80,19 +80,19 @@ pub fn segment(
 pub struct Net {
     /// The host.
     pub host: Host,
-    /// By the ids of their vnics.
+    /// The stations by the ids of their vnics.
     pub stations: BTreeMap<String, Station>,
     before: BTreeMap<String, u64>,
 }
 
 impl Net {
-    /// A host with these vnics; None where there is no daemon to be had.
+    /// Starts a daemon with these vnics. Returns None if the tests run without a daemon.
     pub fn new(nics: &[Nic]) -> Option<Net> {
         Net::with(&["--tcp-pickup", "0"], nics)
     }
 
-    /// As [`Self::new`], with these options of the daemon. The packets of a test should be TCP from
-    /// their beginning, so by default nothing is picked up.
+    /// As [`Self::new`], with these options of the daemon. `new` turns the pick-up of TCP
+    /// connections off, as its tests begin each connection with a SYN.
     pub fn with(options: &[&str], nics: &[Nic]) -> Option<Net> {
         if Kind::wanted() != Kind::Daemon {
             println!("skipped: it needs a daemon");
@@ -104,12 +104,12 @@ impl Net {
         Some(net)
     }
 
-    /// A host that runs already.
+    /// Returns a net without vnics on a host that runs already.
     pub fn of(host: Host) -> Net {
         Net { before: host.counters(), host, stations: BTreeMap::new() }
     }
 
-    /// Declares one more vnic and attaches a guest, with rings of 1,024.
+    /// Declares one more vnic and attaches a guest with rings of 1,024 descriptors.
     #[track_caller]
     pub fn attach(&mut self, nic: &Nic) {
         let mut config = machine(features::MODERN, 1600);
@@ -162,7 +162,7 @@ impl Net {
         self.stations.get_mut(id).unwrap_or_else(|| panic!("there is no vnic {id}"))
     }
 
-    /// Sends a frame. Who got it, in order, and then every drop that was counted, as
+    /// Sends a frame. Returns the ids of its receivers, in order, and then every counted drop, as
     /// `b.ingress-denied`.
     #[track_caller]
     pub fn send(&mut self, from: &str, frame: &[u8]) -> String {
@@ -185,7 +185,8 @@ impl Net {
         received.into_keys().chain(drops).collect::<Vec<_>>().join(" ")
     }
 
-    /// What everybody got, when all that one of them sent was worked off.
+    /// Waits until the switch has processed all frames of a sender. Returns the frames that each
+    /// station received.
     #[track_caller]
     pub fn received(&mut self, from: &str) -> BTreeMap<String, Vec<Vec<u8>>> {
         let sender =
@@ -195,13 +196,14 @@ impl Net {
         pending.filter(|(_, frames)| !frames.is_empty()).collect()
     }
 
-    /// Sends a frame, of which exactly this must become. "" is nothing at all.
+    /// Sends a frame and asserts its outcome, as [`Self::send`] returns it. "" means neither a
+    /// receiver nor a drop.
     #[track_caller]
     pub fn expect(&mut self, from: &str, frame: &[u8], outcome: &str) {
         assert_eq!(self.send(from, frame), outcome);
     }
 
-    /// Frames from one vnic to another and back: both arrive.
+    /// Sends a frame from `a` to `b` and one back. Asserts that both arrive.
     #[track_caller]
     pub fn exchange(&mut self, a: &str, there: &[u8], b: &str, back: &[u8]) {
         self.expect(a, there, b);

@@ -1,4 +1,4 @@
-//! Where the programs under test are.
+//! Paths of the programs under test.
 
 use std::{
     path::{Path, PathBuf},
@@ -6,8 +6,8 @@ use std::{
     sync::OnceLock,
 };
 
-/// The program `name` (`butterflyd`, `butterfly`): from the directory that the environment variable
-/// `BIN` names, else built like this test and beside it.
+/// Returns the path of `butterflyd` or `butterfly`: in the directory that the environment variable
+/// `BIN` names, else built like this test and in the same directory.
 pub fn program(name: &str) -> PathBuf {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     let directory = DIRECTORY.get_or_init(|| match std::env::var_os("BIN") {
@@ -23,7 +23,8 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// Cargo does not build the programs of other packages for a test.
+/// Builds the programs, as cargo does not build those of other packages for a test. Returns their
+/// directory.
 fn build() -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own path");
     let directory =

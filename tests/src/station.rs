@@ -8,7 +8,7 @@ use butterfly_vhost::net::{Features, NetHeader};
 
 use crate::{host::Nic, wait::PATIENCE};
 
-/// Sets of features that guests come with.
+/// Sets of features that guests negotiate.
 pub mod features {
     use super::Features;
 
@@ -36,8 +36,8 @@ pub mod features {
     );
 }
 
-/// A guest with these features, that sleeps until it is interrupted, and can send and receive
-/// `max_frame` bytes.
+/// Returns a guest with these features, which sleeps until an interrupt, and can send and receive
+/// frames of `max_frame` bytes.
 pub fn machine(features: Features, max_frame: usize) -> VmConfig {
     let mut guest = GuestConfig { interrupts: true, max_frame, ..GuestConfig::default() };
     if !features.has(Features::MRG_RXBUF) {
@@ -61,12 +61,12 @@ pub struct Station {
     pub listener: Option<Listener>,
     /// The guest.
     pub vm: Vm,
-    /// What it was made of.
+    /// The configuration of the guest.
     pub config: VmConfig,
 }
 
 impl Station {
-    /// Its address.
+    /// Its MAC address.
     pub fn mac(&self) -> Mac {
         self.nic.mac
     }
@@ -83,20 +83,20 @@ impl Station {
         self.vm.guest.send_wait(frame, header, PATIENCE).unwrap();
     }
 
-    /// The next frame that it receives, with its header.
+    /// Waits for the next frame. Returns it with its header.
     #[track_caller]
     pub fn receive_with(&mut self) -> (NetHeader, Vec<u8>) {
         let frame = self.vm.guest.recv_wait(PATIENCE).unwrap();
         frame.unwrap_or_else(|| panic!("{} received nothing", self.nic.id))
     }
 
-    /// The next frame that it receives.
+    /// Waits for the next frame and returns it.
     #[track_caller]
     pub fn receive(&mut self) -> Vec<u8> {
         self.receive_with().1
     }
 
-    /// Everything that waits in its receive ring.
+    /// Takes all frames that wait in its receive ring.
     #[track_caller]
     pub fn pending(&mut self) -> Vec<Vec<u8>> {
         std::iter::from_fn(|| self.vm.guest.recv().unwrap()).map(|(_, frame)| frame).collect()
@@ -119,7 +119,7 @@ impl Station {
         );
     }
 
-    /// A new connection to its vnic.
+    /// Opens a new connection to its vnic.
     #[track_caller]
     pub fn connection(path: &PathBuf, listener: Option<&Listener>) -> Connection {
         match listener {
@@ -128,13 +128,13 @@ impl Station {
         }
     }
 
-    /// The front end is killed; its memory stays.
+    /// Ends the front end as if it was killed; its memory stays.
     pub fn crash(self) -> Gone {
         let Station { nic, path, listener, vm, config } = self;
         Gone { nic, path, listener, vm: vm.crash(), config }
     }
 
-    /// The guest stops in order.
+    /// Stops the guest in order.
     #[track_caller]
     pub fn detach(self) -> Gone {
         let Station { nic, path, listener, vm, config } = self;
@@ -151,9 +151,9 @@ impl Station {
     }
 }
 
-/// A vnic whose guest is not attached; its memory and rings as they were.
+/// A vnic whose guest is not attached. The guest's memory and rings are as they were.
 pub struct Gone {
-    /// As it was declared.
+    /// The vnic as it was declared.
     pub nic: Nic,
     /// Its socket.
     pub path: PathBuf,
@@ -165,7 +165,7 @@ pub struct Gone {
 }
 
 impl Gone {
-    /// Goes on where it was.
+    /// Attaches the guest again; it goes on where it was.
     #[track_caller]
     pub fn back(self) -> Station {
         let Gone { nic, path, listener, vm, config } = self;

@@ -1,4 +1,4 @@
-//! Streams of numbered frames between stations: complete, in order, once, and byte for byte.
+//! Streams of numbered frames between stations: each frame arrives once, in order and unchanged.
 
 use butterfly_guest_driver::SendError;
 use butterfly_packet::mac::Mac;
@@ -6,7 +6,7 @@ use butterfly_vhost::net::{Features, NetHeader};
 
 use crate::{frames, station::Station, wait::PATIENCE};
 
-/// One direction between two stations, which may come and go.
+/// Frames in one direction between two stations, which may detach and return.
 #[derive(Debug)]
 pub struct Stream {
     id: u64,
@@ -16,31 +16,31 @@ pub struct Stream {
     pub sent: u64,
     /// Frames received.
     pub received: u64,
-    /// Announcements of the switch's own that came in between.
+    /// Announcements of the switch that arrived in between.
     pub announcements: u64,
-    /// The number that comes next, if none is lost.
+    /// The number of the next frame, if none is lost.
     next: u64,
 }
 
 impl Stream {
-    /// From one address to another. Streams with different ids never take each other's frames for
-    /// theirs.
+    /// Returns a stream from one address to another. Streams with different ids reject each other's
+    /// frames.
     pub fn new(id: u64, from: Mac, to: Mac) -> Stream {
         Stream { id, from, to, sent: 0, received: 0, announcements: 0, next: 0 }
     }
 
-    /// The same stream for someone who only receives and cannot know what was sent by now.
+    /// Returns the same stream for a receiver that does not know how many frames were sent.
     pub fn far_end(&self) -> Stream {
         Stream { sent: u64::MAX, ..Stream::new(self.id, self.from, self.to) }
     }
 
-    /// Its next frame, of `len` bytes.
+    /// Returns its next frame, of `len` bytes.
     pub fn next_frame(&mut self, len: usize) -> Vec<u8> {
         self.sent += 1;
         frames::numbered(self.from, self.to, self.id, self.sent - 1, len)
     }
 
-    /// Sends the next frame. False if the sender's ring is full.
+    /// Sends the next frame. Returns false if the sender's ring is full.
     #[track_caller]
     pub fn send(&mut self, station: &mut Station, len: usize) -> bool {
         let frame = self.next_frame(len);
@@ -54,10 +54,10 @@ impl Stream {
         }
     }
 
-    /// Takes a frame that must be of this stream and later than all before.
+    /// Takes a received frame. It must be of this stream, and later than all before.
     ///
-    /// An announcement of the switch's own (RFC 903) is no frame of anybody: a ring that starts
-    /// where another one ended is one of a machine that may have moved.
+    /// Counts the announcements (RFC 903) that the switch makes when a ring goes on where another
+    /// ended: then the VM may have moved.
     #[track_caller]
     pub fn take(&mut self, header: NetHeader, frame: &[u8]) {
         if frame.get(12..14) == Some(&[0x80, 0x35]) {
@@ -95,7 +95,7 @@ impl Stream {
         self.received += 1;
     }
 
-    /// Takes everything that waits in a station's receive ring. Returns how much.
+    /// Takes all frames that wait in a station's receive ring. Returns their number.
     #[track_caller]
     pub fn take_all(&mut self, station: &mut Station) -> u64 {
         let before = self.received;
@@ -105,13 +105,13 @@ impl Stream {
         self.received - before
     }
 
-    /// Frames sent and not received: under way or lost.
+    /// Number of frames that were sent and not received: under way, or lost.
     pub fn missing(&self) -> u64 {
         self.sent - self.received
     }
 }
 
-/// Frames of up to `longest` bytes that a station's receive ring surely has room for.
+/// Number of frames of up to `longest` bytes for which a station's receive ring has room.
 pub fn room(station: &Station, longest: usize) -> u64 {
     let guest = &station.vm.guest;
     let header = guest.features().header_len();
@@ -123,12 +123,12 @@ pub fn room(station: &Station, longest: usize) -> u64 {
     (guest.rx_posted() / buffers) as u64
 }
 
-/// Sends frames of these lengths both ways at once and checks that each of them arrives. Never more
-/// under way than there is room for.
+/// Sends frames of these lengths both ways at once and checks that each arrives. Never sends more
+/// than the receiver has room for.
 #[track_caller]
 pub fn exchange(a: &mut Station, b: &mut Station, streams: &mut [Stream; 2], lens: &[usize]) {
     let longest = lens.iter().copied().max().unwrap_or(0);
-    // Some room is left for announcements, which the switch makes when it wants.
+    // Leave some room for announcements, which the switch may send at any time.
     let windows = [room(b, longest), room(a, longest)].map(|window| window - window.min(8) / 2);
     assert!(windows.iter().all(|window| *window > 0), "no room for a single frame: {windows:?}");
     let start = [streams[0].sent, streams[1].sent];
@@ -168,7 +168,7 @@ pub fn exchange(a: &mut Station, b: &mut Station, streams: &mut [Stream; 2], len
     }
 }
 
-/// The two directions between two stations.
+/// Returns the streams of both directions between two stations.
 pub fn streams(a: &Station, b: &Station) -> [Stream; 2] {
     [Stream::new(1, a.mac(), b.mac()), Stream::new(2, b.mac(), a.mac())]
 }

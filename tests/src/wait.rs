@@ -1,8 +1,8 @@
-//! Waiting for what has no event to wait for.
+//! Waiting for conditions that have no event.
 
 use std::time::{Duration, Instant};
 
-/// Nothing here takes longer, unless it hangs.
+/// Time limit of all waits: only a hanging program takes longer.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Waits until `what` holds, at most [`PATIENCE`].

@@ -1,43 +1,42 @@
-//! The page: its sections with their commands, the lines that are looked for, and where tables
-//! lead.
+//! The page: its sections with their commands, expected lines, and tables of sections to go to.
 
 use std::collections::BTreeSet;
 
 use super::pattern::{Words, find};
 
-/// Where a command is run.
+/// Place where a command runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     /// On the sender's host.
     Here,
     /// On the receiver's host.
     Far,
-    /// In the machine that sends.
+    /// In the VM that sends.
     Machine,
 }
 
 const PROMPTS: [(&str, Place); 3] =
     [("$ ", Place::Here), ("FAR# ", Place::Far), ("SENDER# ", Place::Machine)];
-/// What is run from here on mends.
+/// Commands below this line are a fix.
 const FIX: &str = "**Fix.**";
 const TABLE_OF: &str = "Go on with the table of [";
 const OTHERWISE: &str = "anything else";
 
-/// A command, and lines of its answer that matter.
+/// A command and the lines that its output must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// Where it is run.
+    /// Place where the command runs.
     pub place: Place,
-    /// As it stands there.
+    /// The command, as written on the page.
     pub line: String,
-    /// As they stand there.
+    /// The expected lines, as written on the page.
     pub expected: Vec<String>,
 }
 
 /// A row of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// What the answer has; `None`: anything.
+    /// Text that the answer must have. `None` fits any answer.
     pub pattern: Option<String>,
     /// The section to go to.
     pub to: String,
@@ -48,18 +47,18 @@ pub struct Row {
 pub struct Section {
     /// The heading.
     pub title: String,
-    /// Commands that look.
+    /// Commands that show the state.
     pub looks: Vec<Command>,
-    /// Commands that mend.
+    /// Commands that fix the trouble.
     pub fixes: Vec<Command>,
-    /// Where to go on; nowhere from a cause.
+    /// The table of the next sections. A cause has none.
     pub rows: Vec<Row>,
-    /// The section whose table counts here.
+    /// Another section whose table applies here.
     pub table_of: Option<String>,
 }
 
 impl Section {
-    /// Whether it names a cause that its own lines prove.
+    /// Returns true if the section names a cause that its own expected lines prove.
     pub fn is_cause(&self) -> bool {
         !self.fixes.is_empty() && self.looks.iter().any(|command| !command.expected.is_empty())
     }
@@ -68,9 +67,9 @@ impl Section {
 /// The whole page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
-    /// In order.
+    /// The sections in the order of the page.
     pub sections: Vec<Section>,
-    /// Words that stand for others.
+    /// Words in capitals, for which the reader puts in others.
     pub words: BTreeSet<String>,
 }
 
@@ -114,7 +113,7 @@ impl Document {
                     to,
                 });
             } else if sections.len() == 2 {
-                // How to read the page: the words in it.
+                // The introduction names the words in capitals.
                 let quoted = line.split('`').skip(1).step_by(2);
                 words.extend(
                     quoted
@@ -126,7 +125,7 @@ impl Document {
         Document { sections, words }
     }
 
-    /// The first step.
+    /// Returns the first section with commands.
     pub fn entry(&self) -> Result<&Section, String> {
         self.sections
             .iter()
@@ -134,7 +133,7 @@ impl Document {
             .ok_or_else(|| "there is no first step".to_owned())
     }
 
-    /// The section that a link leads to.
+    /// Returns the section that a link leads to.
     pub fn section(&self, link: &str) -> Result<&Section, String> {
         let mut found = self.sections.iter().filter(|section| anchor(&section.title) == link);
         match (found.next(), found.next()) {
@@ -144,12 +143,12 @@ impl Document {
         }
     }
 
-    /// Looks for a line in an answer; the words known then.
+    /// Looks for a line in an answer. Returns the words that are known then.
     pub(super) fn find_line(&self, line: &str, answer: &str, known: &Words) -> Option<Words> {
         find(line, answer, known, &self.words, true)
     }
 
-    /// Looks for what a row of a table asks for; the words known then.
+    /// Looks for the pattern of a table's row in an answer. Returns the words that are known then.
     pub(super) fn find_part(&self, part: &str, answer: &str, known: &Words) -> Option<Words> {
         find(part, answer, known, &self.words, false)
     }
@@ -159,7 +158,7 @@ fn link(rest: &str) -> Option<String> {
     Some(rest.split_once("](#")?.1.split_once(')')?.0.to_owned())
 }
 
-/// As GitHub makes links of headings.
+/// Returns the link to a heading, as GitHub makes it.
 fn anchor(title: &str) -> String {
     let kept = title
         .chars()

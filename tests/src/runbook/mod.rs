@@ -1,8 +1,7 @@
-//! A page of the manual that is followed word by word: its commands are run, its lines are looked
-//! for, its tables say where to go on.
+//! Follows a page of the manual word by word: runs its commands, looks for its lines, and goes on
+//! where its tables lead.
 //!
-//! What is read, and how, stands at the top of docs/troubleshooting.md; nothing is known here that
-//! a reader is not told there.
+//! The top of docs/troubleshooting.md says how to read the page. This module knows no more.
 
 mod document;
 mod pattern;
@@ -12,19 +11,19 @@ use std::collections::BTreeMap;
 pub use document::{Command, Document, Place, Section};
 use pattern::{Words, put_in};
 
-/// Steps until somebody is lost.
+/// Largest number of sections on the way to a cause.
 const STEPS: usize = 10;
 
-/// A line that must not be there.
+/// Start of an expected line that the answer must not have.
 const NOTHING: &str = "(nothing about ";
 
-/// Where commands are run.
+/// The hosts and the VM where commands run.
 pub trait Site {
-    /// Runs a command, to its end; what it printed.
+    /// Runs a command to its end. Returns its output.
     fn run(&mut self, place: Place, command: &str) -> String;
 }
 
-/// Somebody who knows what the page tells, and a few words to begin with.
+/// A reader of the page, who knows a few words from the start.
 pub struct Reader<'a> {
     document: &'a Document,
     words: Words,
@@ -33,7 +32,7 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// With words that the page leaves to its reader.
+    /// Returns a reader who knows the words `given`, which the page does not tell.
     pub fn new(document: &'a Document, given: &[(&str, &str)]) -> Reader<'a> {
         let words = given.iter().map(|(word, is)| ((*word).to_owned(), (*is).to_owned())).collect();
         Reader { document, words, path: Vec::new() }
@@ -68,7 +67,7 @@ impl<'a> Reader<'a> {
         Err(format!("no end: {}", self.path.join(" > ")))
     }
 
-    /// Runs the commands that look, and looks for their lines; what the last one answered.
+    /// Runs the commands that show the state, and checks their lines. Returns the last answer.
     fn look(&mut self, section: &Section, site: &mut dyn Site) -> Result<String, String> {
         let mut answer = String::new();
         for command in &section.looks {
@@ -95,7 +94,7 @@ impl<'a> Reader<'a> {
         Ok(site.run(command.place, &put_in(&command.line, &self.words, &self.document.words)?))
     }
 
-    /// Carries out what a section says to do.
+    /// Runs the commands of a section's fix.
     pub fn mend(&mut self, section: &Section, site: &mut dyn Site) -> Result<(), String> {
         if section.fixes.is_empty() {
             return Err(format!("{} has no fix", section.title));
@@ -103,7 +102,7 @@ impl<'a> Reader<'a> {
         section.fixes.iter().try_for_each(|command| self.run(command, site).map(drop))
     }
 
-    /// The causes that are proved here by their lines, whatever led to them.
+    /// Returns all causes whose expected lines are there now, also those off the path.
     pub fn proved(&self, site: &mut dyn Site) -> Vec<String> {
         let proofs = self.document.sections.iter().filter(|section| section.is_cause());
         let holds = |section: &&Section| {
@@ -114,7 +113,7 @@ impl<'a> Reader<'a> {
         proofs.filter(holds).map(|section| section.title.clone()).collect()
     }
 
-    /// What a word stands for.
+    /// The words in capitals that are known, with their values.
     pub fn words(&self) -> &BTreeMap<String, String> {
         &self.words
     }

@@ -1,9 +1,9 @@
-//! A line of the page against a line of an answer: words in capitals stand for others, `...` for
-//! anything.
+//! Compares a line of the page with lines of an answer. Words in capitals stand for others, `...`
+//! for any text.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What words stand for.
+/// Words in capitals with their values.
 pub type Words = BTreeMap<String, String>;
 
 enum Part<'a> {
@@ -12,7 +12,7 @@ enum Part<'a> {
     Anything,
 }
 
-/// A line cut at its words.
+/// Cuts a line at its words in capitals.
 fn parts<'a>(line: &'a str, vocabulary: &BTreeSet<String>) -> Vec<Part<'a>> {
     let mut parts = Vec::new();
     let mut rest = line;
@@ -45,7 +45,7 @@ fn one_line(line: &str) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// A command with words put in; the word that is not known.
+/// Puts values for the words into a command. Fails with the word that is not known.
 pub fn put_in(
     command: &str,
     known: &Words,
@@ -54,7 +54,7 @@ pub fn put_in(
     let text = |part: &Part<'_>| match part {
         Part::Text(text) => Ok((*text).to_owned()),
         Part::Anything => Ok("...".to_owned()),
-        // Lists have commas between them where they are printed.
+        // A printed list has commas between its items.
         Part::Word(word) => known
             .get(*word)
             .map(|is| is.replace(',', ""))
@@ -63,8 +63,8 @@ pub fn put_in(
     parts(command, vocabulary).iter().map(text).collect()
 }
 
-/// Looks for a line in an answer: the words known if it is there. A word at its end is the rest of
-/// the line if it is `whole`: a list, maybe.
+/// Looks for a line in an answer. Returns the words that are known then. If `whole`, a word at the
+/// end of the line takes the rest of the answer's line, which may be a list.
 pub fn find(
     line: &str,
     answer: &str,
@@ -98,7 +98,7 @@ fn fits(parts: &[Part<'_>], rest: &str, known: &Words, whole: bool) -> Option<Wo
     match parts {
         [] => (!rest.chars().next().is_some_and(is_part_of_word)).then(|| known.clone()),
         [Part::Text(text), more @ ..] => fits(more, rest.strip_prefix(text)?, known, whole),
-        // At the end, or alone, it may stand for nothing.
+        // `...` may stand for nothing.
         [Part::Anything] => Some(known.clone()),
         [Part::Anything, more @ ..] => ends().find_map(|at| fits(more, &rest[at..], known, whole)),
         [Part::Word(word), more @ ..] => match known.get(*word) {

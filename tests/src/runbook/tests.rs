@@ -1,4 +1,4 @@
-//! A page that is right is followed to its end. One that is wrong anywhere fails.
+//! A reader follows a right page to its end, and fails on a page with any mistake.
 
 use super::*;
 
@@ -7,7 +7,7 @@ const PAGE: &str = "# When it hurts\n\nWords: `WHO`, `WHERE`.\n\n## 1. Ask\n\n``
     ## Again\n\n```\n$ shout WHO\n```\n\nGo on with the table of [1. Ask](#1-ask).\n\n\
     ## Doctor's help\n\n```\n$ look WHERE\nred\n```\n\n**Fix.** So:\n\n```\n$ cool WHERE\n```\n\n## Home\n\nRest.\n";
 
-/// A patient who answers.
+/// A patient who gives these answers.
 #[derive(Default)]
 struct Patient {
     answers: Vec<(&'static str, &'static str)>,
@@ -49,15 +49,15 @@ fn a_page_is_followed_to_its_end() {
     let (end, ran) = followed(PAGE, &HURTS);
     assert_eq!(end.as_deref(), Ok("Doctor's help"));
     assert_eq!(ran, ["ask ann", "look knee", "cool knee"]);
-    // By another step, whose table is that of the first one.
+    // Through a second section, which uses the table of the first one.
     let (end, ran) = followed(PAGE, &[("ask ann", "what?"), ("shout ann", "FINE\nfine")]);
     assert_eq!((end.as_deref(), ran.len()), (Ok("Home"), 2));
 }
 
 #[test]
 fn a_wrong_page_fails() {
-    // A table that leads to the wrong place, or to none; a line that is never there; a word that
-    // nobody knows; no end; no fix.
+    // A table that leads to the wrong section or to none; a line that never comes; an unknown word;
+    // no end; no fix.
     for (right, wrong, why) in [
         ("red\n", "blue\n", "answers no"),
         ("red\n", "(nothing about red)\n", "answers no"),
@@ -79,7 +79,7 @@ fn a_wrong_page_fails() {
     }
     let (end, _) = followed(PAGE, &[("ask ann", "what?"), ("shout ann", "what?")]);
     assert!(end.is_err_and(|why| why.starts_with("no end")));
-    // What is wrong with the patient is something else than the page takes it for.
+    // The patient has another trouble than the page expects.
     let (end, _) = followed(PAGE, &[HURTS[0], ("look knee", "it is green")]);
     assert!(end.is_err_and(|why| why.contains("it is green")));
     let without = PAGE.replace("$ cool WHERE\n", "");
