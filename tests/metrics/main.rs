@@ -1,5 +1,5 @@
-//! A real Prometheus scrapes a real daemon: every alert and every query of the dashboard means
-//! something. And a scrape of a large host is quick. See run.sh.
+//! A real Prometheus scrapes a real daemon: every alert fires on its trouble, and every query of
+//! the dashboard finds series. A scrape of a large host is quick. See run.sh.
 
 #![forbid(unsafe_code)]
 
@@ -20,11 +20,11 @@ use butterfly_tests::{
 use prometheus::{Prometheus, packaged};
 use small_world::SmallWorld;
 
-/// Nothing short of a load that no test can make for certain makes these fire: they are tried in
-/// [`would_fire`].
+/// Alerts that only a very high load raises, which no test can make for certain. The test checks
+/// that the metrics of [`would_fire`] exist.
 const NOT_HERE: [&str; 1] = ["ButterflyWorkerSaturated"];
 
-/// One daemon, first in order and then in trouble.
+/// No alert fires on a healthy daemon; all fire on one in trouble.
 #[test]
 fn rules_and_dashboard_mean_something() {
     let mut world = SmallWorld::new();
@@ -96,12 +96,12 @@ fn rules_and_dashboard_mean_something() {
     drop(again);
 }
 
-/// The left side of a comparison with a threshold.
+/// Returns the left side of a comparison with a threshold.
 fn would_fire(query: &str) -> &str {
     query.rsplit_once(" > ").unwrap_or_else(|| panic!("no threshold: {query}")).0
 }
 
-/// A query of the dashboard as Grafana sends it when everything is selected.
+/// Returns a query of the dashboard as Grafana sends it when everything is selected.
 fn filled_in(query: &str) -> String {
     let query = query.replace("$__rate_interval", "1m").replace("$job", "butterfly");
     let query = ["$instance", "$vni", "$nic"]
@@ -111,7 +111,7 @@ fn filled_in(query: &str) -> String {
     query
 }
 
-/// Format and naming as Prometheus' own tool wants them.
+/// Prometheus' own tool checks the format and the names.
 #[test]
 fn promtool_finds_nothing_wrong() {
     let mut world = SmallWorld::new();
@@ -125,7 +125,7 @@ fn promtool_finds_nothing_wrong() {
     world.end();
 }
 
-/// What guests do by themselves wakes nobody up.
+/// The alert for drops leaves out every harmless reason, and only reasons that exist.
 #[test]
 fn harmless_drops_raise_no_alert() {
     let rules =
@@ -141,8 +141,8 @@ fn harmless_drops_raise_no_alert() {
     }
 }
 
-/// A thousand nics. What counts is the time that the thread had a processor: the others of a test
-/// machine may want it, too.
+/// Bounds the processor time of the thread that serves metrics, as other programs use the machine
+/// too.
 #[test]
 fn a_thousand_nics_are_scraped_quickly() {
     const NICS: u32 = 1_000;
@@ -165,7 +165,7 @@ fn a_thousand_nics_are_scraped_quickly() {
         ))
     });
     assert!(daemon.ask_all(adds.collect()).iter().all(Result::is_ok));
-    // Those of its network have a drop each; others have none.
+    // Each vnic of the sender's network has a drop (`not-attached`), others have none.
     sender.send(&numbered(mac(0), butterfly_packet::mac::Mac::BROADCAST, 1, 1, 60));
     host.settle(&mut [&mut sender]);
     eventually("everybody is there", || {
@@ -175,7 +175,7 @@ fn a_thousand_nics_are_scraped_quickly() {
     let spent = || daemon.cpu_time_of("metrics");
     let (before, mut fastest) = (spent(), Duration::MAX);
     for _ in 0..scrapes {
-        // Beyond the time that a page is good for.
+        // Longer than the daemon reuses a page.
         std::thread::sleep(Duration::from_millis(500));
         let begun = Instant::now();
         assert_eq!(get(daemon.metrics(), "/metrics").unwrap().0, 200);

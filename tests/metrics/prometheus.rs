@@ -1,4 +1,4 @@
-//! Debian's Prometheus, with the rules that are packaged.
+//! Debian's Prometheus with Butterfly's packaged rules.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use butterfly_tests::{eventually, metrics::get};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Where a packaged file is.
+/// Returns the path of a packaged file.
 pub fn path(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging"))
         .join(name)
@@ -21,12 +21,12 @@ pub fn path(name: &str) -> PathBuf {
         .unwrap()
 }
 
-/// A packaged file.
+/// Returns the text of a packaged file.
 pub fn packaged(name: &str) -> String {
     fs::read_to_string(path(name)).unwrap()
 }
 
-/// Runs promtool, which must find nothing wrong.
+/// Runs promtool. Asserts that it finds nothing wrong.
 #[track_caller]
 pub fn promtool(words: &[&str], input: &str) {
     let mut tool = Command::new("promtool");
@@ -37,14 +37,14 @@ pub fn promtool(words: &[&str], input: &str) {
     assert!(output.status.success(), "promtool {words:?}: {output:?}");
 }
 
-/// One that runs. Dropping it ends it.
+/// A running Prometheus, which ends when this is dropped.
 pub struct Prometheus {
     process: Child,
     address: SocketAddr,
     _room: TempDir,
 }
 
-/// A rule that it has loaded.
+/// A rule that Prometheus has loaded.
 #[derive(Debug)]
 pub struct Rule {
     pub name: String,
@@ -59,7 +59,7 @@ impl Rule {
 }
 
 impl Prometheus {
-    /// Starts one that scrapes `target` as the job "butterfly", and waits until it did.
+    /// Starts Prometheus. It scrapes `target` as the job "butterfly"; waits for the first scrape.
     pub fn start(target: SocketAddr) -> Prometheus {
         let room = tempfile::tempdir().unwrap();
         let config = format!(
@@ -70,10 +70,10 @@ impl Prometheus {
         );
         let file = room.path().join("prometheus.yml");
         fs::write(&file, config).unwrap();
-        // It takes no descriptor and tells no port that it chose itself.
+        // Prometheus takes no socket from its parent, and does not print a port that it chose.
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let log = fs::File::create(room.path().join("log")).unwrap();
-        // It must not outlive a test that is killed.
+        // Prometheus must not outlive a test that is killed.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--", "prometheus"]);
         command.arg(format!("--config.file={}", file.display()));
@@ -103,7 +103,7 @@ impl Prometheus {
         answer["data"].clone()
     }
 
-    /// What an expression gives now.
+    /// Evaluates an expression now.
     pub fn query(&self, expression: &str) -> Vec<Value> {
         let encoded: String = expression
             .bytes()
@@ -119,7 +119,7 @@ impl Prometheus {
         data["result"].as_array().unwrap_or_else(|| panic!("{expression}: {data}")).clone()
     }
 
-    /// The rules.
+    /// Returns the loaded rules.
     pub fn rules(&self) -> Vec<Rule> {
         let data = self.api("/api/v1/rules");
         let groups = data["groups"].as_array().unwrap().iter();
@@ -133,8 +133,7 @@ impl Prometheus {
         rules.map(rule).collect()
     }
 
-    /// Waits until everything that happened so far was scraped, and scraped again, as a rate needs
-    /// two.
+    /// Waits for two more scrapes, as a rate needs two samples.
     pub fn scrapes_twice_more(&self) {
         let scraped = || {
             let samples = self.query("count_over_time(up[5m])");

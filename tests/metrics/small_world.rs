@@ -1,5 +1,5 @@
-//! A host with something of everything: an uplink with a peer behind it, filtered and open nics,
-//! and, later, all that can go wrong.
+//! A host that moves most metrics: an uplink with a peer behind it, vnics with and without filter
+//! and, later, every kind of trouble.
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -20,9 +20,9 @@ use butterfly_vhost::net::NetHeader;
 const VNI: u32 = 1;
 const ENDPOINT: [u8; 4] = [42, 0, 0, 1];
 const PEER: [u8; 4] = [42, 0, 0, 2];
-/// What the table holds, the least there is.
+/// Size of the session table: the smallest that the daemon accepts.
 const SESSIONS: u16 = 64;
-/// More than a hundred a second, over the five minutes that rates look back.
+/// More than a hundred per second over five minutes, the range of the rates.
 const MANY: u64 = 40_000;
 
 pub struct SmallWorld {
@@ -32,7 +32,7 @@ pub struct SmallWorld {
     filtered: Station,
     /// The other end of the uplink.
     wire: Option<Vm>,
-    /// The endpoint's address on it.
+    /// The tunnel endpoint's MAC address on the uplink.
     endpoint: Mac,
 }
 
@@ -46,14 +46,14 @@ fn ip(from: u8, to: u8) -> Ip {
     build::ethernet(mac(from.into()), mac(to.into())).ipv4([10, 0, 0, from], [10, 0, 0, to])
 }
 
-/// Waits until the switch has taken everything that they sent.
+/// Waits until the switch has taken everything that these stations sent.
 fn worked_off(stations: &mut [&mut Station]) {
     for station in stations {
         assert!(station.vm.guest.drain(PATIENCE).unwrap(), "{} is not served", station.nic.id);
     }
 }
 
-/// Whether a frame arrives soon. If it is dropped there is nothing to wait for.
+/// Returns true if a frame arrives within 50 ms. A dropped frame causes no event to wait for.
 fn arrives(station: &mut Station) -> bool {
     let arrived = station.vm.guest.recv_wait(Duration::from_millis(50)).unwrap();
     arrived.is_some()
@@ -94,7 +94,7 @@ impl SmallWorld {
         SmallWorld { host, a, b, filtered, wire: Some(wire), endpoint }
     }
 
-    /// Something of everything that is normal.
+    /// Makes normal traffic of every kind.
     pub fn talk(&mut self) {
         for number in 0..200 {
             self.a.send(&numbered(mac(1), mac(2), 1, number, 200));
@@ -102,14 +102,14 @@ impl SmallWorld {
             self.a.pending();
             self.b.pending();
         }
-        // A flood, a learnt address, a conversation that a rule allows, and one that none does.
+        // A flood, a learnt address, a session that a rule allows, and one that no rule allows.
         self.a.send(&numbered(mac(9), Mac::BROADCAST, 1, 1, 60));
         self.a.send(&ip(1, 3).udp(1000, 53, b"?"));
         self.a.send(&ip(1, 3).udp(1000, 54, b"?"));
         self.host.settle(&mut [&mut self.a, &mut self.b]);
         assert!(!self.filtered.pending().is_empty());
         self.filtered.send(&ip(3, 1).udp(53, 1000, b"!"));
-        // Another host speaks, and is spoken to.
+        // Frames from another host and to it.
         let inner = numbered(mac(20), mac(1), 1, 1, 200);
         let outer = |inner: &[u8]| {
             build::ethernet(mac(99), self.endpoint).ipv4(PEER, ENDPOINT).vxlan(4789, VNI, inner)
@@ -138,10 +138,10 @@ impl SmallWorld {
         });
     }
 
-    /// All that can go wrong at once. `seen` waits until Prometheus saw what happened so far: a
-    /// rate knows nothing of what came with the first sample of a series.
+    /// Makes all kinds of trouble at once. `seen` waits until Prometheus has scraped the counts so
+    /// far, as a rate ignores the value of a series' first sample.
     pub fn trouble(&mut self, seen: impl Fn()) {
-        // A peer that nobody knows the way to, then an uplink without another end.
+        // A peer without a route, then an uplink without another end.
         self.host.daemon().client_ok(&["peer", "add", "42.0.0.99"]);
         self.wire.take().unwrap().detach().unwrap();
         (0..10).for_each(|number| self.a.send(&numbered(mac(1), mac(20), 1, number, 60)));
@@ -149,35 +149,35 @@ impl SmallWorld {
         for _ in 0..40 {
             assert!(!self.host.daemon().client(&["nic", "show", "nobody"]).status.success());
         }
-        // A receiver that does not take anything.
+        // A receiver that takes no frame.
         self.b.vm.guest.set_refill(Refill::Manually);
         let path = self.host.add(&Nic::bypass("flapping", mac(60), VNI)).unwrap();
         for (ring_full, spoofed) in [(3_000, 1), (MANY, 100)] {
             for number in 0..ring_full {
                 self.a.send(&numbered(mac(1), mac(2), 1, number, 60));
             }
-            // Addresses of others, from a nic that has a filter.
+            // Source addresses of others, from a vnic with a filter.
             for number in 0..spoofed {
                 self.filtered.send(&numbered(mac(50), mac(1), 1, number, 60));
             }
             worked_off(&mut [&mut self.a, &mut self.filtered]);
             seen();
         }
-        // More conversations than there is room for: those that were answered stay.
+        // More sessions than the table has room for: those that were answered stay.
         for port in 0..SESSIONS + 8 {
             self.a.send(&ip(1, 3).udp(2000 + port, 53, b"?"));
             if arrives(&mut self.filtered) {
                 self.filtered.send(&ip(3, 1).udp(53, 2000 + port, b"!"));
             }
         }
-        // A machine that comes and goes.
+        // A guest that attaches and leaves again and again.
         for _ in 0..6 {
             Vm::connect(&path, &config(), PATIENCE).unwrap().detach().unwrap();
         }
         worked_off(&mut [&mut self.a, &mut self.filtered]);
     }
 
-    /// The end of the daemon.
+    /// Stops the daemon in order.
     pub fn end(mut self) {
         self.host.daemon().signal("TERM");
         assert!(self.host.daemon_mut().wait_for_end().success());
