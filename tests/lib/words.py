@@ -17,7 +17,7 @@ COLUMNS = 100
 
 # Doc comments still to be rewritten, by crate (or "tests", "fuzz"). Others have none.
 LEFT = {
-    "tests": 61,
+    "tests": 49,
 }
 
 # Lines that are still too long, in the same way.

@@ -1,7 +1,7 @@
 //! Draws mutants by a seed.
 //!
-//! The order depends on what a point is, not on where it stands: a line that is added above changes
-//! nothing.
+//! The order depends on the text of a point and its function, not on its line, so that a line added
+//! above changes nothing.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 
 use crate::points::{Point, points};
 
-/// What is mutated: directories and files below the packet path's sources.
+/// Directories and files that are mutated, below the packet path's sources.
 pub const SCOPE: [&str; 8] = [
     "engine/pace.rs",
     "ip",
@@ -27,16 +27,16 @@ pub const SCOPE: [&str; 8] = [
 
 /// A source file with its points.
 pub struct File {
-    /// Below the packet path's sources.
+    /// Path below the packet path's sources.
     pub name: String,
     pub source: String,
     pub points: Vec<Point>,
 }
 
-/// A point: which file, and which point of it.
+/// A point: the indices of its file and of the point in it.
 pub type Place = (usize, usize);
 
-/// Reads what is mutated. Files that are tests only have no points.
+/// Reads the files to mutate. Files of tests have no points.
 pub fn files(sources: &Path) -> Result<Vec<File>> {
     let mut paths = Vec::new();
     for entry in SCOPE {
@@ -72,7 +72,7 @@ fn collect(path: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
 pub fn order(files: &[File], seed: u64) -> Vec<Place> {
     let mut ranked = Vec::new();
     for (at, file) in files.iter().enumerate() {
-        // Twins in one function are told apart by their order.
+        // Equal points in one function differ by their order.
         let mut twins: HashMap<String, u32> = HashMap::new();
         for (number, point) in file.points.iter().enumerate() {
             let original = file.source.get(point.range.clone()).unwrap_or_default();
@@ -89,7 +89,7 @@ pub fn order(files: &[File], seed: u64) -> Vec<Place> {
     ranked.into_iter().map(|(_, place)| place).collect()
 }
 
-/// FNV-1a, and the finish of splitmix64: stays the same, whatever the compiler's version.
+/// Hashes by FNV-1a and the finish of splitmix64. The result is the same with every compiler.
 fn rank(text: &str, seed: u64) -> u64 {
     let start = 0xcbf2_9ce4_8422_2325_u64 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut x = text
@@ -100,8 +100,8 @@ fn rank(text: &str, seed: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The first `count` places of an order that are not refused. Numbers of mutants are places in this
-/// list, from 1.
+/// Returns the first `count` places of an order that are not refused. A mutant's number is its
+/// position in this list, from 1.
 pub fn drawn(order: &[Place], refused: &HashSet<Place>, count: usize) -> Vec<Place> {
     order.iter().copied().filter(|place| !refused.contains(place)).take(count).collect()
 }
@@ -117,8 +117,7 @@ mod tests {
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../crates/datapath/src")
     }
 
-    /// Every file of the packet path with every switch there can be is Rust, and has a switch for
-    /// each point.
+    /// A file with a switch at each of its points is still Rust, for every file of the packet path.
     #[test]
     fn the_packet_path_with_all_switches_is_rust() {
         let files = files(&sources()).unwrap();

@@ -1,8 +1,8 @@
-//! Mutation tests: would anybody notice if this line were wrong?
+//! Mutation tests: would a test notice if this line were wrong?
 //!
-//! Mutants of the packet path's deciding parts are drawn by a seed and built into one set of test
-//! programs. A variable of the environment says which is on. Each meets the unit tests, the packet
-//! walks and the model, until one of them fails. What no test notices is a survivor.
+//! A seed draws mutants of the packet path's deciding parts, which are built into one set of test
+//! programs. An environment variable switches one on. Unit tests, packet walks and the model run
+//! against each mutant until one of them fails. A mutant that no test notices is a survivor.
 
 #![forbid(unsafe_code)]
 
@@ -37,28 +37,28 @@ use crate::{
 /// Puts mistakes into a copy of the packet path and writes down which test notices them.
 #[derive(Parser)]
 struct Options {
-    /// Which mutants are drawn
+    /// Seed of the draw
     #[arg(long, default_value_t = 2)]
     seed: u64,
-    /// How many mutants are drawn
+    /// Number of mutants to draw
     #[arg(long, default_value_t = 300)]
     count: usize,
-    /// Numbers of the mutants that are tried; all of the draw by default
+    /// Numbers of the mutants to try; all of the draw by default
     #[arg(long, value_delimiter = ',')]
     only: Vec<u32>,
     /// Fails if more than this many in a hundred survive
     #[arg(long)]
     survivors: Option<usize>,
-    /// How many mutants are tried at once
+    /// Number of mutants to try at once
     #[arg(long, default_value_t = 2)]
     jobs: usize,
     /// Test programs beside the unit tests; all by default
     #[arg(long, value_delimiter = ',')]
     tests: Vec<String>,
-    /// Shows what is drawn, and builds nothing
+    /// Shows the draw and builds nothing
     #[arg(long)]
     list: bool,
-    /// Where the table is written
+    /// File to write the table to
     #[arg(long)]
     table: Option<PathBuf>,
 }
@@ -92,7 +92,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What each mutant meets.
+/// Test programs that run against each mutant.
 struct Trials {
     home: PathBuf,
     library: Program,
@@ -100,7 +100,7 @@ struct Trials {
 }
 
 impl Trials {
-    /// Runs everything without a mistake first: it has to pass, and shows what a step takes.
+    /// Runs all tests without a mistake first. They have to pass, and show how long a step takes.
     fn new(workshop: &Workshop, programs: &[Program]) -> Result<Trials> {
         let home = workshop.package_home();
         let mut measured = Vec::new();
@@ -152,8 +152,8 @@ impl Trials {
         done.into_inner().map_err(|_| anyhow::anyhow!("a trial failed"))
     }
 
-    /// Returns what notices a mutant: the tests beside its code are asked first, then the others,
-    /// quick ones first.
+    /// Returns the test that notices a mutant. Runs the tests of its own module first, then the
+    /// others, quick ones first.
     fn one(&self, row: &Row) -> Result<Option<String>> {
         let near = Step {
             program: self.library.clone(),
@@ -169,7 +169,7 @@ impl Trials {
     }
 }
 
-/// What a step may take if without a mistake it took `spent`.
+/// Time limit of a step that took `spent` without a mistake.
 fn allowed(spent: Duration) -> Duration {
     spent * 2 + Duration::from_secs(10)
 }

@@ -16,12 +16,12 @@ use syn::{
 
 use crate::words::{exchanged, opposite};
 
-/// What a point is, which says how a switch is put around it.
+/// Kind of code at a point, which decides how a switch is put around it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shape {
-    /// An expression: it is replaced by another one of its type.
+    /// An expression, replaced by another one of its type.
     Expression,
-    /// A statement: it is left out.
+    /// A statement, left out.
     Statement,
 }
 
@@ -31,12 +31,12 @@ pub struct Point {
     /// Kind of mistake.
     pub operator: &'static str,
     pub shape: Shape,
-    /// Bytes of the file.
+    /// Position in the file, in bytes.
     pub range: Range<usize>,
     pub replacement: String,
-    /// Function it is in.
+    /// The function that contains the point.
     pub function: String,
-    /// The `const ` of that function, which goes when a switch comes into it.
+    /// The `const ` of that function, which is removed when the function gets a switch.
     pub constant: Option<Range<usize>>,
     pub line: usize,
 }
@@ -47,7 +47,7 @@ pub fn points(source: &str) -> Result<Vec<Point>> {
     let mut finder = Finder { source, points: Vec::new(), functions: Vec::new() };
     finder.visit_file(&file);
     let mut points = finder.points;
-    // Outer ones first: a switch around a statement holds those inside it.
+    // Outer points first: the switch of a statement contains the switches inside it.
     points.sort_by_key(|point| {
         (point.range.start, std::cmp::Reverse(point.range.end), point.shape == Shape::Expression)
     });
@@ -98,7 +98,8 @@ impl Finder<'_> {
         }
     }
 
-    /// An operand that is read: the other one of a pair would have the same type.
+    /// Adds a point for an operand that is read, if its name is one of a pair: the other one would
+    /// have the same type.
     fn operand(&mut self, operand: &Expr) {
         let name = match operand {
             Expr::Field(field) => match &field.member {
@@ -159,7 +160,7 @@ impl Finder<'_> {
     }
 }
 
-/// Whether attributes make an item part of tests only.
+/// Returns true if these attributes limit an item to tests.
 fn for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         syn::Meta::Path(path) => path.is_ident("test"),
@@ -200,7 +201,7 @@ fn assigns(operator: &BinOp) -> bool {
     )
 }
 
-/// What stands mistakenly in the place of an operator.
+/// Returns the operators that an author could have written by mistake, with the kind of mistake.
 fn other_operators(operator: &BinOp) -> &'static [(&'static str, &'static str)] {
     use BinOp::*;
     const BOUNDARY: &str = "move a boundary";

@@ -1,20 +1,19 @@
 //! Writes a source file with a switch around each of its drawn points.
 //!
-//! Only one switch is on in a run, so what a switch puts in place of the original needs no switches
-//! of its own.
+//! Only one switch is on in a run, so the replacement in a switch needs no switches of its own.
 
 use std::ops::Range;
 
 use crate::points::{Point, Shape};
 
-/// A rewritten file, and where each switch came to lie in it.
+/// A rewritten file with the position of each switch.
 pub struct Rewritten {
     pub text: String,
-    /// Number of a mutant, and its bytes in `text`.
+    /// Numbers of mutants with their positions in `text`, in bytes.
     pub switches: Vec<(u32, Range<usize>)>,
 }
 
-/// Puts switches around points, which are in the order that [`crate::points::points`] gives them.
+/// Puts switches around points. The points are in the order of [`crate::points::points`].
 pub fn rewrite(source: &str, points: &[(u32, &Point)]) -> Rewritten {
     let mut writer = Writer {
         source,
@@ -92,7 +91,7 @@ impl Writer<'_> {
     }
 }
 
-/// The module that rewritten files ask which mutant is on.
+/// The module that tells rewritten files which mutant is on.
 pub const MODULE: &str = include_str!("../switch.rs");
 
 #[cfg(test)]
@@ -112,8 +111,8 @@ mod tests {
         }
         fn main() { println!(\"{} {}\", below(5), sum(&[1, 2, 7])); }";
 
-    /// All switches at once, compiled for once, as the packet path is: each mutant is its own
-    /// program.
+    /// Compiles all switches into one program, as for the packet path. Each mutant then behaves in
+    /// its own way.
     #[test]
     fn each_mutant_is_a_program_of_its_own() {
         let points = points(SOURCE).unwrap();
@@ -142,7 +141,7 @@ mod tests {
         assert_eq!(says(of("move a boundary")), "true 3\n");
         assert_eq!(says(of("change a constant")), "true 10\n");
         assert_eq!(says(of("drop a negation")), "false 7\n");
-        // The loop is the first statement that can go.
+        // The loop is the first statement that can be left out.
         assert_eq!(says(of("remove a statement")), "false 0\n");
     }
 }

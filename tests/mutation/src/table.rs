@@ -1,4 +1,4 @@
-//! What became of each mutant, for people to read.
+//! Table of the mutants and the tests that noticed them, for people to read.
 
 use std::{fmt, fs, path::Path};
 
@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 
 use crate::draw::{File, Place};
 
-/// One mutant.
+/// A mutant in the table.
 #[derive(Clone)]
 pub struct Row {
     pub number: u32,
@@ -17,12 +17,12 @@ pub struct Row {
     pub original: String,
     pub replacement: String,
     pub tried: bool,
-    /// What noticed it; nothing did if it was tried.
+    /// The test that noticed the mutant. None if it was not tried, or survived.
     pub noticed: Option<String>,
 }
 
 impl Row {
-    /// Describes the mutant at a place, which was not tried yet.
+    /// Describes the mutant at a place. It is not tried yet.
     pub fn new(number: u32, (file, point): Place, files: &[File]) -> Row {
         let file = &files[file];
         let point = &file.points[point];
@@ -39,7 +39,7 @@ impl Row {
         }
     }
 
-    /// The module that its tests are beside.
+    /// The module of the mutant, whose unit tests run first.
     pub fn module(&self) -> String {
         let path = self.file.trim_end_matches(".rs").trim_end_matches("/mod");
         format!("{}::", path.replace('/', "::"))
@@ -53,7 +53,7 @@ impl Row {
     }
 }
 
-/// A text on one line, of bearable length.
+/// Shortens a text to one line of about 70 characters.
 fn short(text: &str) -> String {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match text.char_indices().nth(70) {

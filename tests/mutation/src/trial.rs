@@ -1,4 +1,4 @@
-//! Runs test programs against one mutant until something notices.
+//! Runs test programs against one mutant until a test fails.
 
 use std::{
     fs,
@@ -14,13 +14,13 @@ use anyhow::{Context as _, Result};
 
 use crate::workshop::Program;
 
-/// Tests that run together: a program, and which of its tests.
+/// Tests that run together: a program and a selection of its tests.
 #[derive(Clone, Debug)]
 pub struct Step {
     pub program: Program,
-    /// Part of the names of tests; all without.
+    /// Text that the names of the tests contain; None runs all.
     pub only: Option<String>,
-    /// What it may take. Seconds of processor time mean the same on a busy machine.
+    /// Limit of its processor time, which does not depend on the load of the machine.
     pub limit: Duration,
 }
 
@@ -28,16 +28,16 @@ pub struct Step {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ending {
     Passed,
-    /// The first test that failed, or what became of the program.
+    /// The first test that failed, or how the program failed.
     Noticed(String),
 }
 
-/// More than any test needs.
+/// Memory limit in bytes: more than any test needs.
 const MEMORY: u64 = 1 << 30;
-/// Without processor time: a mutant that waits for what never comes.
+/// Time limit without progress in processor time, for a mutant that waits for ever.
 const STUCK: Duration = Duration::from_secs(120);
 
-/// Runs a step against mutant `number`, and says what it took.
+/// Runs a step against mutant `number`. Returns its ending and the processor time spent.
 pub fn run(step: &Step, number: u32, home: &Path) -> Result<(Ending, Duration)> {
     let mut child = Command::new(&step.program.path)
         .args(&step.only)
@@ -57,7 +57,7 @@ pub fn run(step: &Step, number: u32, home: &Path) -> Result<(Ending, Duration)> 
     if noticed.is_some() {
         child.kill()?;
     }
-    // Its time is gone when it was waited for.
+    // Read the processor time of the zombie: after `wait` it is gone.
     while !matches!(child_status(child.id()), Some('Z') | None) {
         thread::sleep(Duration::from_millis(5));
     }
@@ -67,7 +67,7 @@ pub fn run(step: &Step, number: u32, home: &Path) -> Result<(Ending, Duration)> 
     Ok((noticed.or_else(crash).map_or(Ending::Passed, Ending::Noticed), spent))
 }
 
-/// Returns what is noticed before a program ends its output.
+/// Watches a program until the end of its output. Returns what it noticed, if anything.
 fn watch(child: &mut Child, step: &Step) -> Option<String> {
     let failures = failures(child);
     let (mut spent, mut advanced) = (Duration::ZERO, Instant::now());
@@ -90,7 +90,7 @@ fn watch(child: &mut Child, step: &Step) -> Option<String> {
     }
 }
 
-/// Names of tests that failed, as the program prints them.
+/// Sends the names of failed tests as the program prints them.
 fn failures(child: &mut Child) -> Receiver<String> {
     let (send, receive) = channel();
     if let Some(output) = child.stdout.take() {
@@ -109,7 +109,7 @@ fn failures(child: &mut Child) -> Receiver<String> {
 
 fn stat(process: u32) -> Option<Vec<String>> {
     let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // Behind the name, which may hold anything.
+    // The fields behind the name, which may contain any characters.
     Some(text.rsplit_once(") ")?.1.split_whitespace().map(str::to_owned).collect())
 }
 
@@ -117,7 +117,7 @@ fn child_status(process: u32) -> Option<char> {
     stat(process)?.first()?.chars().next()
 }
 
-/// Linux counts it in hundredths of a second.
+/// Returns a process' processor time, which Linux shows in hundredths of a second.
 fn processor_time(process: u32) -> Duration {
     let ticks = |fields: Vec<String>| {
         Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(ending("echo test a ... ok", 60), Ending::Passed);
     }
 
-    /// It would go on for ever: nobody waits for it.
+    /// The program would run on for long; the trial ends it.
     #[test]
     fn the_first_failure_ends_the_trial() {
         let script = "echo test a::b ... FAILED; exec sleep 1000";

@@ -1,4 +1,4 @@
-//! Words that come in pairs, one of which is easily written for the other.
+//! Pairs of words that an author easily confuses.
 
 const PAIRS: [(&str, &str); 14] = [
     ("source", "destination"),
@@ -17,7 +17,7 @@ const PAIRS: [(&str, &str); 14] = [
     ("is_some_and", "is_none_or"),
 ];
 
-/// Returns the other name of a pair, if `name` is one: as a whole, or one of its words.
+/// Returns the opposite name if `name`, or one of its words, belongs to a pair.
 pub fn opposite(name: &str) -> Option<String> {
     let of = |word: &str| {
         PAIRS.iter().find_map(|(a, b)| match word {
@@ -38,7 +38,7 @@ pub fn opposite(name: &str) -> Option<String> {
     Some(changed.collect::<Vec<_>>().join("_"))
 }
 
-/// Returns a text whose last name is the other one of its pair.
+/// Returns the text with its last name replaced by the opposite one.
 pub fn exchanged(text: &str) -> Option<String> {
     let start = text.rfind(|c: char| !(c.is_alphanumeric() || c == '_')).map_or(0, |at| at + 1);
     Some(format!("{}{}", &text[..start], opposite(&text[start..])?))

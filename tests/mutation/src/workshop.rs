@@ -1,4 +1,4 @@
-//! A copy of the sources with switches in it, and the test programs made of them.
+//! A copy of the sources with switches, and the test programs built from it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -25,15 +25,15 @@ pub struct Program {
     pub path: PathBuf,
 }
 
-/// The copy.
+/// The copy of the sources.
 pub struct Workshop {
     home: PathBuf,
     repository: PathBuf,
 }
 
 impl Workshop {
-    /// Copies what the packet path is built of. A file that did not change keeps its time, so
-    /// little is built again.
+    /// Copies the sources that the packet path needs. An unchanged file keeps its time, so that
+    /// cargo builds little again.
     pub fn new(repository: &Path) -> Result<Workshop> {
         let home = repository.join("target/mutation/copy");
         let listed = Command::new("git")
@@ -68,7 +68,7 @@ impl Workshop {
         self.home.join("crates/datapath/src")
     }
 
-    /// Writes the packet path's sources with switches for some places.
+    /// Writes the packet path's sources with switches at these places.
     fn furnish(&self, files: &[File], places: &[Place]) -> Result<HashMap<String, Rewritten>> {
         let original = self.repository.join("crates/datapath/src");
         let mut rewritten = HashMap::new();
@@ -88,7 +88,7 @@ impl Workshop {
             rewritten.insert(format!("crates/datapath/src/{}", file.name), result);
         }
         self.copy_others(&original, &original, files)?;
-        // What a mutant computes may never fit: that is for a test to notice, not for the compiler.
+        // A mutant may overflow or panic in constants: a test should notice that, not the compiler.
         let forbids = "#![forbid(unsafe_code)]";
         let allows = format!("{forbids}\n#![allow(arithmetic_overflow, unconditional_panic)]");
         let mut root = fs::read_to_string(original.join("lib.rs"))?.replacen(forbids, &allows, 1);
@@ -113,7 +113,7 @@ impl Workshop {
         Ok(())
     }
 
-    /// Draws until `count` mutants compile together; refuses those that do not.
+    /// Draws until `count` mutants compile together. Refuses mutants that do not compile.
     pub fn settle(&self, files: &[File], order: &[Place], count: usize) -> Result<Vec<Place>> {
         let mut refused = HashSet::new();
         for round in 1..=30 {
@@ -172,13 +172,13 @@ impl Workshop {
         Ok((programs, errors))
     }
 
-    /// What was built of other crates already is built no second time.
+    /// The repository's own target directory, so that other crates are not built again.
     fn target(&self) -> PathBuf {
         self.repository
             .join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
     }
 
-    /// Where tests run.
+    /// The directory in which tests run.
     pub fn package_home(&self) -> PathBuf {
         self.home.join("crates/datapath")
     }
@@ -219,7 +219,7 @@ struct CompilerError {
     code: String,
     message: String,
     rendered: String,
-    /// File and first byte, primary ones first.
+    /// Files with the first byte of the error, primary places first.
     places: Vec<(String, usize)>,
 }
 
@@ -248,8 +248,8 @@ impl CompilerError {
     }
 }
 
-/// Finds the mutants that errors are about: the innermost switch around one of their places, or all
-/// of the `const fn` that cannot be asked where a constant is defined.
+/// Finds the mutants that cause errors: the innermost switch around one of their places, or all
+/// mutants of a `const fn` that a constant's definition calls.
 fn blame(
     errors: &[CompilerError],
     rewritten: &HashMap<String, Rewritten>,
@@ -283,8 +283,7 @@ fn blame(
         }
     }
     if blamed.is_empty() {
-        // A statement that ended a branch is not where the compiler sees what follows from its
-        // absence, but before it.
+        // If the last statement of a branch is left out, the compiler reports the error before it.
         for error in errors {
             for (file, first) in &error.places {
                 let last = error
