@@ -1,5 +1,4 @@
-//! What was sent is what arrived and what was dropped, packet for packet, by name, whatever happens
-//! at random.
+//! Every packet that guests send at random arrives or is counted as a named drop.
 
 use butterfly_guest_driver::{GuestConfig, Placement, Refill};
 use butterfly_packet::{build, mac::Mac};
@@ -10,7 +9,8 @@ use butterfly_tests::{
 };
 use butterfly_vhost::net::NetHeader;
 
-/// Frames to one receiver each, good and bad; receivers that do not keep up; vnics without guests.
+/// Sends good and bad frames to one receiver each, to receivers that are too slow, and to vnics
+/// without guests.
 #[test]
 fn every_packet_is_somewhere() {
     let host = Host::new();
@@ -120,7 +120,7 @@ fn every_packet_is_somewhere() {
     }
 }
 
-/// Every copy of a flood is delivered or has a name at its receiver.
+/// Every copy of a flooded frame is delivered, or is a named drop of its receiver.
 #[test]
 fn every_copy_of_a_flood_is_somewhere() {
     let host = Host::new();
@@ -189,7 +189,7 @@ fn every_copy_of_a_flood_is_somewhere() {
     );
 }
 
-/// A chain that breaks the rules is one frame of its guest, and one drop.
+/// A malformed chain counts as one frame of its guest, and as one drop.
 #[test]
 fn bad_chains_are_counted() {
     let host = Host::new();
@@ -213,7 +213,7 @@ fn bad_chains_are_counted() {
         let config = a.config.clone();
         a = if number % 10 == 9 { a.reboot(&config) } else { a };
         if number % 10 != 9 {
-            // The guest's own books do not know the chain it did not make: start its driver again.
+            // The driver did not make this chain and cannot reclaim it: start the driver again.
             let features = a.vm.guest.features();
             a.vm.change_features(features).unwrap();
         }

@@ -1,8 +1,7 @@
-//! One story, six tellers: explain, trace, capture, drops, metrics and events say of every packet
-//! what its guests know of it.
+//! Explain, trace, capture, drops, metrics and events report of every packet what the guests saw.
 //!
-//! Each packet has a number, its source port. What guests received is the truth; what was to become
-//! of each is known beforehand.
+//! Each packet has a number, its source port. The test knows the expected outcome of each, and
+//! compares the reports with what the guests received.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,13 +25,13 @@ use crate::tap::{begin_capture, begin_trace, end_capture, end_trace, tshark};
 
 const A: u8 = 1;
 const B: u8 = 2;
-/// It is filtered, and speaks with an address that is not its own.
+/// A filtered vnic that sends with a source address that it does not own.
 const C: u8 = 3;
-/// It hears what goes to several.
+/// A vnic without filter that receives floods only.
 const D: u8 = 4;
-/// It has few buffers, and takes nothing.
+/// A vnic whose guest offers few buffers and refills none.
 const SLOW: u8 = 5;
-/// Nobody has it.
+/// Number of an address that no vnic has.
 const NOBODY: u8 = 77;
 const BUFFERS: usize = 8;
 const PACKETS: u16 = 400;
@@ -75,7 +74,7 @@ impl Kind {
         )
     }
 
-    /// The question that `butterfly explain` is asked about it.
+    /// Options of `butterfly explain` for this kind of packet.
     fn question(self) -> &'static str {
         match self {
             Kind::Admitted => "--from a --to b --proto udp --port 53",
@@ -89,7 +88,7 @@ impl Kind {
         }
     }
 
-    /// Who drops it, and why, if these got it.
+    /// Vnics that drop the packet, with their reasons, if the vnics `got` received it.
     fn drops(self, got: &BTreeSet<&'static str>) -> BTreeSet<(&'static str, &'static str)> {
         let full = (!got.contains("slow")).then_some(("slow", "ring-full"));
         match self {
@@ -101,7 +100,7 @@ impl Kind {
         }
     }
 
-    /// Who gets it, but for the one that is too slow.
+    /// Vnics that receive the packet, without the slow one.
     fn receivers(self) -> BTreeSet<&'static str> {
         match self {
             Kind::Admitted => ["b"].into(),
@@ -112,7 +111,7 @@ impl Kind {
     }
 }
 
-/// What really became of a packet.
+/// True outcome of a packet.
 struct Truth {
     kind: Kind,
     got: BTreeSet<&'static str>,
@@ -137,18 +136,18 @@ fn net() -> Option<Net> {
     Some(net)
 }
 
-/// Sends everything, and asks the guests what came.
+/// Sends all packets and collects what the guests received.
 fn tell(net: &mut Net) -> Story {
     let mut choices = Choices::new(5);
     let mut kinds: Vec<Kind> = (0..PACKETS).map(|_| choices.one(&KINDS)).collect();
-    // What is told of in events comes at once: they are written every ten seconds.
+    // All spoofed packets come together at the end, as an event covers ten seconds.
     kinds.sort_by_key(|kind| *kind == Kind::Spoofed);
     let mut story: Story = BTreeMap::new();
     for (number, kind) in (FIRST..).zip(kinds) {
         net.station(kind.sender()).send(&kind.frame(number));
         story.insert(number, Truth { kind, got: BTreeSet::new(), drops: BTreeSet::new() });
         if number % 16 == 0 {
-            // Nobody else is too slow.
+            // Empty the other receivers' rings in time, so that only one is too slow.
             listen(net, &mut story, &["b", "d"]);
         }
     }
@@ -168,7 +167,7 @@ fn tell(net: &mut Net) -> Story {
     story
 }
 
-/// Takes what came, which must be what was sent.
+/// Takes the frames that these guests received, which must be as they were sent.
 fn listen(net: &mut Net, story: &mut Story, who: &[&'static str]) {
     let mut senders: Vec<_> = net
         .stations
@@ -187,7 +186,7 @@ fn listen(net: &mut Net, story: &mut Story, who: &[&'static str]) {
     }
 }
 
-/// Each packet once, with what became of it.
+/// Checks that the trace has each packet once, with its outcome.
 fn trace_agrees(packets: &[TracedPacket], story: &Story) {
     let mut seen = BTreeSet::new();
     for packet in packets {
@@ -247,7 +246,7 @@ fn strings(of: &[&str]) -> Vec<String> {
     of.iter().map(|text| (*text).to_owned()).collect()
 }
 
-/// The same in the comments of a file that somebody else reads.
+/// Checks the same in the packet comments of the capture, as tshark reads them.
 fn capture_agrees(rows: &[Vec<String>], story: &Story) {
     let mut seen = BTreeSet::new();
     for row in rows {
@@ -284,7 +283,7 @@ fn capture_agrees(rows: &[Vec<String>], story: &Story) {
     assert_eq!(seen.len(), story.len());
 }
 
-/// Drops by vnic and reason.
+/// Counts the drops by vnic and reason.
 fn counted(story: &Story) -> BTreeMap<(String, String), u64> {
     let mut all = BTreeMap::new();
     for (nic, reason) in story.values().flat_map(|truth| &truth.drops) {
@@ -298,7 +297,7 @@ fn json(daemon: &Daemon, line: &str) -> Value {
     serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{line}: {error}"))
 }
 
-/// Every count, and for every reason a packet that it was of.
+/// Checks every count of drops, and that the last packet of each reason is one of that reason.
 fn drops_agree(daemon: &Daemon, story: &Story) {
     let told = json(daemon, "drops --json");
     let mut all = BTreeMap::new();
@@ -306,7 +305,7 @@ fn drops_agree(daemon: &Daemon, story: &Story) {
         for row in place["drops"].as_array().unwrap() {
             let (nic, reason) =
                 (place["nic_id"].as_str().unwrap(), row["reason"].as_str().unwrap());
-            // Of many in a tenth of a second it is the first one.
+            // Of many drops in a tenth of a second, the daemon keeps the first packet.
             let packet = row["last_packet"].as_str().unwrap();
             let told = story.iter().filter(|(_, truth)| truth.drops.contains(&(nic, reason)));
             assert_eq!(
@@ -323,7 +322,7 @@ fn drops_agree(daemon: &Daemon, story: &Story) {
 
 fn metrics_agree(daemon: &Daemon, story: &Story) {
     let total = story.len() as u64;
-    // A page is good for some milliseconds.
+    // The daemon reuses a page for some milliseconds.
     eventually("the page is of now", || {
         Scrape::of(daemon).count("butterfly_worker_packets_total{worker=\"0\"}") == total
     });
@@ -347,12 +346,12 @@ fn metrics_agree(daemon: &Daemon, story: &Story) {
     );
     let count = |kind: Kind| story.values().filter(|truth| truth.kind == kind).count() as u64;
     let admitted = count(Kind::Admitted);
-    // Those for the slow one were admitted, too: its ring is behind the filter.
+    // The filter also admitted the packets for the slow vnic: its ring comes after the filter.
     assert_eq!(scrape.count("butterfly_session_table_used"), admitted + count(Kind::TooLate));
     assert_eq!(daemon.rule_stats("web"), [(groups::rule("in udp 53 10.0.0.0/24"), admitted)]);
 }
 
-/// Events tell how many frames came with an address that is not their sender's, and of whom.
+/// Checks that events name the vnic that sent spoofed frames, and their number.
 fn events_agree(daemon: &Daemon, story: &Story) {
     let spoofed = counted(story)[&("c".to_owned(), "spoofed-ip".to_owned())];
     let told = || {
@@ -368,7 +367,8 @@ fn events_agree(daemon: &Daemon, story: &Story) {
     eventually("all are told", || told() == spoofed);
 }
 
-/// What would become of one more of each kind, with the rule; now that the slow one's ring is full.
+/// Checks the explanation of one more packet of each kind, with its rule. The slow guest's ring is
+/// full now.
 fn explain_agrees(daemon: &Daemon, story: &Story) {
     for kind in KINDS {
         let answer = json(daemon, &format!("explain --json {}", kind.question()));

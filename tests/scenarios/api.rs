@@ -1,5 +1,5 @@
-//! The API of a whole daemon: what it changes, what it leaves alone, and what it refuses, while
-//! guests talk.
+//! Requests to the API of a whole daemon, while guests talk: changes in place, changes that
+//! recreate a vnic, and refusals.
 
 use std::{
     collections::BTreeMap,
@@ -40,8 +40,8 @@ fn attach(host: &Host, nic: &Nic) -> Station {
     Station { nic: nic.clone(), path, listener: None, vm, config: usual() }
 }
 
-/// The same again changes nothing; addresses, groups and flags change in place. The guest stays,
-/// and does not lose a frame.
+/// A repeated declaration changes nothing; addresses, groups and flags change in place. The guest
+/// stays and loses no frame.
 #[test]
 fn changes_in_place() {
     let Some(host) = Host::process() else { return };
@@ -57,8 +57,7 @@ fn changes_in_place() {
         same(Daemon::nic_add(&nic));
         exchange(&mut a, &mut b, &mut both, &lens);
     }
-    // Defaults that are said, other spellings, duplicates, and a path that is not honoured for this
-    // type.
+    // Explicit defaults, other spellings, duplicates, and a path, which this type ignores.
     same(declare(&nic, |nic| nic.set_type(proto::nic::Type::VHOST_USER_SERVER)));
     same(declare(&nic, |nic| nic.packet_trace = Some(false)));
     same(declare(&nic, |nic| nic.ip_anti_spoof = Some(false)));
@@ -68,7 +67,7 @@ fn changes_in_place() {
     }));
     assert_eq!(details(daemon, "a")[0].ip, ["10.0.0.1", "fd00::1"]);
     exchange(&mut a, &mut b, &mut both, &lens);
-    // In place.
+    // Changes in place.
     same(declare(&nic, |nic| nic.ip = vec!["10.0.0.9".into()]));
     same(declare(&nic, |nic| nic.security_group = vec!["web".into(), "db".into()]));
     same(declare(&nic, |nic| nic.ip_anti_spoof = Some(true)));
@@ -110,7 +109,8 @@ fn changes_in_place() {
     assert_eq!(host.show("a").last_detach, None);
 }
 
-/// Another type, MAC, network or path is another vnic: the guest is cut, and counters start anew.
+/// Another type, MAC, network or path makes another vnic: the daemon cuts off the guest, and the
+/// counters start anew.
 #[test]
 fn changes_that_recreate() {
     let Some(host) = Host::process() else { return };
@@ -162,7 +162,7 @@ fn changes_that_recreate() {
     exchange(&mut a, &mut b, &mut both, &[60, 1514]);
 }
 
-/// What is refused is refused with a reason, and everything stays as it was, the guest included.
+/// A refusal has a reason and changes nothing, not even for the guest.
 #[test]
 fn what_is_refused_changes_nothing() {
     let Some(host) = Host::process() else { return };
@@ -255,7 +255,7 @@ fn what_is_refused_changes_nothing() {
     }
 }
 
-/// The longest path that fits is taken.
+/// An id may be as long as the path of its socket allows.
 #[test]
 fn ids_become_file_names() {
     let Some(host) = Host::process() else { return };
@@ -273,8 +273,7 @@ fn ids_become_file_names() {
     assert!(why.contains("107") || why.contains("108"), "{why}");
 }
 
-/// A socket path where something else is: refused on a failure of the data path, with the old vnic
-/// still there.
+/// If the socket's path is taken, the change is refused and the old vnic stays.
 #[test]
 fn a_path_that_cannot_be_had() {
     let Some(host) = Host::process() else { return };
@@ -284,10 +283,10 @@ fn a_path_that_cannot_be_had() {
     assert!(why.contains("qemu-vhost-a"), "{why}");
     assert_eq!(host.ids(), [] as [&str; 0]);
     std::fs::remove_dir(host.dir().join("qemu-vhost-a")).unwrap();
-    // A stale socket that nobody answers on is replaced.
+    // A stale socket without a listener is replaced.
     drop(std::os::unix::net::UnixListener::bind(host.dir().join("qemu-vhost-a")).unwrap());
     let mut a = host.station(&nic, &usual());
-    // As client now, then server again, where somebody listens by then.
+    // Now a client, then a server again, where another process listens by then.
     let client = nic.clone().client();
     host.add(&client).unwrap();
     let _squatter =
@@ -298,8 +297,8 @@ fn a_path_that_cannot_be_had() {
     assert_eq!(a.pending().len(), 0);
 }
 
-/// Requests are answered within milliseconds, by several clients at once, while guests talk and
-/// vnics come and go.
+/// The daemon answers several clients at once within milliseconds, while guests talk and vnics are
+/// added and removed.
 #[test]
 fn answers_come_at_once() {
     let Some(host) = Host::process() else { return };
@@ -368,7 +367,7 @@ fn answers_come_at_once() {
     assert_eq!(host.ids(), ["a", "b"]);
 }
 
-/// Thousands of messages in one envelope, in order; a failing one stops nothing.
+/// Thousands of messages in one envelope are answered in order; a failing one stops nothing.
 #[test]
 fn large_batches() {
     let Some(host) = Host::process() else { return };
@@ -391,7 +390,7 @@ fn large_batches() {
     assert!(host.ids().is_empty());
 }
 
-/// Bytes that are no request are answered, and nothing else happens.
+/// The daemon answers bytes that are no request, and does nothing else.
 #[test]
 fn malformed_requests() {
     let Some(host) = Host::process() else { return };
@@ -438,8 +437,8 @@ fn malformed_requests() {
     exchange(&mut a, &mut b, &mut both, &[60, 9000]);
 }
 
-/// Requests at random against a model of what they mean: what is declared, who is cut, who may
-/// speak.
+/// Compares random requests with a model of them: which vnics are declared, which guests are cut
+/// off, and whose frames pass.
 #[test]
 fn requests_at_random() {
     let Some(host) = Host::process() else { return };
@@ -476,7 +475,7 @@ fn requests_at_random() {
             }
             _ => {
                 let old = model.get(&id).cloned();
-                // Mostly a change of what is there.
+                // Mostly a change of a declared vnic.
                 let base = old
                     .clone()
                     .unwrap_or_else(|| Nic::bypass(&id, mac(choices.below(4) as u32), 1));
@@ -488,7 +487,7 @@ fn requests_at_random() {
                     4 => base.ips(&["10.0.0.3"]),
                     _ => Nic { anti_spoof: !base.anti_spoof, ..base },
                 };
-                // Also one that has the address of another: then it waits, or shares it.
+                // A vnic with another's address is accepted, too: it waits for it or shares it.
                 let done = host.add(&nic);
                 assert!(done.is_ok(), "round {round}: {done:?} for {nic:?} beside {model:?}");
                 let again =

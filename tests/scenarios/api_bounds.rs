@@ -1,8 +1,8 @@
-//! The API under clients that want its memory: all of them together get 64 MiB at most, and others
-//! are answered meanwhile.
+//! Clients that try to use up the daemon's memory: all together get 64 MiB at most, and the daemon
+//! answers other clients meanwhile.
 //!
-//! Each attack is carried out on a daemon without a key and on one with, by connections that speak
-//! the protocol by hand.
+//! Each attack runs against a daemon without a key and against one with a key. Its connections
+//! speak the protocol by hand.
 
 use std::{
     fs,
@@ -24,9 +24,9 @@ use butterfly_tests::{Daemon, Kind, Nic, PATIENCE, frames::mac, station::usual, 
 use protobuf::{Message as _, MessageField};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What all clients together may take.
+/// Memory that all clients together may take, in bytes.
 const BOUND: usize = 64 << 20;
-/// An answer takes no longer while others attack: far more than on a machine of its own.
+/// Time limit of an answer during an attack: far more than on an idle machine.
 const PROMPT: Duration = Duration::from_secs(5);
 const CROWD: usize = 1000;
 /// The base64 of 32 zeros.
@@ -42,7 +42,7 @@ const READY: &[u8] = b"\x04\x26\x05READY\x0bSocket-Type\0\0\0\x03REQ\x08Identity
 
 const ROUTER: &[u8] = b"\x04\x29\x05READY\x0bSocket-Type\0\0\0\x06ROUTER\x08Identity\0\0\0\0";
 
-/// A daemon, and a client of it that behaves.
+/// A daemon under attack, with a well-behaved client.
 struct Attacked {
     daemon: Daemon,
     client: Client,
@@ -56,7 +56,7 @@ impl Attacked {
         Attacked::through(&[], key)
     }
 
-    /// Started through a command.
+    /// Starts the daemon through the command `before`.
     fn through(before: &[&str], key: bool) -> Attacked {
         let limit = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
@@ -76,7 +76,7 @@ impl Attacked {
         attacked
     }
 
-    /// From now on memory counts.
+    /// Begins to count the memory that the daemon takes.
     fn begin(&mut self) {
         fs::write(format!("/proc/{}/clear_refs", self.daemon.pid()), "5").unwrap();
         self.before = self.memory("VmRSS");
@@ -89,7 +89,7 @@ impl Attacked {
         line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
     }
 
-    /// The most that it took at any time since it began.
+    /// Asserts that the daemon never took more than `bound` bytes since [`Self::begin`].
     #[track_caller]
     fn took_at_most(&self, bound: usize) {
         let took = self.memory("VmHWM").saturating_sub(self.before);
@@ -101,13 +101,13 @@ impl Attacked {
         ask(&self.client, request)
     }
 
-    /// Somebody who behaves is answered.
+    /// Asserts that the daemon answers the well-behaved client.
     #[track_caller]
     fn answers(&self) {
         answers(&self.client);
     }
 
-    /// A connection of an attacker. It comes over TCP: who behaves is somebody else.
+    /// Opens a connection of an attacker, over TCP; the well-behaved client uses another endpoint.
     fn raw(&self) -> TcpStream {
         let log = self.daemon.log();
         let (_, endpoint) = log.split_once("tcp://").unwrap();
@@ -117,7 +117,7 @@ impl Attacked {
         stream
     }
 
-    /// A connection after its handshake.
+    /// Opens a connection of an attacker and completes its handshake.
     fn open(&self) -> TcpStream {
         let mut stream = self.raw();
         stream.write_all(&GREETING).unwrap();
@@ -127,7 +127,7 @@ impl Attacked {
         stream
     }
 
-    /// Events of a kind, as texts.
+    /// Returns the texts of all events of a kind.
     fn told(&self, kind: &str) -> Vec<String> {
         let list = EventListReq { limit: Some(10_000), ..EventListReq::default() };
         let response =
@@ -136,7 +136,7 @@ impl Attacked {
         of_kind.map(|event| event.text().to_owned()).collect()
     }
 
-    /// Waits until an event of the kind has the words, and names us.
+    /// Waits until an event of the kind has these words and names the attacker's address.
     #[track_caller]
     fn names_us(&self, kind: &str, words: &str) {
         let of_us = |text: &String| text.contains(words) && text.contains("of 127.0.0.1 port ");
@@ -180,12 +180,12 @@ fn header(flags: u8, length: usize) -> Vec<u8> {
     [&[flags | 2][..], &(length as u64).to_be_bytes()].concat()
 }
 
-/// A request as it goes over the wire.
+/// Returns a request in the frames of the protocol.
 fn framed(body: &[u8]) -> Vec<u8> {
     [&[1, 0][..], &header(0, body.len()), body].concat()
 }
 
-/// What the client sends for a request, in the form that anybody can send again.
+/// Returns the bytes that the client sends for an encrypted request, for sending them again.
 fn captured(request: Request) -> Vec<u8> {
     let room = tempfile::tempdir().unwrap();
     let path = room.path().join("api");
@@ -195,7 +195,7 @@ fn captured(request: Request) -> Vec<u8> {
         scope.spawn(move || {
             let client = Client::connect(&endpoint, Some(Duration::from_secs(1))).unwrap();
             let client = client.encrypted(Cipher::new(Key::parse(KEY.as_bytes()).unwrap(), true));
-            // Nobody answers.
+            // The listener below does not answer.
             assert!(client.call(&envelope([request])).is_err());
         });
         let (mut stream, _) = listener.accept().unwrap();
@@ -228,7 +228,7 @@ fn with_and_without_key(attack: impl Fn(Attacked)) {
     }
 }
 
-/// Messages that never end, by parts large and small, are cut long before they fill anything.
+/// The daemon cuts off endless messages, of large and of small parts, before they fill its memory.
 #[test]
 fn endless_parts() {
     with_and_without_key(|attacked| {
@@ -252,8 +252,8 @@ fn endless_parts() {
     });
 }
 
-/// A thousand long requests that are announced, and of which an eighth is sent as fast as it is
-/// taken.
+/// A thousand clients announce a long request each, and send an eighth of it as fast as the daemon
+/// takes it.
 #[test]
 fn requests_that_are_never_whole() {
     with_and_without_key(|attacked| {
@@ -267,8 +267,8 @@ fn requests_that_are_never_whole() {
         let mut sent = vec![0; CROWD];
         while Instant::now() < end {
             for (stream, sent) in crowd.iter_mut().zip(&mut sent) {
-                // An eighth: who was quicker than 256 KiB/s on the whole may keep its room for
-                // longer.
+                // Not more than an eighth: a client that sends more than 256 KiB/s on average may
+                // keep its room for longer.
                 let most = piece.len().min(MAX_FRAME / 8 - *sent);
                 *sent += stream.write(&piece[..most]).unwrap_or(0);
             }
@@ -279,8 +279,8 @@ fn requests_that_are_never_whole() {
     });
 }
 
-/// A thousand handshakes that are never ended, each at another place; then more connections than
-/// there may be.
+/// A thousand handshakes that never end, each cut at another byte; then more connections than the
+/// daemon allows.
 #[test]
 fn half_handshakes() {
     with_and_without_key(|attacked| {
@@ -299,7 +299,7 @@ fn half_handshakes() {
         assert!(attacked.daemon.descriptors() < 1024 + 100, "{}", attacked.daemon.descriptors());
         attacked.names_us("client-cut", "connections, ");
         attacked.names_us("client-refused", "did not end its handshake within 10 s");
-        // They are gone, all.
+        // The daemon has closed all of them.
         for stream in &mut crowd {
             if let Err(error) = stream.read_to_end(&mut Vec::new()) {
                 assert_eq!(error.kind(), ErrorKind::ConnectionReset);
@@ -309,7 +309,7 @@ fn half_handshakes() {
     });
 }
 
-/// A thousand replies of more than a megabyte that nobody reads.
+/// A thousand clients do not read their replies of more than a megabyte.
 #[test]
 fn unread_replies() {
     with_and_without_key(|mut attacked| {
@@ -342,7 +342,7 @@ fn unread_replies() {
     });
 }
 
-/// Requests that are small and would be large when they are decoded, or answered.
+/// Small requests that would take much memory when they are decoded or answered.
 #[test]
 fn decoding_bombs() {
     with_and_without_key(|attacked| {
@@ -396,7 +396,7 @@ fn decoding_bombs() {
     });
 }
 
-/// A thousand connections that never ask take little, and are kept.
+/// A thousand idle connections take little memory, and stay open.
 #[test]
 fn idle_connections() {
     with_and_without_key(|attacked| {
@@ -417,12 +417,12 @@ fn idle_connections() {
     });
 }
 
-/// The longest batch there may be is answered, whatever somebody else holds; short requests are
-/// answered meanwhile.
+/// The daemon answers the longest allowed batch although another client holds room for one, and
+/// answers short requests meanwhile.
 #[test]
 fn the_longest_batch() {
     with_and_without_key(|attacked| {
-        // Somebody has the room for such a one, and sends a byte now and then.
+        // A slow client holds room for such a batch, and sends a byte now and then.
         let mut slow = attacked.open();
         slow.write_all(&[&[1, 0][..], &header(0, MAX_FRAME)].concat()).unwrap();
         let ask =
@@ -460,8 +460,7 @@ fn the_longest_batch() {
     });
 }
 
-/// Clients have a part of the open files: with more of them there are still enough for virtual
-/// machines.
+/// Clients may use only a part of the open files, so that enough are left for VMs.
 #[test]
 fn few_descriptors() {
     if Kind::wanted() != Kind::Daemon {

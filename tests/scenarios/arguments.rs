@@ -1,5 +1,5 @@
-//! Arguments that were written for the original daemon: ports of DPDK that are network interfaces
-//! here, and no offloads.
+//! Arguments that were written for the original daemon: DPDK ports, which are network interfaces
+//! here, and offloads turned off.
 
 use butterfly_tests::{
     Daemon, Host, Kind, Nic, features,
@@ -9,7 +9,7 @@ use butterfly_tests::{
 };
 use std::process::Command;
 
-/// Two hosts on one wire, which is `veth0` at both ends.
+/// The network namespaces of two hosts with a wire between them, `veth0` at both ends.
 struct Wire([String; 2]);
 
 fn ip(words: &str) {
@@ -32,7 +32,7 @@ impl Wire {
         wire
     }
 
-    /// A daemon at one end, with these arguments for DPDK.
+    /// Starts a daemon at one end, with these arguments for DPDK.
     fn daemon(&self, end: usize, arguments: &str) -> Host {
         let options =
             ["-i", &format!("192.0.2.{}/24", end + 1), "--dpdk-args", arguments].map(str::to_owned);

@@ -1,4 +1,4 @@
-//! The real client against the real daemon, with a real guest's numbers in what it prints.
+//! The real client asks the real daemon, and prints the numbers of real traffic.
 
 use std::{collections::BTreeMap, fs};
 
@@ -15,7 +15,7 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
 }
 
-/// From an empty daemon to an empty daemon, in the operator's words.
+/// Runs an operator's commands, from an empty daemon to an empty daemon.
 #[test]
 fn a_day_of_an_operator() {
     let Some(mut host) = Host::process() else { return };
@@ -38,7 +38,7 @@ fn a_day_of_an_operator() {
     let details = "id: vm-1\nmac: 42:42:42:42:42:0A\nvni: 1337\nip: 42.0.0.1\nip: fd00::1\nantispoof: false\nbypass filtering: true\npacket trace: false\n";
     assert_eq!(ok("nic details vm-1"), details);
 
-    // Guests on both, in both roles.
+    // A guest on each vnic, one in each role.
     let config = machine(features::LINUX, 9000);
     let station =
         |id: &str, mac: [u8; 6], path: String, listener: Option<Listener>, vm: Vm| Station {
@@ -73,7 +73,7 @@ fn a_day_of_an_operator() {
     let bytes: usize = lens.iter().sum();
     assert_eq!(ok("nic stats vm-1"), format!("in: {bytes}\nout: {bytes}\n"));
 
-    // For the person on call.
+    // Output for the operator on call.
     let shown = json(&ok("nic show vm-1 --json"));
     assert_eq!(
         (shown["attached"].as_bool(), shown["role"].as_str(), shown["vni"].as_u64()),
@@ -133,7 +133,7 @@ fn a_day_of_an_operator() {
     assert_eq!(kinds, expected.into());
     assert_eq!(json(&ok("fdb 1 --json")), json(r#"{"entries": []}"#));
     host.settle(&mut [&mut first, &mut second]);
-    // What the machine sent is "in".
+    // Frames that the VM sent count as "in".
     assert_eq!(ok("nic stats vm-1"), format!("in: {}\nout: {bytes}\n", bytes + 60));
     assert_eq!(ok("nic stats vm-2"), format!("in: {bytes}\nout: {}\n", bytes + 60));
     let workers = json(&ok("workers --json"));
@@ -143,7 +143,7 @@ fn a_day_of_an_operator() {
         assert!(worker[name].as_u64().unwrap() > 0, "{name}: {worker}");
     }
 
-    // A dump brings everything back, and does not disturb what is there.
+    // A dump brings everything back, and does not disturb existing vnics.
     let dump = ok("dump");
     let file = format!("{dir}/dump");
     fs::write(&file, &dump).unwrap();
@@ -169,7 +169,7 @@ fn a_day_of_an_operator() {
     assert_eq!(ok("nic update --id vm-1 --ip 10.0.0.7 --enable-antispoof true"), "");
     assert!(ok("nic details vm-1").contains("ip: 10.0.0.7\nantispoof: true\n"));
     assert!(fails("nic stats nobody").contains("NIC does not exist with id nobody"));
-    // Another one with that address waits.
+    // Another vnic with that MAC address waits.
     ok("nic add --id vm-3 --mac 42:42:42:42:42:02 --vni 1337");
     assert!(ok("nic show vm-3").contains("nic vm-2, which has its MAC address"));
     let explained = daemon.client(&["explain", "--from", "vm-1", "--to", "vm-3"]);

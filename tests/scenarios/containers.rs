@@ -23,7 +23,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 pub(crate) const VNI: u32 = 7;
 
-/// A network namespace with a name. It is deleted when this is dropped.
+/// A named network namespace, which is deleted when this is dropped.
 struct Netns(String);
 
 impl Netns {
@@ -36,14 +36,14 @@ impl Netns {
         netns
     }
 
-    /// Runs a command in it.
+    /// Runs a command in the namespace.
     fn output(&self, command: &str) -> Output {
         let words: Vec<&str> =
             ["netns", "exec", &self.0].into_iter().chain(command.split_whitespace()).collect();
         Command::new("ip").args(&words).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// The same of one that has to succeed; what it printed.
+    /// Runs a command that must succeed. Returns its output.
     #[track_caller]
     fn run(&self, command: &str) -> String {
         let words: Vec<&str> =
@@ -63,7 +63,7 @@ impl Netns {
             .unwrap()
     }
 
-    /// Does something in it, in a thread of its own.
+    /// Calls `body` in the namespace, in a new thread.
     fn inside<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
         let file = fs::File::open(format!("/run/netns/{}", self.0)).unwrap();
         std::thread::scope(|scope| {
@@ -97,7 +97,7 @@ fn run(program: &str, words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The `n`th TAP vnic: 10.0.0.n.
+/// Returns the declaration of the `n`th TAP vnic, with the address 10.0.0.n.
 fn tap(id: &str, n: u8, netns: Option<&str>) -> proto::Nic {
     proto::Nic {
         id: Some(id.to_owned()),
@@ -128,7 +128,7 @@ fn show(daemon: &Daemon, id: &str) -> NicShow {
         .unwrap()
 }
 
-/// A vnic without a filter in a namespace of its own, with an address.
+/// Makes a namespace with an unfiltered vnic in it, and sets the interface's address.
 fn container(daemon: &Daemon, id: &str, n: u8) -> Netns {
     let netns = Netns::new();
     let interface = declare(daemon, open(tap(id, n, Some(&netns.0)))).unwrap();
@@ -136,7 +136,7 @@ fn container(daemon: &Daemon, id: &str, n: u8) -> Netns {
     netns
 }
 
-/// The thin slice: what a container sends arrives at a virtual machine, and back.
+/// Frames of a container arrive at a VM, and the answers at the container.
 #[test]
 fn a_container_pings_a_virtual_machine() {
     let Some(host) = Host::process() else { return };
@@ -163,7 +163,7 @@ fn a_container_pings_a_virtual_machine() {
                 vm.send(&packet.icmp(0, 0, echo.rest_of_header(), echo.body()));
                 answered += 1;
             }
-            // Discovery of the container's own IPv6.
+            // Neighbour discovery of the container's own IPv6.
             _ => {}
         }
     }
@@ -199,7 +199,7 @@ fn transfer(from: &Netns, to: &Netns, address: Ipv4Addr, len: usize) {
     });
 }
 
-/// Sends `len` bytes from one container to another over TCP, as fast as they come.
+/// Sends `len` bytes from one container to another over TCP, as fast as possible.
 fn pour(from: &Netns, to: &Netns, address: Ipv4Addr, len: u64) {
     let listener = to.inside(|| TcpListener::bind(SocketAddrV4::new(address, 0))).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -235,7 +235,7 @@ fn containers_exchange_tcp_whatever_their_offloads_are() {
     let after = show(daemon, "tap-a");
     let packets = after.in_packets() - before.in_packets();
     assert!(packets < size as u64 / 1448 / 2, "{packets} packets: no large segments went");
-    // What the container sent is "in", as of a machine.
+    // Frames that the container sent count as "in", as for a VM.
     for (id, more) in [("tap-a", true), ("tap-b", false)] {
         let stats = daemon
             .ask(Request { nic_stats: Some(id.to_owned()), ..Request::default() })
@@ -246,15 +246,14 @@ fn containers_exchange_tcp_whatever_their_offloads_are() {
             if more { (stats.in_(), stats.out()) } else { (stats.out(), stats.in_()) };
         assert!(sent > size as u64 && got > 0 && got < sent, "{id}: {stats}");
     }
-    // What one connection has under way finds room in the receiver's ring, however far it opens its
-    // window.
+    // The receiver's ring has room for all that one TCP connection has under way.
     pour(&a, &b, Ipv4Addr::new(10, 0, 0, 2), 1 << 30);
     let drops = |id: &str, reason: &str| {
         show(daemon, id).drops.iter().find(|drop| drop.reason() == reason).unwrap().count()
     };
     assert_eq!(drops("tap-b", "ring-full"), 0);
-    // Neither sends partial checksums or segments any more; one by one, so that unlike ends meet
-    // too.
+    // Turn partial checksums and large segments off, in one container after the other, so that
+    // unlike ends are tested too.
     for netns in [&a, &b] {
         let interface = if std::ptr::eq(netns, &a) { "tap-a" } else { "tap-b" };
         netns.run(&format!("ethtool -K {interface} tx off tso off gso off"));
@@ -288,12 +287,12 @@ fn groups_decide_about_containers_as_about_machines() {
     assert!(a.pings("10.0.0.2"));
     daemon.ask(groups::rule_add("web", "in tcp 1-65535 10.0.0.0/24")).unwrap();
     transfer(&a, &b, Ipv4Addr::new(10, 0, 0, 2), 100_000);
-    // It speaks with its own address only.
+    // The container sends with its own address only.
     a.run("ip addr add 10.0.0.9/24 dev tap-a");
     assert!(!a.output("ping -n -c 1 -W 1 -I 10.0.0.9 10.0.0.2").status.success());
 }
 
-/// Frames for everybody, as of DHCP, reach machines and containers.
+/// Broadcasts, as of DHCP, reach VMs and containers.
 #[test]
 fn a_broadcast_reaches_everybody() {
     let Some(host) = Host::process() else { return };
@@ -316,8 +315,8 @@ fn a_broadcast_reaches_everybody() {
     });
 }
 
-/// The namespace goes under traffic: the vnic says so, the others do not notice, and the same
-/// declaration mends it.
+/// A namespace is deleted under traffic: the vnic reports it, the others do not notice, and the
+/// same declaration makes the interface anew.
 #[test]
 fn a_namespace_that_is_deleted_detaches_its_vnic() {
     let Some(host) = Host::process() else { return };
@@ -352,21 +351,21 @@ fn a_namespace_that_is_deleted_detaches_its_vnic() {
     assert_eq!(declare(daemon, nic()).unwrap(), "tap-b");
     b.run("ip addr add 10.0.0.2/24 dev tap-b");
     assert!(a.pings("10.0.0.2"));
-    // An interface that somebody deletes is the same.
+    // A deleted interface has the same effect.
     b.run("ip link del tap-b");
     eventually("the vnic is detached", || !show(daemon, "tap-b").attached());
     assert_eq!(declare(daemon, nic()).unwrap(), "tap-b");
     assert!(show(daemon, "tap-b").attached());
 }
 
-/// What is wrong with a vnic, as each command tells it.
+/// Returns the trouble of a vnic, and the outputs of the commands that show it.
 fn told_of(daemon: &Daemon, id: &str) -> (Option<String>, [String; 3]) {
     let pages = [&["nic", "show", id][..], &["nic", "list", "--wide", "--json"], &["show"]];
     (show(daemon, id).trouble, pages.map(|words| daemon.client_ok(words)))
 }
 
-/// Who uses the interface takes it down, here or in another namespace: it is told, with the command
-/// that takes it up again, under the name that it has by then.
+/// A user takes an interface down and renames it, here or in another namespace. The daemon reports
+/// it with the command that takes it up again, under the current name.
 #[test]
 fn an_interface_that_is_down_is_told() {
     let Some(host) = Host::process() else { return };
@@ -395,7 +394,7 @@ fn an_interface_that_is_down_is_told() {
         for page in pages {
             assert!(page.contains(&wanted), "{id}: {page}");
         }
-        // The command mends it.
+        // The command in the report takes it up again.
         let (_, rest) = wanted.split_once('`').unwrap();
         run("sh", &["-c", rest.trim_end_matches('`')]);
         assert_eq!(told_of(daemon, id).0, None);
@@ -417,20 +416,20 @@ fn nothing_is_left_of_a_hundred() {
         host.remove("tap-a");
         assert!(!netns.run("ip -o link").contains("tap-a"), "it is gone when the API answers");
     }
-    // A thread that was waited for is still ending in the kernel.
+    // The kernel may still be ending a thread that the daemon has joined.
     eventually("all is given back", || {
         (daemon.descriptors(), daemon.threads(), daemon.guest_mappings()) == before
     });
 }
 
-/// docs/tuning.md: the limit of open files is reckoned with 16 for each vnic, and one with a guest
-/// of ours has both ends in the daemon. docs/containers.md: its memory has a bound.
+/// docs/tuning.md: the limit of open files counts 16 for each vnic. A TAP vnic has both ends in the
+/// daemon. docs/containers.md: its memory has a bound.
 #[test]
 fn a_guest_of_ours_takes_no_more_than_it_is_counted_with() {
     let Some(host) = Host::process() else { return };
     let daemon = host.daemon();
     let netns = Netns::new();
-    // What the first of all needs once, such as the connection that asks.
+    // The first vnic also opens what the daemon needs once, such as the API connection.
     declare(daemon, open(tap("tap-a", 1, Some(&netns.0)))).unwrap();
     host.remove("tap-a");
     for (n, nic) in [
@@ -449,8 +448,8 @@ fn a_guest_of_ours_takes_no_more_than_it_is_counted_with() {
     }
 }
 
-/// docs/containers.md: a process that runs already, by the path of its namespace and by a name for
-/// it.
+/// docs/containers.md: a running process gets an interface, by the path of its namespace and by a
+/// name for it.
 #[test]
 fn a_running_process_gets_an_interface() {
     let Some(host) = Host::process() else { return };
@@ -534,8 +533,7 @@ fn what_is_no_namespace_is_refused_with_what_to_do() {
     );
 }
 
-/// A declaration that cannot be carried out cuts nothing: the container keeps its interface, its
-/// address, and what runs over it.
+/// If a change fails, the container keeps its interface, its address and its connections.
 #[test]
 fn a_refused_change_leaves_a_container_as_it_is() {
     let Some(host) = Host::process() else { return };
@@ -566,15 +564,15 @@ fn a_refused_change_leaves_a_container_as_it_is() {
     }
     assert_eq!(show(host.daemon(), "one").attach_count(), attached);
     drop(somebody);
-    // What can be carried out is: another address, the same name.
+    // A possible change is carried out: another MAC address, the same name.
     let moved = proto::Nic { mac: Some(mac(9).to_string()), ..open(tap("one", 1, Some(&one.0))) };
     assert_eq!(declare(host.daemon(), moved).unwrap(), "one");
     assert!(one.run("ip -o link show dev one").contains(&mac(9).to_string()));
     drop(two);
 }
 
-/// In the host's own namespace: a name that is taken is not taken away, and all of it goes with the
-/// daemon.
+/// In the host's own namespace: the daemon leaves an interface of the same name alone, and its own
+/// interface ends with it.
 #[test]
 fn the_host_itself_may_have_one() {
     let Some(mut host) = Host::process() else { return };
@@ -593,7 +591,7 @@ fn the_host_itself_may_have_one() {
     for name in [name, other] {
         eventually("the device is gone", || !Path::new(&format!("/sys/class/net/{name}")).exists());
     }
-    // It left its table of sessions in memory; another one clears up.
+    // The killed daemon left its session table in memory; the next one removes it.
     drop(Daemon::start_in(host.dir(), &[], &[]));
 }
 
@@ -607,9 +605,9 @@ pub(crate) fn bench(id: &str, n: u8, btype: &str, to: Option<u8>) -> proto::Nic 
     }
 }
 
-/// A machine behind a Linux bridge on a TAP vnic: while the device is in the bridge it has another
-/// first octet, or the bridge would keep the machine's frames for itself. What uses the device
-/// itself has the vnic's address.
+/// A VM behind a Linux bridge on a TAP vnic. While the device is in the bridge, the daemon gives it
+/// another first octet; else the bridge would keep the VM's frames for itself. Outside of a bridge
+/// the device has the vnic's address.
 #[test]
 fn a_machine_behind_a_bridge() {
     if Kind::wanted() != Kind::Daemon {
@@ -642,7 +640,7 @@ fn a_machine_behind_a_bridge() {
         within(PATIENCE, "the device has its address back", || address() == own);
         assert!(!other.pings("10.0.0.1"));
     }
-    // An address that somebody else gave it stays.
+    // The daemon leaves an address alone that another program set.
     room.run(&format!("ip link set {port} address 02:00:00:00:00:77"));
     room.run(&format!("ip link set {port} master br0"));
     std::thread::sleep(std::time::Duration::from_millis(200));

@@ -1,5 +1,4 @@
-//! What `butterfly drops` says of what guests really sent: whose drop it is, how often, which
-//! packet, and what to do.
+//! `butterfly drops` shows the real drops: the vnic, the count, the packet and the remedy.
 
 use std::{
     io::{BufRead, BufReader},
@@ -20,24 +19,24 @@ use serde_json::Value;
 
 const A: u8 = 1;
 const B: u8 = 2;
-/// Nobody is attached to it.
+/// A vnic without a guest.
 const EMPTY: u8 = 3;
-/// It has four buffers.
+/// A vnic whose guest offers four buffers.
 const SLOW: u8 = 4;
-/// Its buffers are small.
+/// A vnic whose guest has small buffers.
 const SMALL: u8 = 5;
 
-/// A drop as it has to be told.
+/// A drop that `butterfly drops` must show.
 struct Told {
     nic: &'static str,
     reason: &'static str,
     count: u64,
     packet: String,
-    /// A part of what is to be done.
+    /// A part of the remedy.
     remedy: &'static str,
 }
 
-/// a and b, and the others that receive only, or nothing.
+/// Returns vnics a and b, and others that receive frames or drop them.
 fn net() -> Option<Net> {
     let mut net = Net::new(&[open("a", A), filtered("b", B, "web")])?;
     net.group("web", &["in tcp 80-80 10.0.0.0/24"], &[]);
@@ -52,7 +51,7 @@ fn net() -> Option<Net> {
     Some(net)
 }
 
-/// Sends what is dropped; what has to be told of it.
+/// Sends frames that are dropped for all kinds of reasons. Returns the expected drops.
 fn drop_everything(net: &mut Net) -> Vec<Told> {
     let link = |from: u8, to: u8| format!("vni {VNI}: {} > {}, ", mac(from.into()), mac(to.into()));
     let mut told = Vec::new();
@@ -160,7 +159,7 @@ fn drop_everything(net: &mut Net) -> Vec<Told> {
         format!("vni {VNI}: {} > 01:80:c2:00:00:00, lldp", mac(A.into())),
         "nothing",
     );
-    // Four fit.
+    // The guest has four buffers.
     send(
         "a",
         &raw(mac(A.into()), SLOW, 100),
@@ -185,7 +184,7 @@ fn drops(net: &Net, line: &str) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
 }
 
-/// Every row of an answer, with the vnic it is of.
+/// Returns every row of an answer with its vnic.
 fn rows(found: &Value) -> Vec<(&str, &Value)> {
     let places = found["places"].as_array().unwrap();
     let rows = |place: &'_ Value| place["drops"].as_array().unwrap().len();
@@ -202,7 +201,7 @@ fn every_drop_is_told_with_its_packet_and_what_to_do() {
     let Some(mut net) = net() else { return };
     assert_eq!(client(&net, "drops"), "drops of the whole host: none\n");
     let told = drop_everything(&mut net);
-    // In the first tenth of a second there is no time to divide by.
+    // In the first tenth of a second there is no rate yet.
     eventually("there is a rate", || drops(&net, "drops --json")["rate_window_ms"] != 0);
     let found = drops(&net, "drops --json");
     let all = rows(&found);
@@ -227,7 +226,7 @@ fn every_drop_is_told_with_its_packet_and_what_to_do() {
             .all(|place| place["kind"] == "nic" && place["vni"] == VNI)
     );
 
-    // Of one vnic, and for people.
+    // The drops of one vnic, as JSON and as text.
     let of_b = drops(&net, "drops b --json");
     assert_eq!(rows(&of_b).len(), told.iter().filter(|drop| drop.nic == "b").count());
     let page = client(&net, "drops b");
@@ -235,8 +234,7 @@ fn every_drop_is_told_with_its_packet_and_what_to_do() {
         for words in [want.reason, &want.packet, want.remedy] {
             assert!(page.contains(words), "{words} is not in:\n{page}");
         }
-        // The page in the manual says the same, with placeholders where names and what is known of
-        // the packet are.
+        // `--explain` prints the same remedy, with placeholders for names and values of the packet.
         let section = client(&net, &format!("drops --explain {}", want.reason));
         let general = want.remedy.replace("(web)", "(`butterfly nic sg list NIC`)").replace(
             "sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32",
@@ -251,7 +249,7 @@ fn every_drop_is_told_with_its_packet_and_what_to_do() {
     assert_eq!(unknown.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&unknown.stderr).contains("NIC does not exist with id nobody"));
 
-    // What a vnic counted stays in the host's sum when it goes.
+    // The host's sum keeps the drops of a removed vnic.
     net.stations.remove("slow");
     net.host.remove("slow");
     let after = drops(&net, "drops --json");
@@ -269,12 +267,12 @@ fn every_drop_is_told_with_its_packet_and_what_to_do() {
     assert!(client(&net, "drops").contains("\nvnics and networks that are gone\n  ring-full"));
 }
 
-/// A line each second, of what came since the line before, until it is interrupted.
+/// `--watch` prints a line per second with the drops since the line before, until an interrupt.
 #[test]
 fn drops_are_watched_while_they_come() {
     let Some(mut net) = net() else { return };
     let frame = build::ethernet(mac(A.into()), mac(EMPTY.into())).payload(0x88b5, &[1; 60]);
-    // Whoever runs tests in the background has them ignore Ctrl-C, and what they start.
+    // A shell that runs tests in the background makes them and their children ignore Ctrl-C.
     let mut watch = Command::new("env")
         .arg("--default-signal=INT")
         .arg(program("butterfly"))
@@ -300,7 +298,7 @@ fn drops_are_watched_while_they_come() {
     let window = second["rate_window_ms"].as_f64().unwrap();
     assert_eq!(row["rate"].as_f64().unwrap(), 30.0 * 1000.0 / window, "{second}");
     assert!((500.0..10_000.0).contains(&window), "{second}");
-    // And when nothing comes any more, nothing does.
+    // Without new drops the line has none.
     let third = next();
     assert_eq!(
         (&third["total"], &third["places"][0]["drops"][0]["rate"]),

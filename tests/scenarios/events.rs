@@ -1,5 +1,5 @@
-//! The record of events says what really happened: each cause here is made by a guest or a request,
-//! and read with the real client.
+//! The record of events shows what really happened: a guest or a request makes each cause, and the
+//! real client reads the events.
 
 use std::{
     io::{BufRead, BufReader},
@@ -37,19 +37,19 @@ impl Event {
         self.0["seq"].as_u64().unwrap_or_else(|| panic!("no event: {}", self.0))
     }
 
-    /// How many it stands for.
+    /// Returns the number of events that this one stands for.
     fn count(&self) -> u64 {
         1 + self.0["more"].as_u64().unwrap()
     }
 }
 
-/// What happened after event `since`.
+/// Returns the events that `butterfly events` prints with these options.
 fn events(daemon: &Daemon, words: &[&str]) -> Vec<Event> {
     let text = daemon.client_ok(&[&["events"], words, &["--json"]].concat());
     text.lines().map(|line| Event(serde_json::from_str(line).unwrap())).collect()
 }
 
-/// All there is, about one vnic or all.
+/// Returns all recorded events of one vnic or of all.
 fn all<'a>(daemon: &Daemon, nic: impl IntoIterator<Item = &'a str>) -> Vec<Event> {
     let mut words: Vec<&str> = nic.into_iter().collect();
     words.extend(["--since", "0"]);
@@ -93,7 +93,7 @@ fn guests_come_and_go() {
     assert_eq!(sorted(took), show.negotiated);
     assert_eq!(sorted(refused), show.refused);
 
-    // In order, and back.
+    // The guest stops in order and comes back.
     let gone = station.detach();
     eventually("it left", || !host.show("a").attached);
     let reason = host.show("a").last_detach.unwrap();
@@ -108,7 +108,7 @@ fn guests_come_and_go() {
     let station = gone.back();
     expected.extend(arrives);
     eventually("it is back", || kinds(&all(daemon, ["a"])) == expected);
-    // Killed: only that it left is told.
+    // The guest is killed: the only event is that it left.
     let gone = station.crash();
     expected.push("guest-detached");
     eventually("it left", || kinds(&all(daemon, ["a"])) == expected);
@@ -118,7 +118,7 @@ fn guests_come_and_go() {
     expected.extend(arrives);
     expected.extend(["queues-stopped", "queues-started"]);
     eventually("it is back", || kinds(&all(daemon, ["a"])) == expected);
-    // Deleted under its feet.
+    // The vnic is removed under its guest.
     host.remove("a");
     expected.extend(["guest-detached", "nic-removed"]);
     let told = all(daemon, ["a"]);
@@ -145,7 +145,7 @@ fn changes_and_who_asked_for_them() {
     net.rule_del("web", "in tcp 80-90 10.0.0.0/8");
     net.ask(groups::nic_groups("a", &["web", "db"]));
     net.ask(groups::group_del("web"));
-    // Nothing new.
+    // A repeated change and a refused one make no event of a change.
     net.member_add("peers", "fd00::9");
     assert!(daemon.ask(groups::member_add("peers", "nonsense")).is_err());
     daemon.client_ok(&["sg", "member", "add", "peers", "10.0.0.7"]);
@@ -198,12 +198,12 @@ fn failed_requests_are_told_but_not_for_ever() {
     assert_eq!(failed[0].text("text"), "refused: NIC does not exist with id nobody-0-0");
     assert!(failed.iter().all(|event| event.text("request") == "nic_show"));
     assert_eq!(kinds(&all(daemon, ["a"])), ["nic-added"]);
-    // Garbage is told, too.
+    // A request that cannot be decoded makes an event, too.
     let text = daemon.client_ok(&["events", "--last", "1"]);
     assert!(text.contains("request-failed"), "{text}");
 }
 
-/// The sum over all events is what the counter says.
+/// The numbers in all events add up to the drop counter.
 #[test]
 fn addresses_that_are_not_their_own() {
     let nics = [filtered("a", 1, "g"), open("b", 2), filtered("f", 3, "g")];
@@ -226,7 +226,7 @@ fn addresses_that_are_not_their_own() {
         let event = wait_for(net.host.daemon(), from, reason);
         assert_eq!((event.0["vni"].as_u64(), event.text("nic_id")), (Some(1), from));
     }
-    // More of it, for a while: not an event for each.
+    // More spoofed frames for a while: the daemon does not record an event for each.
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(3) {
         net.expect("a", &spoofed_ip, "a.spoofed-ip");
@@ -292,7 +292,7 @@ fn a_table_that_fills_up() {
     assert!(kinds(&all(daemon, None)).contains(&"sessions-flushed"));
 }
 
-/// One vnic's share.
+/// An event tells that one vnic has used up its share of the session table.
 #[test]
 fn a_share_that_is_used_up() {
     let Some(mut net) = Net::with(
@@ -317,7 +317,7 @@ fn a_share_that_is_used_up() {
     assert!(!kinds(&all(daemon, None)).contains(&"sessions-nearly-full"));
 }
 
-/// Once in the record, and once in the log.
+/// Each change of the uplink is once in the record and once in the log.
 #[test]
 fn an_uplink_that_comes_and_goes() {
     if Kind::wanted() != Kind::Daemon {
@@ -351,7 +351,7 @@ fn a_queue_that_its_guest_breaks() {
     guest.tx_mut().kick();
     let event = wait_for(host.daemon(), "a", "queue-broken");
     assert!(event.text("text").starts_with("the guest's tx queue "), "{}", event.0);
-    // Once.
+    // There is still only one event.
     std::thread::sleep(Duration::from_millis(2500));
     assert_eq!(
         kinds(&all(host.daemon(), ["a"])).iter().filter(|kind| **kind == "queue-broken").count(),
@@ -361,7 +361,7 @@ fn a_queue_that_its_guest_breaks() {
     wait_for(host.daemon(), "a", "guest-detached");
 }
 
-/// A client that follows, and the lines it prints.
+/// A client that follows the events, with the lines that it prints.
 struct Follower {
     child: Child,
     lines: mpsc::Receiver<String>,
@@ -399,7 +399,7 @@ fn who_follows_sees_events_within_a_second() {
     let follower = Follower::start(host.daemon(), &[]);
     let started = follower.next();
     assert!(started.contains(" #1 daemon-started "), "{started}");
-    // One of several, as others use this machine too.
+    // One of five must be quick, as other programs use this machine too.
     let mut seen: Vec<Duration> = (1..=5)
         .map(|n| {
             let cause = Instant::now();
@@ -452,7 +452,7 @@ fn who_follows_one_vnic_hears_of_that_one() {
     assert_eq!(seqs, [1, 2, 3, 4, 5, 6]);
 }
 
-/// It goes on with the next daemon.
+/// A client that follows goes on with the next daemon.
 #[test]
 fn who_follows_goes_on_after_a_restart() {
     let Some(host) = Host::process() else { return };

@@ -1,4 +1,4 @@
-//! What `butterfly explain` says is what happens to the packet when a guest sends it.
+//! `butterfly explain` predicts what happens to the packet when a guest sends it.
 
 use std::process::Output;
 
@@ -19,7 +19,8 @@ const C: u8 = 3;
 /// ICMP timestamp request (RFC 792).
 const TIMESTAMP: u8 = 13;
 
-/// Asks, and returns the fate of the last packet as [`Net::send`] has it, with the whole answer.
+/// Asks for an explanation. Returns the outcome of the last packet, as [`Net::send`] does, and the
+/// whole answer.
 #[track_caller]
 fn ask(net: &Net, question: &str) -> (String, Value) {
     let words: Vec<&str> = ["explain", "--json"].into_iter().chain(question.split(' ')).collect();
@@ -38,7 +39,8 @@ fn ask(net: &Net, question: &str) -> (String, Value) {
     (fate.join(" "), walk)
 }
 
-/// The answer is this, asking changes nothing, and then it happens.
+/// Asserts that the explanation is this outcome, that asking changes no counter, and that the frame
+/// then has this outcome.
 #[track_caller]
 fn comes_true(net: &mut Net, question: &str, from: &str, frame: &[u8], outcome: &str) -> Value {
     let before = net.host.counters();
@@ -62,7 +64,7 @@ fn steps(walk: &Value, stage: &str) -> String {
     steps.map(text).collect::<Vec<_>>().join("\n")
 }
 
-/// A share that is full: of what may go for another session, and of what may not.
+/// A full share of the session table: of sessions that may be replaced, and of others.
 #[test]
 fn a_full_share_is_seen() {
     let nics = [open("a", A), filtered("b", B, "web")];
@@ -78,7 +80,7 @@ fn a_full_share_is_seen() {
         net.exchange("a", &there(port), "b", &ipv4(B, A).udp(port, 7, b""));
     }
     comes_true(&mut net, &question(17), "a", &there(17), "a.session-share");
-    // Those that are connected go on.
+    // Established sessions go on.
     comes_true(&mut net, &question(16), "a", &there(16), "b");
 }
 
@@ -111,8 +113,8 @@ fn explanations_come_true() {
     ] {
         assert!(tried.contains(line), "{tried}");
     }
-    // What to do can be pasted: the packet's own words are in it, and the only group of the one
-    // that refused it.
+    // The remedy can be pasted: it has the packet's own values, and the only group of the vnic that
+    // refused it.
     let (said, walk) = ask(&net, "--from b --to a --port 443");
     assert_eq!(said, "a.ingress-denied");
     let remedy = walk["drops"][0]["remedy"].as_str().unwrap();
@@ -121,12 +123,12 @@ fn explanations_come_true() {
     let member = format!("`butterfly sg member add admins {}`", ip4(B));
     let (first, second) = remedy.split_once("; else ").expect(remedy);
     assert!(first.contains(&member) && second.contains(&rule), "{remedy}");
-    // Nobody declared it, and everybody has it: the link-local address of b's MAC address.
+    // The link-local address of b's MAC address, which b owns without a declaration.
     let [m0, m1, m2, m3, m4, m5] = mac(B.into()).0;
     let local =
         format!("fe80::{m0:02x}{m1:02x}:{m2:02x}ff:fe{m3:02x}:{m4:02x}{m5:02x}", m0 = m0 ^ 2);
     assert_eq!(ask(&net, &format!("--from a --to {local}")).0, "b");
-    // A group that b should have been in, and others that would not help.
+    // A group that would let the packet in if b was in it, and groups that would not.
     net.group("support", &["in tcp 400-500 10.0.0.1/32"], &[]);
     net.group("other", &["out tcp 443-443 10.0.0.1/32", "in tcp 443-443 10.0.0.2/32"], &[]);
     let (_, walk) = ask(&net, "--from a --to b --port 443");
@@ -147,7 +149,7 @@ fn explanations_come_true() {
     assert_eq!(walk["ingress"]["security_group"], "web");
     assert!(steps(&walk, "session").starts_with("new"), "{walk:#}");
 
-    // Its answer passes, by the session that there is now; what it began goes on by it.
+    // The session lets the answer and the next packets pass.
     let answer = ipv4(B, A).tcp(&segment((443, 49152), SYN | ACK, 1, 2), b"");
     let (said, walk) = ask(&net, "--from a --to b --port 443 --reply");
     assert_eq!(said, "a", "{walk:#}");
@@ -161,7 +163,7 @@ fn explanations_come_true() {
         "b",
     );
     assert!(steps(&walk, "session").contains("syn-received, opened by a"), "{walk:#}");
-    // Policy takes it back: that is said before the next packet shows it.
+    // A changed rule ends the session: the explanation says so before the next packet.
     net.member_del("admins", &ip4(A));
     let (said, _) = ask(&net, "--from a --to b --port 443 --flags ack");
     assert_eq!(said, "b.ingress-denied");
@@ -211,7 +213,7 @@ fn explanations_come_true() {
         &forged.tcp(&segment((49152, 80), SYN, 1, 0), b""),
         "a.spoofed-mac",
     );
-    // Another's address is claimed, from one that may otherwise say what it likes.
+    // An unfiltered vnic sends with the address of another vnic.
     let claimed = build::ethernet(mac(A.into()), mac(B.into())).ipv4([10, 0, 0, 3], [10, 0, 0, 2]);
     let question = format!("--from c --to b --port 80 --src-mac {}", mac(A.into()));
     comes_true(
@@ -221,7 +223,7 @@ fn explanations_come_true() {
         &claimed.tcp(&segment((49152, 80), SYN, 1, 0), b""),
         "c.mac-claimed",
     );
-    // To everybody: c bypasses, b has no rule.
+    // A broadcast: c has no filter, b has no rule.
     let all = build::ethernet(mac(A.into()), butterfly_packet::Mac::BROADCAST)
         .ipv4([10, 0, 0, 1], [255, 255, 255, 255]);
     comes_true(
@@ -232,7 +234,7 @@ fn explanations_come_true() {
         "c b.ingress-denied",
     );
 
-    // An allow-list for what leaves.
+    // An OUTBOUND rule makes an allow-list for what leaves.
     net.rule_add("web", "out tcp 80-80 10.0.0.2/32");
     let walk = comes_true(
         &mut net,
@@ -255,7 +257,7 @@ fn guests_that_cannot_take_it_are_told() {
     net.attach(&other);
     let frame = ipv4(A, B).tcp(&segment((49152, 80), SYN, 1, 0), b"");
     comes_true(&mut net, "--from a --to b --port 80", "a", &frame, "b");
-    // Of another network: nobody answers for it.
+    // Addresses of another network, and unknown ones.
     for to in ["d", &ip4(4), "10.9.9.9"] {
         let (said, walk) = ask(&net, &format!("--from a --to {to} --port 80"));
         assert_eq!((said.as_str(), &walk["fate"]), ("", &Value::from("no-address")));
@@ -265,7 +267,7 @@ fn guests_that_cannot_take_it_are_told() {
             "{walk:#}"
         );
     }
-    // Its receiver goes away.
+    // The receiver's guest leaves.
     drop(net.stations.remove("b"));
     butterfly_tests::eventually("b left", || !net.host.show("b").attached);
     comes_true(&mut net, "--from a --to b --port 80", "a", &frame, "b.not-attached");
@@ -300,7 +302,7 @@ fn questions_without_an_answer_are_errors() {
     }
 }
 
-/// Of what a filter reads as a whole, an explanation has what a machine would send.
+/// Explanations of DHCP and neighbour discovery use whole messages, as a VM would send them.
 #[test]
 fn dhcp_and_discovery_are_whole_messages() {
     let nics = [filtered("a", A, "web"), open("b", B)];
@@ -317,7 +319,7 @@ fn dhcp_and_discovery_are_whole_messages() {
         ),
         "b"
     );
-    // An answer is judged by its request, and there was none.
+    // The filter admits a DHCP answer by its request, and there was none.
     assert_eq!(asked("--from a --to b --proto udp --sport 67 --port 68"), "a.egress-denied");
     let words = |kind: u8| format!("--from a --to {} --icmp {kind}", ip6(B));
     assert_eq!(asked(&words(135)), "b");

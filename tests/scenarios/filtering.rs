@@ -1,6 +1,5 @@
-//! What a vnic with a filter and without security groups may send and receive: nothing of IP
-//! reaches it but answers, it speaks with its own addresses only, and everything else passes. With
-//! security groups: `security_groups`.
+//! A vnic with a filter and without security groups: it receives no IP but answers, sends with its
+//! own addresses only, and everything else passes. `security_groups` tests vnics with groups.
 
 use butterfly_packet::{
     arp,
@@ -34,7 +33,7 @@ impl Pair {
         Pair { before: host.counters(), host, filtered, open }
     }
 
-    /// The filtered vnic sends; the frame is dropped there for this reason.
+    /// Sends a frame from the filtered vnic, which drops it for this reason.
     #[track_caller]
     fn refused(&mut self, frame: &[u8], reason: &str) {
         self.filtered.send(frame);
@@ -43,13 +42,13 @@ impl Pair {
         self.host.moved(&mut self.before, &[("f.in", 1), (&format!("f.drop.{reason}"), 1)]);
     }
 
-    /// The filtered vnic sends, and the other one gets it.
+    /// Sends a frame from the filtered vnic to the open one, which receives it.
     #[track_caller]
     fn passes(&mut self, frame: &[u8]) {
         self.passes_flooded(frame, frame[0] & 1 == 1);
     }
 
-    /// As [`Self::passes`], maybe as one of several that might get it.
+    /// As [`Self::passes`], for a frame that is `flooded` or not.
     #[track_caller]
     fn passes_flooded(&mut self, frame: &[u8], flooded: bool) {
         self.filtered.send(frame);
@@ -59,7 +58,7 @@ impl Pair {
         self.host.moved(&mut self.before, &[&[("f.in", 1), ("b.out", 1)], &flooded[..]].concat());
     }
 
-    /// The other one sends, and the filtered vnic gets it.
+    /// Sends a frame from the open vnic to the filtered one, which receives it.
     #[track_caller]
     fn passes_in(&mut self, frame: &[u8]) {
         self.open.send(frame);
@@ -69,7 +68,7 @@ impl Pair {
         self.host.moved(&mut self.before, &[&[("b.in", 1), ("f.out", 1)], &flooded[..]].concat());
     }
 
-    /// The other one sends; the frame is dropped and counted there.
+    /// Sends a frame from the open vnic. It is dropped, and this counter moves.
     #[track_caller]
     fn refused_in(&mut self, frame: &[u8], counted: &str) {
         self.open.send(frame);
@@ -80,8 +79,8 @@ impl Pair {
     }
 }
 
-/// IP of every kind, from or to these addresses, with what becomes of it on its way out of a vnic
-/// that owns 10.0.0.1 and fd00::1: "" if it passes.
+/// Returns IP packets of every kind, each with its drop reason on the way out of a vnic that owns
+/// 10.0.0.1 and fd00::1. "": the packet passes.
 fn ip(link: &Link) -> Vec<(Vec<u8>, &'static str)> {
     let v6 = |a: &str, b: &str| {
         let [a, b] = [a, b].map(|ip| ip.parse::<std::net::Ipv6Addr>().unwrap());
@@ -98,18 +97,18 @@ fn ip(link: &Link) -> Vec<(Vec<u8>, &'static str)> {
         (v4().payload(2, &[0; 8]), ""),
         (v6("fd00::1", "fd00::2").ping(1, 1, b"x"), ""),
         (link.clone().vlan(5).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ping(1, 1, b"x"), ""),
-        // Not its own.
+        // Source addresses that are not its own.
         (link.clone().ipv4([10, 0, 0, 9], [10, 0, 0, 2]).ping(1, 1, b"x"), "spoofed-ip"),
         (link.clone().ipv4([0, 0, 0, 0], [255, 255, 255, 255]).udp(68, 67, &[0; 300]), "bad-dhcp"),
         (v6("fd00::9", "fd00::2").ping(1, 1, b"x"), "spoofed-ip"),
         (v6("fe80::1", "ff02::1:2").udp(546, 547, &[1; 20]), "spoofed-ip"),
-        // From elsewhere, by its hop limit.
+        // Discovery from beyond the link, by its hop limit.
         (v6("fe80::1", "ff02::2").icmp(133, 0, 0, &[]), "bad-discovery"),
         (v6("fe80::1", "fe80::2").icmp(135, 0, 0, &[0; 16]), "bad-discovery"),
     ]
 }
 
-/// Cut off, and with headers that make no sense.
+/// Returns packets that are cut off, and packets with invalid headers.
 fn unreadable(link: &Link) -> Vec<(Vec<u8>, &'static str)> {
     let v4 = || link.clone().ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
     let mut cut = v4().udp(1, 2, &[0; 100]);
@@ -128,7 +127,7 @@ fn unreadable(link: &Link) -> Vec<(Vec<u8>, &'static str)> {
     ]
 }
 
-/// IP where filters do not look for it, and what claims to be it.
+/// Returns frames with IP where filters do not look for it, and frames that only claim to be IP.
 fn hidden(link: &Link) -> Vec<Vec<u8>> {
     let snap = |kind| Llc {
         dsap: 0xaa,
@@ -185,12 +184,12 @@ fn what_is_its_own_leaves() {
 
 #[test]
 fn nothing_of_ip_arrives() {
-    // Not the addresses that the frames come from: those are nobody's.
+    // Not the addresses that the frames come from: no vnic has those.
     let mut pair = Pair::new(Nic::filtered("f", mac(F), 1).ips(&["10.0.0.201", "fd00::201"]));
     for to in [mac(F), Mac::BROADCAST] {
         let link = build::ethernet(mac(B), to);
-        // The first fragment of a flood may have other receivers, a unicast one had one, which
-        // refused it.
+        // The first fragment of a flood may have other receivers. A unicast one had one receiver,
+        // which refused it.
         let (first, rest): (Vec<_>, Vec<_>) =
             ip(&link).into_iter().partition(|(frame, _)| to != mac(F) || !is_later_fragment(frame));
         for (frame, _) in first {
@@ -215,12 +214,12 @@ fn nothing_of_ip_arrives() {
     }
 }
 
-/// Of an untagged IPv4 packet.
+/// Returns true for an untagged IPv4 packet that is a later fragment.
 fn is_later_fragment(frame: &[u8]) -> bool {
     frame[12..14] == [8, 0] && (frame[20] & 0x1f, frame[21]) != (0, 0)
 }
 
-/// A filtered vnic owns one address: what nobody knows cannot be meant for it.
+/// Frames to unknown addresses are not flooded to a filtered vnic, which has one MAC address.
 #[test]
 fn unknown_addresses_are_none_of_its_business() {
     let host = Host::new();
@@ -253,11 +252,11 @@ fn it_speaks_with_its_own_address_only() {
     for link in [build::ethernet(mac(F), mac(B)), build::ethernet(mac(F), mac(B)).vlan(3)] {
         pair.refused(&link.payload(ethernet::RARP, &[0; 46]), "rarp");
     }
-    // Nothing of it was learnt.
+    // No address was learnt.
     assert!(pair.host.learnt(1).is_empty());
 }
 
-/// ARP as contract 4.5 (3).
+/// ARP by the contract, 4.5 (3).
 #[test]
 fn arp_of_an_address_that_it_owns() {
     let nic = Nic::filtered("f", mac(F), 1).ips(&["10.0.0.1", "10.0.0.3", "fd00::1"]).anti_spoof();
@@ -284,7 +283,7 @@ fn arp_of_an_address_that_it_owns() {
             &link.arp(arp::REPLY, (mac(9), [10, 0, 0, 1].into()), (mac(B), [10, 0, 0, 2].into())),
             "spoofed-arp",
         );
-        // Not ARP for IPv4 over Ethernet, or not all of it.
+        // Other ARP than for IPv4 over Ethernet, or cut off.
         let whole = link.arp_request([10, 0, 0, 1], [10, 0, 0, 2]);
         let at = whole.len() - arp::LEN - (whole.len() - link.payload(0, &[]).len() - arp::LEN);
         let start = whole.windows(6).position(|bytes| bytes == [0, 1, 8, 0, 6, 4]).unwrap_or(at);
@@ -310,7 +309,7 @@ fn arp_of_an_address_that_it_owns() {
     assert_eq!(pair.host.show("f").attach_count, 1, "the guest stayed");
 }
 
-/// Nobody else speaks with a filtered vnic's address, and it gets what is for it.
+/// No other vnic can send with a filtered vnic's MAC address, and the vnic gets frames to it.
 #[test]
 fn its_address_is_claimed() {
     let host = Host::new();
@@ -337,8 +336,8 @@ fn its_address_is_claimed() {
     assert_eq!(host.learnt(2).len(), 1);
 }
 
-/// Nobody else says that he has its IP address, in ARP or in packets; who forwards passes packets
-/// on, and one that is given up is free.
+/// No other vnic can claim a vnic's IP address, in ARP or in a packet to that vnic. An address that
+/// is given up is free.
 #[test]
 fn its_ip_address_is_claimed() {
     let host = Host::new();
@@ -363,8 +362,8 @@ fn its_ip_address_is_claimed() {
     filtered.expect(&announcement);
 }
 
-/// Of two vnics with one address in a network the first has it, and the other gets nothing until
-/// that one is gone, attached as it is.
+/// Of two vnics with one MAC address in a network, the first owns it. The other gets nothing until
+/// the first is removed, although its guest is attached.
 #[test]
 fn one_address_two_vnics() {
     let host = Host::new();

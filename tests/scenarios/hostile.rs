@@ -1,5 +1,5 @@
-//! A guest that breaks the rules pays for it alone: its frames are drops with a name, at worst it
-//! is detached with a reason, and two others who talk meanwhile lose nothing.
+//! A guest that breaks the rules harms only itself: its frames are named drops, or the daemon
+//! detaches it with a reason. Two other guests that talk meanwhile lose nothing.
 
 use std::{
     sync::{
@@ -22,7 +22,7 @@ use butterfly_tests::{
 use butterfly_vhost::net::{Features, NetHeader};
 use rustix::fs::OFlags;
 
-/// Two guests that behave, and the host they share with one that does not.
+/// A host with two well-behaved guests, which share it with a hostile one.
 struct Neighbours {
     host: Host,
     a: Station,
@@ -47,7 +47,7 @@ impl Neighbours {
         self.host.station(&Nic::bypass("villain", mac(66), vni), config)
     }
 
-    /// They talk, and lose nothing.
+    /// Asserts that the two guests can talk and lose nothing.
     #[track_caller]
     fn are_fine(&mut self) {
         exchange(&mut self.a, &mut self.b, &mut self.both, &[60, 1514, 9000, 60, 200].repeat(20));
@@ -57,7 +57,7 @@ impl Neighbours {
         }
     }
 
-    /// A frame from one of them to the villain.
+    /// Sends a frame from guest a to the villain.
     fn send_villain(&mut self, number: u64) -> Vec<u8> {
         let frame = numbered(mac(1), mac(66), 9, number, 200);
         self.a.send(&frame);
@@ -80,15 +80,14 @@ fn a_guest_that_stops_reading() {
     neighbours.host.settle(&mut [&mut neighbours.a]);
     let show = neighbours.host.show("villain");
     assert_eq!((show.delivered.0, show.all_drops(), show.drops("ring-full")), (256, 744, 744));
-    // It wakes up: what it has is what came first, and then it goes on.
+    // The villain wakes up: it has the first frames, and then goes on.
     assert_eq!(villain.pending().len(), 256);
     villain.vm.guest.refill(usize::MAX);
     let frame = neighbours.send_villain(1000);
     villain.expect(&frame);
 }
 
-/// Kicks without pause, with and without something to send; interrupts that nobody takes;
-/// descriptors turned to blocking ones that are full already.
+/// A guest kicks both rings without pause, with and without frames to send.
 #[test]
 fn a_storm_of_kicks() {
     let mut neighbours = Neighbours::new();
@@ -134,7 +133,7 @@ fn descriptors_that_would_block() {
     }
     villain.vm.guest.tx_mut().set_kick_policy(KickPolicy::Never);
     for number in 0..100 {
-        // It asks for an interrupt each time, and its counter is full.
+        // The villain asks for an interrupt each time, and its eventfd is full.
         villain.vm.guest.rx_mut().arm_interrupt();
         let frame = neighbours.send_villain(number);
         villain.expect(&frame);
@@ -142,7 +141,7 @@ fn descriptors_that_would_block() {
             neighbours.are_fine();
         }
     }
-    // Its kicks do not fit either, but another attempt to write one is a kick.
+    // The kick descriptor was full, too. After a read, the guest can kick again.
     let mut count = [0; 8];
     rustix::io::read(&**villain.vm.guest.tx().kick_fd(), &mut count).unwrap();
     let frame = numbered(mac(66), mac(2), 9, 1, 100);
@@ -152,7 +151,7 @@ fn descriptors_that_would_block() {
     neighbours.are_fine();
 }
 
-/// The available index runs ahead: the ring rests until it is set up anew.
+/// If the available index jumps ahead, the daemon leaves the ring alone until it is set up anew.
 #[test]
 fn an_index_that_jumps() {
     let mut neighbours = Neighbours::new();
@@ -162,7 +161,7 @@ fn an_index_that_jumps() {
             let index = {
                 let guest = &villain.vm.guest;
                 let ring = if queue == "rx" { guest.rx().ring() } else { guest.tx().ring() };
-                // As many as the ring holds, and some more, counted from where the switch is.
+                // More than the ring holds, counted from the switch's position.
                 let used = ring.used_idx().load(Ordering::Acquire);
                 ring.avail_idx().store(used.wrapping_add(jump), Ordering::Release);
                 used.wrapping_add(jump)
@@ -202,7 +201,7 @@ type Chain = Vec<(u16, Desc)>;
 
 /// Addresses in the villain's memory and around it.
 struct Places {
-    /// A page that belongs to nobody.
+    /// An unused page.
     buffer: u64,
     /// Room for an indirect table.
     table: u64,
@@ -217,8 +216,8 @@ impl Places {
         Desc { addr, len, flags: flags ^ direction, next }
     }
 
-    /// Every way to get a chain wrong: (name, chain in the ring's table from its head on, indirect
-    /// table).
+    /// Returns every kind of wrong chain: (name, chain in the ring's table from its head on,
+    /// indirect table).
     fn bad_chains(&self) -> Vec<(&'static str, Chain, Vec<Desc>)> {
         let desc = |addr, len, flags, next| self.desc(addr, len, flags, next);
         let (buffer, table, end) = (self.buffer, self.table, self.end);
@@ -293,7 +292,7 @@ impl Places {
     }
 }
 
-/// A villain with all descriptors in its own hands.
+/// Returns a villain whose descriptors the test writes by hand, and the addresses of [`Places`].
 fn villain_by_hand(neighbours: &Neighbours, features: Features) -> (Station, u64, u64, u64) {
     let mut config = machine(features, 1514);
     config.guest = GuestConfig { rx_fill: Some(0), interrupts: false, ..config.guest };
@@ -305,7 +304,7 @@ fn villain_by_hand(neighbours: &Neighbours, features: Features) -> (Station, u64
     (villain, buffer, table, region.guest_addr + region.size)
 }
 
-/// Makes a chain available by hand: the ring's `at`th.
+/// Writes a chain by hand and makes it available as the ring's `at`th.
 fn make_available(villain: &mut Station, tx: bool, at: u16, chain: &Chain, table: (u64, &[Desc])) {
     let guest = &villain.vm.guest;
     for (n, desc) in table.1.iter().enumerate() {
@@ -332,7 +331,7 @@ fn chains_that_break_the_rules_when_sending() {
     let mut at = 0;
     for (name, chain, indirect) in places.bad_chains() {
         println!("{name}");
-        // What never ends is longer than the table that it lies in.
+        // An endless chain is longer than its table, so its reason is not `oversized`.
         let reason = if name == "a buffer of 4 GiB" { "oversized" } else { "bad-chain" };
         let before = neighbours.host.show("villain");
         make_available(&mut villain, true, at, &chain, (table, &indirect));
@@ -369,7 +368,7 @@ fn chains_that_break_the_rules_when_sending() {
     neighbours.are_fine();
 }
 
-/// The same with INDIRECT_DESC not negotiated: then no table is one.
+/// If INDIRECT_DESC was not negotiated, every chain with an indirect table is bad.
 #[test]
 fn tables_that_were_not_negotiated() {
     let neighbours = Neighbours::new();
@@ -425,7 +424,7 @@ fn chains_that_break_the_rules_when_receiving() {
     neighbours.are_fine();
 }
 
-/// Buffers that overlap each other, the rings and the descriptors: the guest hurts itself.
+/// Buffers that overlap each other, the rings and the descriptors harm only their guest.
 #[test]
 fn buffers_on_top_of_everything() {
     let mut neighbours = Neighbours::new();
@@ -436,13 +435,13 @@ fn buffers_on_top_of_everything() {
         let target = [rx.used, rx.avail, rx.desc, tx.used, tx.avail, tx.desc][overlap];
         for n in 0..64 {
             let ring = guest.rx().ring();
-            // Half of them on the ring, the others one byte after the other.
+            // Half of the buffers are on the ring, the others one byte apart.
             let addr = if n % 2 == 0 { target } else { buffer + u64::from(n) };
             ring.set_desc(n, Desc { addr, len: 1600, flags: DESC_WRITE, next: 0 });
             ring.avail_entry(n).store(n, Ordering::Relaxed);
         }
         guest.rx().ring().avail_idx().store(64, Ordering::Release);
-        // It also sends from there what it received there.
+        // The villain also sends from these buffers.
         for n in 0..64 {
             let ring = guest.tx().ring();
             ring.set_desc(
@@ -457,7 +456,7 @@ fn buffers_on_top_of_everything() {
             villain.vm.guest.tx_mut().kick();
         }
         assert!(neighbours.a.vm.guest.drain(PATIENCE).unwrap());
-        // What it sent may have found its way to anybody: its own network is its own.
+        // Its frames may have had any destination in its own network.
         std::thread::sleep(Duration::from_millis(20));
         neighbours.host.remove("villain");
         neighbours.a.pending();
@@ -466,7 +465,7 @@ fn buffers_on_top_of_everything() {
     }
 }
 
-/// Two vnics with the same memory: each sees what the other does, and nobody else.
+/// Two vnics share their memory: each sees the other's frames, and no other guest does.
 #[test]
 fn two_guests_share_their_memory() {
     let mut neighbours = Neighbours::new();
@@ -476,12 +475,12 @@ fn two_guests_share_their_memory() {
         let path = neighbours.host.add(&Nic::bypass("accomplice", mac(67), 1)).unwrap();
         let mut connection = butterfly_guest_driver::Connection::connect(&path, PATIENCE).unwrap();
         connection.negotiate(config.features, config.protocol).unwrap();
-        // The same rings, too.
+        // The second vnic uses the same rings, too.
         connection.start(&first.vm.guest, &config.start).unwrap();
         connection.sync().unwrap();
         connection
     };
-    // Each of them may be taken twice, once for each vnic.
+    // The switch may take each frame twice, once for each vnic.
     for number in 0..100 {
         neighbours.send_villain(number);
         neighbours.a.send(&numbered(mac(1), mac(67), 9, number, 100));
@@ -496,19 +495,19 @@ fn two_guests_share_their_memory() {
     neighbours.are_fine();
 }
 
-/// A front end takes its memory's file away under the switch: the guest is detached, with that
-/// reason, and may come back.
+/// A front end truncates its memory's file: the daemon detaches the guest with that reason, and the
+/// guest may come back.
 #[test]
 fn memory_that_is_truncated() {
     #[derive(Clone, Copy, PartialEq, Debug)]
     enum Gone {
-        /// The frames that it sends.
+        /// The memory of the frames that the guest sends.
         Frames,
-        /// Its receive buffers.
+        /// The guest's receive buffers.
         Buffers,
-        /// Everything, when it sends.
+        /// All memory, when the guest sends.
         AllAtOnce,
-        /// Everything, while nothing happens.
+        /// All memory, while the guest is idle.
         AllAtRest,
     }
     let mut neighbours = Neighbours::new();
@@ -523,13 +522,13 @@ fn memory_that_is_truncated() {
             kicks: KickPolicy::Never,
             ..config.guest
         };
-        // What is read from memory that is gone is zeros, and frames of zeros are for others of its
-        // own network.
+        // The switch reads zeros from truncated memory, and may flood frames of zeros in the
+        // guest's own network.
         let vni = if what == Gone::Frames { 2 } else { 1 };
         let Station { vm: Vm { mut guest, connection, .. }, .. } =
             neighbours.villain_in(vni, &config);
         let region = guest.memory().regions().remove(0);
-        // Rings come first in memory, then the buffers.
+        // The rings are first in memory, then the buffers.
         let rings = (guest.tx().ring().addr().used + 6 + 8 * 256 - region.guest_addr)
             .next_multiple_of(4096);
         let kick = guest.tx().kick_fd().clone();
@@ -543,12 +542,12 @@ fn memory_that_is_truncated() {
         }
         let left = if matches!(what, Gone::Frames | Gone::Buffers) { rings } else { 0 };
         region.file.set_len(left).unwrap();
-        // From here on this process must not touch that memory either.
+        // From here on this process must not touch the memory either.
         match what {
             Gone::Frames | Gone::AllAtOnce => {
                 rustix::io::write(&*kick, &1u64.to_ne_bytes()).unwrap();
             }
-            // The first one may still find a place on the last page of the rings.
+            // The first frame may still fit on the last page of the rings.
             Gone::Buffers => (0..4).for_each(|number| drop(neighbours.send_villain(number))),
             Gone::AllAtRest => {
                 neighbours.are_fine();
@@ -560,7 +559,7 @@ fn memory_that_is_truncated() {
         eventually("it is detached", || !neighbours.host.show("villain").attached);
         let show = neighbours.host.show("villain");
         assert_eq!(show.last_detach.as_deref(), Some("guest memory was truncated"), "{show:?}");
-        // The next one is welcome.
+        // The daemon serves the next guest.
         let path = neighbours.host.dir().join("qemu-vhost-villain");
         let vm = Vm::connect(&path, &usual(), PATIENCE).unwrap();
         let mut next = Station {
@@ -584,7 +583,7 @@ fn memory_that_is_truncated() {
     neighbours.are_fine();
 }
 
-/// Front ends that connect, say half a word, and wait; and many that come at once.
+/// Front ends that connect, send half a message and wait; and many front ends at once.
 #[test]
 fn front_ends_that_dawdle() {
     use std::{io::Write, os::unix::net::UnixStream};
@@ -592,7 +591,7 @@ fn front_ends_that_dawdle() {
     let path = neighbours.host.add(&Nic::bypass("villain", mac(66), 1)).unwrap();
     let mut dawdlers: Vec<UnixStream> =
         (0..10).map(|_| UnixStream::connect(&path).unwrap()).collect();
-    // Half a header, and a header whose body never comes.
+    // Half a header, and a header without its body.
     dawdlers[0].write_all(&[1, 0, 0]).unwrap();
     dawdlers[1].write_all(&[2, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0]).unwrap();
     dawdlers[2].write_all(&[5, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0]).unwrap();
@@ -611,8 +610,8 @@ fn front_ends_that_dawdle() {
     neighbours.are_fine();
 }
 
-/// A guest that changes its frames while they are looked at: what was decided on is what is
-/// delivered.
+/// A guest changes its frames while the switch decides on them. The switch delivers the headers on
+/// which it decided.
 #[test]
 fn frames_that_change_under_the_switch() {
     let mut neighbours = Neighbours::new();
@@ -620,7 +619,7 @@ fn frames_that_change_under_the_switch() {
     config.guest = GuestConfig { max_frame: 1524, ..config.guest };
     let mut villain = neighbours.host.station(&Nic::filtered("villain", mac(66), 1), &config);
     let mut receiver = neighbours.host.station(&Nic::bypass("receiver", mac(67), 1), &usual());
-    // Innocent, and three kinds of guilty: IP, another source, another destination.
+    // An allowed frame, and three forbidden ones: IP, another source, another destination.
     let innocent = numbered(mac(66), mac(67), 9, 1, 1000);
     let ip = butterfly_packet::build::ethernet(mac(66), mac(67))
         .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
@@ -630,7 +629,7 @@ fn frames_that_change_under_the_switch() {
     let stop = AtomicBool::new(false);
     let memory = villain.vm.guest.memory().clone();
     let region = memory.regions().remove(0);
-    // All its transmit buffers: found by what stands in them.
+    // Fill all transmit buffers, to find their addresses by their content.
     while villain.vm.guest.tx().outstanding() < 256
         && villain.vm.guest.enqueue(&innocent, NetHeader::default()).is_ok()
     {}
@@ -654,7 +653,7 @@ fn frames_that_change_under_the_switch() {
         });
         let begin = std::time::Instant::now();
         let caught = |show: Show| show.drops("egress-denied") + show.drops("spoofed-mac");
-        // Long enough for a change to come in time at least once.
+        // Until the switch has caught at least 20 changed frames.
         while begin.elapsed() < PATIENCE
             && (sent % 1000 != 0 || caught(neighbours.host.show("villain")) < 20)
         {
@@ -684,7 +683,7 @@ fn frames_that_change_under_the_switch() {
     neighbours.are_fine();
 }
 
-/// More descriptors in one chain than the switch looks at, and frames that are too long.
+/// Chains with more descriptors than the switch follows, and frames that are too long.
 #[test]
 fn chains_without_end() {
     let mut neighbours = Neighbours::new();

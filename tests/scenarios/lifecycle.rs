@@ -1,5 +1,5 @@
-//! Guests come and go, in every way there is, while others send to them. Nothing is repeated,
-//! nothing is lost without a name, and nobody else notices.
+//! Guests leave and come back in every possible way while others send to them. No frame is repeated
+//! or lost without a named drop, and no other guest notices.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use butterfly_tests::{
 };
 use butterfly_vhost::net::Features;
 
-/// Features that a guest may come back with.
+/// Sets of features with which a guest may come back.
 const SETS: [Features; 6] = [
     features::MODERN,
     features::LINUX,
@@ -31,7 +31,7 @@ fn some_len(choices: &mut Choices) -> usize {
     choices.one(&[60, 64, 200, 1514, 1514, 4000])
 }
 
-/// Sends and receives as long as `going` says so. Returns when everything it sent was taken.
+/// Sends and receives while `going` is true. Returns when the switch has taken all its frames.
 fn keep_talking(
     mut station: Station,
     out: &mut Stream,
@@ -53,15 +53,15 @@ fn keep_talking(
 /// How a guest leaves and comes back.
 #[derive(Clone, Copy, Debug)]
 enum Turn {
-    /// Killed; comes back with its memory, as when QEMU reconnects.
+    /// The front end is killed; the guest comes back with its memory, as when QEMU reconnects.
     Crash,
-    /// Stopped in order; comes back with its memory.
+    /// The guest stops in order and comes back with its memory.
     Detach,
-    /// Killed; another one with new memory and other features takes its place.
+    /// The guest is killed; another one with new memory and other features takes its place.
     Reboot,
-    /// Stopped and started on the same connection.
+    /// The guest stops and starts on the same connection.
     Restart,
-    /// Its driver is loaded again with other features, on the same connection.
+    /// The guest loads its driver again with other features, on the same connection.
     Features,
 }
 
@@ -69,7 +69,7 @@ struct Restless {
     station: Station,
     out: Stream,
     back: Stream,
-    /// Frames that it gave to its ring and took back with its memory.
+    /// Frames that it put into its ring, and that were unsent when the ring was made anew.
     unsent: u64,
 }
 
@@ -111,7 +111,7 @@ impl Restless {
                 self.station
             }
             Turn::Features => {
-                // As change_features(), but for what is still in the rings when they stop.
+                // As change_features(), but counts the frames that are in the rings when they stop.
                 let Vm { connection, guest, .. } = &mut self.station.vm;
                 connection.stop().unwrap();
                 while let Some((header, frame)) = guest.recv().unwrap() {
@@ -120,8 +120,8 @@ impl Restless {
                 self.unsent +=
                     u64::from(guest.tx().published().wrapping_sub(guest.tx().restart_position()));
                 let wanted = Features(connection.offered().0 & choices.one(&SETS).0);
-                // Buffers for frames of 9,000 bytes without mergeable ones need a guest that was
-                // built for it.
+                // A guest with mergeable buffers keeps them: otherwise its buffers are too small
+                // for frames of 9,000 bytes.
                 let wanted = if guest.features().has(Features::MRG_RXBUF) {
                     wanted.with(Features::MRG_RXBUF)
                 } else {
@@ -208,7 +208,7 @@ fn guests_come_and_go_on_their_socket() {
     come_and_go(true, 2);
 }
 
-/// Others do not lose a single frame to it.
+/// Two guests lose no frame while a third one leaves and comes back.
 #[test]
 fn nobody_else_notices() {
     let host = Host::new();
@@ -238,8 +238,7 @@ fn nobody_else_notices() {
     assert_eq!((host.show("a").all_drops(), host.show("b").all_drops()), (0, 0));
 }
 
-/// A front end that stops in the middle of setting things up leaves nothing behind that would keep
-/// the next one away.
+/// A front end that leaves in the middle of its set-up does not keep the next one away.
 #[test]
 fn half_a_start_is_as_good_as_none() {
     let host = Host::new();
@@ -276,7 +275,7 @@ fn half_a_start_is_as_good_as_none() {
                 connection.enable(1, false).unwrap();
             }
             connection.sync().unwrap();
-            // Whatever runs by now may be used.
+            // The rings that run by now may be used.
             a.send(&butterfly_tests::frames::numbered(mac(1), mac(2), 9, stage, 100));
             host.settle(&mut [&mut a]);
         }
@@ -294,12 +293,12 @@ fn half_a_start_is_as_good_as_none() {
     }
     eventually("the last one is gone", || !host.show("b").attached);
     let show = host.show("b");
-    // A connection that says nothing is no guest.
+    // A connection without a message does not count as a guest.
     assert_eq!(show.attach_count, 15);
     assert!(show.last_detach.is_some());
 }
 
-/// One front end at a time; the next one waits its turn.
+/// A vnic has one front end at a time; the next one waits.
 #[test]
 fn a_second_front_end_waits() {
     let host = Host::new();
@@ -318,8 +317,8 @@ fn a_second_front_end_waits() {
     exchange(&mut a, &mut second, &mut both, &[60; 1000]);
 }
 
-/// A disabled ring rests: frames to it are drops with a name, frames from it wait. After half a
-/// second they are given back unsent.
+/// Frames to a disabled ring are named drops. Frames from it wait; after half a second the daemon
+/// gives them back unsent.
 #[test]
 fn rings_are_disabled_and_enabled() {
     let host = Host::new();
@@ -345,7 +344,7 @@ fn rings_are_disabled_and_enabled() {
         both = streams(&a, &b);
     }
     a.vm.connection.enable(1, false).unwrap();
-    // The second time more than the ring holds: it is emptied as long as this lasts.
+    // The second round sends more than the ring holds: the daemon goes on emptying it.
     let mut sent = 0;
     for more in [3, 600] {
         for _ in 0..more {
@@ -369,8 +368,7 @@ fn exchange_one(from: &mut Station, to: &mut Station, stream: &mut Stream) {
     to.expect(&frame);
 }
 
-/// When the switch says that it stopped, it stopped: nothing is written any more, whatever is sent
-/// to the guest.
+/// After the switch confirmed that a ring stopped, it writes nothing more to the guest's memory.
 #[test]
 fn a_stopped_ring_is_left_alone() {
     let host = Host::new();
@@ -379,7 +377,7 @@ fn a_stopped_ring_is_left_alone() {
     let going = AtomicBool::new(true);
     let mut stream = Stream::new(1, mac(1), mac(2));
     std::thread::scope(|scope| {
-        // Frames for the guest all the time, before, while, and after it stops.
+        // Frames for the guest all the time, also after its ring stopped.
         scope.spawn(|| {
             while going.load(Ordering::Relaxed) {
                 stream.send(&mut a, 1514);
@@ -387,7 +385,7 @@ fn a_stopped_ring_is_left_alone() {
         });
         for round in 0..150 {
             let Vm { connection, guest, .. } = &mut b.vm;
-            // One of the ways to stop: disable, ask for the position, take memory away, reset.
+            // Four ways to stop: disable, ask for the position, replace the memory, reset.
             match round % 4 {
                 0 => connection.enable(0, false).unwrap(),
                 1 => drop(connection.stop().unwrap()),
@@ -405,7 +403,8 @@ fn a_stopped_ring_is_left_alone() {
             let memory = guest.memory().clone();
             let region = memory.regions().remove(0);
             let before = memory.read_vec(region.guest_addr, region.size as usize).unwrap();
-            std::thread::sleep(Duration::from_micros(500)); // a time in which a batch would have come
+            // A batch would have arrived within this time.
+            std::thread::sleep(Duration::from_micros(500));
             let after = memory.read_vec(region.guest_addr, region.size as usize).unwrap();
             assert!(
                 before == after,
@@ -416,7 +415,7 @@ fn a_stopped_ring_is_left_alone() {
             }
             guest.reset(guest.features());
             connection.start(guest, &Start::default()).unwrap();
-            // It runs again.
+            // The ring runs again.
             assert!(guest.recv_wait(PATIENCE).unwrap().is_some(), "round {round}");
         }
         going.store(false, Ordering::Relaxed);
@@ -440,8 +439,7 @@ fn a_device_is_reset() {
     assert_eq!(host.show("b").attach_count, 1);
 }
 
-/// A vnic that is removed cuts its guest and takes its socket along; the other side of a
-/// conversation sees a drop with a name.
+/// Removing a vnic detaches its guest and deletes its socket. Frames to it are then named drops.
 #[test]
 fn a_vnic_is_removed_under_its_guest() {
     let host = Host::new();
@@ -465,7 +463,7 @@ fn a_vnic_is_removed_under_its_guest() {
     }
 }
 
-/// QEMU owns the socket and may not be there yet: we try again every 100 ms at the latest.
+/// QEMU owns the socket and may not be there yet: the daemon tries again every 100 ms or sooner.
 #[test]
 fn a_socket_that_is_not_there_yet() {
     let host = Host::new();
@@ -488,7 +486,7 @@ fn a_socket_that_is_not_there_yet() {
         let mut both = streams(&a, &b);
         exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
         assert_eq!(host.show("b").role, "client");
-        drop(b.crash()); // the listener goes too: nobody answers, and no file is there
+        drop(b.crash()); // the listener and its file go, too
         assert!(!path.exists());
     }
     waits.sort();
@@ -496,15 +494,14 @@ fn a_socket_that_is_not_there_yet() {
     assert!(waits[waits.len() / 2] < Duration::from_millis(110), "{waits:?}");
 }
 
-/// A file that is no socket, or one that nobody listens on, is nothing but a socket that is not
-/// there yet.
+/// The daemon treats a file that is no socket, or a socket without a listener, as a missing one.
 #[test]
 fn something_else_in_the_sockets_place() {
     let host = Host::new();
     let mut a = host.station(&Nic::bypass("a", mac(1), 1), &usual());
     let path = host.add(&Nic::bypass("b", mac(2), 1).client()).unwrap();
     fs::write(&path, b"no socket").unwrap();
-    std::thread::sleep(Duration::from_millis(150)); // it tries at least once
+    std::thread::sleep(Duration::from_millis(150)); // the daemon tries at least once
     fs::remove_file(&path).unwrap();
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap()); // the file stays
     std::thread::sleep(Duration::from_millis(150));
@@ -519,7 +516,7 @@ fn something_else_in_the_sockets_place() {
     };
     let mut both = streams(&a, &b);
     exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
-    // The client's socket is QEMU's: removing the vnic leaves it alone.
+    // In the client role the socket is QEMU's: the daemon does not delete it.
     host.remove("b");
     assert!(b.vm.connection.wait_closed(PATIENCE));
     assert!(b.path.exists());

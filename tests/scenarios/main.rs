@@ -1,5 +1,5 @@
-//! Whole hosts with simulated guests. `cargo test -p butterfly-tests`; see the package's
-//! documentation for how to run one of them in a debugger.
+//! Scenarios of whole hosts with simulated guests: `cargo test -p butterfly-tests`. The package's
+//! documentation tells how to run a scenario in a debugger.
 
 #![forbid(unsafe_code)]
 

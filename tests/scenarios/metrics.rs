@@ -1,5 +1,5 @@
-//! What Prometheus is told is what guests sent and received, packet for packet, and what the client
-//! says.
+//! The metrics for Prometheus agree with what guests sent and received, packet for packet, and with
+//! the client.
 
 use std::{
     collections::BTreeMap,
@@ -37,7 +37,7 @@ fn show(daemon: &Daemon, id: &str) -> Value {
     serde_json::from_str(&daemon.client_ok(&["nic", "show", id, "--json"])).unwrap()
 }
 
-/// The numbers of a nic as the client and as Prometheus have them are the same.
+/// Asserts that the client and Prometheus have the same numbers for a vnic.
 #[track_caller]
 fn agree(scrape: &Scrape, shown: &Value) {
     let (id, vni) = (shown["id"].as_str().unwrap(), shown["vni"].as_u64().unwrap());
@@ -102,7 +102,7 @@ fn metrics_are_what_guests_sent_and_received() {
         let n = choices.below(stations.len());
         let (own, len) = (stations[n].mac(), choices.between(60, 2000));
         let frame = match choices.below(8) {
-            // Others' addresses, too.
+            // Also with source addresses of others.
             0 => numbered(mac(choices.between(1, 4) as u32), mac(2), 1, number, len),
             1 => numbered(own, Mac::BROADCAST, 1, number, len),
             2 => build::ethernet(own, mac(3))
@@ -112,7 +112,7 @@ fn metrics_are_what_guests_sent_and_received() {
         };
         stations[n].send(&frame);
         sent[n] = (sent[n].0 + 1, sent[n].1 + frame.len() as u64);
-        // The slow ones are so slow that their rings fill up, however the threads run.
+        // The slow guests take frames so rarely that their rings always fill up.
         let takes = |n: usize| number % if n % 3 == 1 { 1000 } else { 100 } == 0;
         let due = stations.iter_mut().enumerate().filter(|(n, _)| takes(*n));
         due.for_each(|(n, station)| take(n, station, &mut received));
@@ -122,7 +122,7 @@ fn metrics_are_what_guests_sent_and_received() {
 
     let daemon = host.daemon();
     let total: u64 = sent.iter().map(|(packets, _)| packets).sum();
-    // A page is good for some milliseconds.
+    // The daemon reuses a page for some milliseconds.
     eventually("the page is of now", || {
         Scrape::of(daemon).count("butterfly_worker_packets_total{worker=\"0\"}") == total
     });
@@ -139,7 +139,7 @@ fn metrics_are_what_guests_sent_and_received() {
     }
     host.ids().iter().for_each(|id| agree(&scrape, &show(daemon, id)));
 
-    // Of the host.
+    // The host's drops are the sum of all vnics'.
     let mut drops: BTreeMap<String, f64> = BTreeMap::new();
     for id in host.ids() {
         for (reason, count) in host.show(&id).dropped() {
@@ -166,7 +166,7 @@ fn metrics_are_what_guests_sent_and_received() {
         8
     );
 
-    // Who leaves takes its series along, and not what the host counted.
+    // A removed vnic has no series, and the host keeps its drops.
     host.remove("1-slow");
     eventually("a nic that is gone has no series", || {
         Scrape::of(daemon).starting("butterfly_nic_sessions{nic=\"1-slow\"").next().is_none()
@@ -218,7 +218,7 @@ fn sessions_are_counted_by_state() {
     assert_eq!(Scrape::of(daemon).count("butterfly_session_table_used"), 0);
 }
 
-/// Whoever watches is felt by nobody, and waits for nobody.
+/// A scrape does not wake the worker, and does not wait for a slow API request.
 #[test]
 fn a_scrape_wakes_no_worker_and_waits_for_no_request() {
     let Some(host) = daemon(&[]) else { return };
@@ -238,8 +238,7 @@ fn a_scrape_wakes_no_worker_and_waits_for_no_request() {
     let after = host.work();
     assert_eq!((before.sleeps, before.busy_cycles), (after.sleeps, after.busy_cycles));
 
-    // A request that takes its time: a batch of vnics, each of which waits for the worker and opens
-    // a socket.
+    // A slow request: a batch of vnics, each of which waits for the worker and opens a socket.
     let address = daemon.metrics();
     let adds: Vec<Request> = (0..400)
         .map(|n| Daemon::nic_add(&Nic::bypass(&format!("n{n}"), mac(100 + n), 2)))

@@ -1,5 +1,5 @@
-//! Mirrors in whole daemons: what an analyser gets is what a capture of its target has, under
-//! random traffic and while vnics come and go; and what is refused says why.
+//! Mirrors in whole daemons: an analyser gets the packets that a capture of its target has, under
+//! random traffic and while vnics are added and removed. Refusals have a reason.
 
 use butterfly_packet::{
     arp, build,
@@ -19,7 +19,7 @@ fn probe(id: &str, target: &str) -> Nic {
     Nic::mirror(id, mac(PROBE), 1, target)
 }
 
-/// The packets in a capture, oldest first.
+/// Returns the packets in a capture, oldest first.
 fn capture(file: &Path) -> Vec<Vec<u8>> {
     let bytes = fs::read(file).unwrap();
     let mut reader = pcap_file::pcap::PcapReader::new(&bytes[..]).unwrap();
@@ -64,13 +64,13 @@ fn an_analyser_gets_what_a_capture_of_its_target_has() {
                 (mac(source.into()), [10, 0, 0, source].into()),
                 (Mac::ZERO, [10, 0, 0, to].into()),
             ),
-            // Somebody else's address.
+            // Another vnic's source address.
             1 => v4(to, 9).tcp(&segment(ports, flags, 1, 2), b"spoofed"),
             _ => v4(source, to).tcp(&segment(ports, flags, 1, 2), b"x"),
         };
         let outcome = net.send(from, &frame);
         let got: Vec<&str> = outcome.split(' ').filter(|word| !word.contains('.')).collect();
-        // What `Net` finds out by itself: b sent it, or b got it.
+        // The mirror has a copy if b sent the packet, or received it.
         assert_eq!(got.contains(&"m"), from == "b" || got.contains(&"b"), "{from}: {outcome}");
         assert!(!outcome.contains("m."), "{outcome}");
         delivered += usize::from(got.contains(&"b"));
@@ -108,7 +108,7 @@ fn a_mirror_is_no_station() {
         "c.no-receiver",
     );
     assert!(net.host.fdb(Some(1)).iter().all(|entry| entry.id != "m"), "its address is nobody's");
-    // It can go and come, and so can its target, beside traffic.
+    // The mirror is removed and added again under traffic, and so is its target.
     net.expect("c", &v4(3, 1).ping(1, 1, b"one"), "a m");
     net.host.remove("m");
     net.expect("c", &v4(3, 1).ping(1, 2, b"two"), "a");
@@ -159,7 +159,7 @@ fn what_is_refused_says_why_and_what_is_idle_too() {
     };
     assert!(line(&show("m"), "mirror of").ends_with(" a"));
     assert!(line(&show("a"), "mirrored by").ends_with(" m"));
-    // Its target goes, and comes back in another network.
+    // The target is removed, and added again in another network.
     net.host.remove("a");
     assert!(line(&show("m"), "mirror of").ends_with("a: no copies, as there is no such nic yet"));
     let json: serde_json::Value =
@@ -179,8 +179,7 @@ fn what_is_refused_says_why_and_what_is_idle_too() {
     );
     daemon.client_ok(&["nic", "add", "--id", "a", "--mac", "02:00:00:00:00:01", "--vni", "1"]);
     assert!(line(&show("m"), "mirror of").ends_with(" a"));
-    // A dump brings them back, whatever order the vnics have in it: there is a mirror before its
-    // target, and one after.
+    // A dump brings mirrors back in any order: one mirror is before its target, and one after.
     assert!(add("A", "1", "a").0);
     let dump = daemon.client_ok(&["dump"]);
     assert_eq!(dump.matches("sniff_target_nic_id: \"a\"").count(), 2);

@@ -1,5 +1,5 @@
-//! Checksums and large segments: untouched between guests that take them, completed in software for
-//! those that do not, and refused when the guest's claims do not fit its frame.
+//! Checksums and large segments: unchanged between guests that take them, completed in software for
+//! guests that do not, and dropped when the virtio-net header does not fit the frame.
 
 use butterfly_guest_driver::{GuestConfig, Placement, Refill, Shape, VmConfig};
 use butterfly_packet::{
@@ -13,7 +13,7 @@ use butterfly_tests::{
 };
 use butterfly_vhost::net::{Features, NetHeader};
 
-/// A frame of the largest IPv6 packet behind a VLAN tag.
+/// Length of a frame with the largest IPv6 packet behind a VLAN tag.
 const LARGEST: usize = 14 + 4 + 40 + 65535;
 
 const A: u32 = 1;
@@ -36,7 +36,7 @@ fn tagged_v4() -> Ip {
         .checksum(Checksum::Partial)
 }
 
-/// A header that asks for the checksum of this frame.
+/// Returns a header that asks for the checksum of this frame.
 fn wants_checksum(frame: &[u8]) -> NetHeader {
     let packet = Packet::read(frame);
     let start = frame.len() - packet.segment.len();
@@ -49,7 +49,7 @@ fn wants_checksum(frame: &[u8]) -> NetHeader {
     }
 }
 
-/// A header that asks for segments of `size` bytes of payload.
+/// Returns a header that asks for segments of `size` bytes of payload.
 fn wants_segments(frame: &[u8], size: u16) -> NetHeader {
     let packet = Packet::read(frame);
     let gso_type = if packet.v4 { NetHeader::GSO_TCPV4 } else { NetHeader::GSO_TCPV6 };
@@ -57,12 +57,12 @@ fn wants_segments(frame: &[u8], size: u16) -> NetHeader {
     NetHeader { gso_type, gso_size: size, hdr_len, ..wants_checksum(frame) }
 }
 
-/// Header without what the receiver's ring decides.
+/// Returns a header without the number of buffers, which depends on the receiver's ring.
 fn on_any_ring(header: NetHeader) -> NetHeader {
     NetHeader { num_buffers: 0, ..header }
 }
 
-/// Frames with partial checksums, in every kind of packet, with this payload.
+/// Returns frames with partial checksums: every kind of packet, with this payload.
 fn partial_frames(payload: &[u8]) -> Vec<Vec<u8>> {
     let segment =
         Tcp { options: &[1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2], ..Tcp::new(4000, 80, tcp::ACK) };
@@ -78,7 +78,7 @@ fn partial_frames(payload: &[u8]) -> Vec<Vec<u8>> {
     ]
 }
 
-/// Receivers of all kinds: what they are told, and how their buffers look.
+/// Returns receivers of all kinds: different features and different buffers.
 fn receivers() -> Vec<(Features, VmConfig)> {
     let kinds = [
         features::LINUX,
@@ -105,7 +105,7 @@ fn receivers() -> Vec<(Features, VmConfig)> {
     plain.into_iter().chain([(features::MODERN, pieces), (Features::VERSION_1, odd)]).collect()
 }
 
-/// Senders: one descriptor, and many.
+/// Returns two senders: one descriptor per frame, and many.
 fn senders() -> [VmConfig; 2] {
     let plain = machine(features::LINUX, LARGEST);
     let mut pieces = machine(features::LINUX, LARGEST);
@@ -172,7 +172,7 @@ fn partial_checksums() {
                     packet.checksum(),
                     received.len()
                 );
-                // Nothing but the checksum is different.
+                // Only the checksum differs.
                 assert_eq!((packet.ip, packet.segment.len()), (before.ip, before.segment.len()));
                 let mut restored = received.clone();
                 let at = usize::from(asked.csum_start + asked.csum_offset);
@@ -183,8 +183,8 @@ fn partial_checksums() {
     });
 }
 
-/// A UDP checksum that comes out as 0 is written as 0xffff, since 0 means none; TCP knows no such
-/// thing (RFC 768).
+/// A computed UDP checksum of 0 is written as 0xffff, as 0 means none (RFC 768). TCP has no such
+/// rule.
 #[test]
 fn a_checksum_of_zero() {
     let host = Host::new();
@@ -196,8 +196,7 @@ fn a_checksum_of_zero() {
                 6 => ip.tcp(&Tcp::new(1, 2, tcp::ACK), payload),
                 _ => ip.udp(1, 2, payload),
             };
-            // The complete checksum of a payload that ends in 0 is what makes it 0 when it stands
-            // there instead.
+            // A payload that ends in its own checksum, instead of in 0, has the checksum 0.
             let mut payload = pattern(3, 100);
             payload.extend([0, 0]);
             let completed = complete(&mut a, &mut b, &build(&payload));
@@ -209,7 +208,8 @@ fn a_checksum_of_zero() {
     }
 }
 
-/// Sends a frame with a partial checksum to a guest that needs a complete one; what it got.
+/// Sends a frame with a partial checksum to a guest that needs a complete one. Returns the checksum
+/// that arrives.
 fn complete(a: &mut Station, b: &mut Station, frame: &[u8]) -> u16 {
     a.send_with(frame, wants_checksum(frame));
     let received = b.receive();
@@ -217,7 +217,7 @@ fn complete(a: &mut Station, b: &mut Station, frame: &[u8]) -> u16 {
     Packet::read(&received).checksum()
 }
 
-/// Large segments of TCP: (frame, segment size).
+/// Returns large TCP segments: (frame, segment size).
 fn large_frames() -> Vec<(Vec<u8>, u16)> {
     let options = [1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2];
     let flags = tcp::ACK | tcp::PSH | tcp::FIN;
@@ -280,7 +280,7 @@ fn assert_segments(packets: &[(NetHeader, Vec<u8>)], frame: &[u8], size: usize, 
             assert_eq!(on_any_ring(*header), wants_checksum(bytes));
             assert!(packet.is_partial(), "partial checksum of segment {index}");
         }
-        // Everything else is as it was.
+        // All other fields are unchanged.
         let (mut ip, mut original) = (packet.ip.to_vec(), whole.ip.to_vec());
         if packet.v4 {
             assert_eq!(packet.identification(), whole.identification().wrapping_add(index as u16));
@@ -338,8 +338,8 @@ fn large_segments() {
     });
 }
 
-/// Many large segments both ways at once, between guests that take them: untouched, and as they are
-/// whatever the chains look like.
+/// Many large segments both ways at once, between guests that take them: they arrive unchanged,
+/// with all shapes of chains.
 #[test]
 fn large_segments_both_ways() {
     let host = Host::new();
@@ -370,8 +370,7 @@ fn large_segments_both_ways() {
     assert!(host.show("a").dropped().is_empty() && host.show("b").dropped().is_empty());
 }
 
-/// A large segment that is none, because everything fits one: a plain frame with a partial
-/// checksum.
+/// A large segment whose payload fits one segment arrives as a plain frame with a partial checksum.
 #[test]
 fn one_segment_is_no_large_one() {
     let host = Host::new();
@@ -387,7 +386,7 @@ fn one_segment_is_no_large_one() {
     }
 }
 
-/// Receivers of one flood get the same frame each in its own way.
+/// Each receiver of a flooded frame gets it as its own features allow.
 #[test]
 fn a_flood_to_different_receivers() {
     let host = Host::new();
@@ -399,7 +398,7 @@ fn a_flood_to_different_receivers() {
     let mut takes_nothing = host.station(&nic(3), &machine(features::MODERN, LARGEST));
     let mut before = host.counters();
     for (frame, size) in large_frames() {
-        // To an address that nobody has.
+        // To an unknown address.
         let asked = wants_segments(&frame, size);
         let count = Packet::read(&frame).tcp_payload().len().div_ceil(size.into());
         a.send_with(&frame, asked);
@@ -418,7 +417,7 @@ fn a_flood_to_different_receivers() {
     }
 }
 
-/// A receiver whose ring has room for some of the segments only: what did not get in is one drop.
+/// If a receiver's ring has room for some of the segments only, the rest is one drop.
 #[test]
 fn segments_meet_a_full_ring() {
     let host = Host::new();
@@ -439,7 +438,7 @@ fn segments_meet_a_full_ring() {
     );
 }
 
-/// What a guest writes into its header and did not ask for is not passed on.
+/// The switch does not pass on header fields that the sender's flags do not ask for.
 #[test]
 fn nothing_of_the_senders_header_is_passed_on() {
     let host = Host::new();
@@ -463,7 +462,7 @@ fn nothing_of_the_senders_header_is_passed_on() {
             "flags {flags:#x}"
         );
     }
-    // Of what it did ask for, only what it needs.
+    // Of fields that it asked for, only the needed ones are passed on.
     let asked = NetHeader {
         flags: 0xff,
         gso_size: 0xffff,
@@ -481,7 +480,7 @@ fn nothing_of_the_senders_header_is_passed_on() {
     assert_eq!(on_any_ring(b.receive_with().0), wants_segments(&large, 1448));
 }
 
-/// Claims that do not fit the frame: (what is wrong, header, frame).
+/// Returns headers that do not fit their frames: (the fault, header, frame).
 fn lies() -> Vec<(&'static str, NetHeader, Vec<u8>)> {
     let segment = Tcp::new(1, 2, tcp::ACK);
     let data = pattern(1, 5000);
@@ -549,7 +548,7 @@ fn lies() -> Vec<(&'static str, NetHeader, Vec<u8>)> {
                 frame.clone(),
             ));
         }
-        // The frame lies, too.
+        // The frame is wrong, too.
         let edit = |at: usize, bytes: &[u8]| {
             let mut changed = frame.clone();
             changed[at..at + bytes.len()].copy_from_slice(bytes);
@@ -624,7 +623,8 @@ fn lies_are_dropped() {
         host.settle(&mut [&mut a]);
         assert_eq!(b.pending().len(), 0, "{what}");
         host.moved(&mut before, &[("a.in", 1), ("a.drop.bad-offload", 1)]);
-        // Without claims the same frame is opaque, and passes (DESIGN 3.1: between bypass ends).
+        // With an empty header the switch does not look into the same frame, and it passes between
+        // unfiltered vnics.
         a.send(&frame);
         b.expect(&frame);
         host.settle(&mut [&mut a]);

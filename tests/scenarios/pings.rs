@@ -22,7 +22,7 @@ fn stats(daemon: &Daemon, id: &str) -> NicStats {
     answer.unwrap().nic_stats.unwrap()
 }
 
-/// What was told on standard output: how many, minimum, mean, maximum.
+/// Returns the measurements on standard output: count, minimum, mean, maximum.
 fn told(daemon: &Daemon) -> Vec<(u64, f64, f64, f64)> {
     let log = daemon.log();
     let lines = log.lines().filter(|line| line.starts_with("ping time for "));
@@ -39,7 +39,7 @@ fn told(daemon: &Daemon) -> Vec<(u64, f64, f64, f64)> {
         .collect()
 }
 
-/// What a machine sees of a generator.
+/// A VM receives the generator's echo requests with rising numbers.
 #[test]
 fn a_generator_asks_one_after_the_other() {
     let Some(host) = Host::process() else { return };
@@ -54,7 +54,7 @@ fn a_generator_asks_one_after_the_other() {
             (ip.source(), ip.destination()),
             (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2))
         );
-        // An echo request, with the identifier that they always had.
+        // An echo request, with the identifier that the original uses.
         assert_eq!((&frame[34..36], &frame[38..40]), (&[8, 0][..], &[0x0b, 0xb0][..]));
         let number = u16::from_be_bytes([frame[40], frame[41]]);
         assert!(next.is_none_or(|next| next == number), "{number} is not {next:?}");
@@ -82,7 +82,7 @@ fn a_generator_measures_what_another_answers() {
         sender.pings.min_ns() <= sender.pings.mean_ns()
             && sender.pings.mean_ns() <= sender.pings.max_ns()
     );
-    // From its own end: 98 bytes for each question that it sent.
+    // Counted from the generator's own end: 98 bytes for each request that it sent.
     assert!(
         sender.out() >= 98 * 1024 && sender.in_() >= 98 * 1024 && sender.out() % 98 == 0,
         "{sender}"
@@ -93,7 +93,7 @@ fn a_generator_measures_what_another_answers() {
         graph.contains("\"rxtx:bench-snd-snd\" [") && graph.contains("\"rxtx:bench-rcv-rcv\" ["),
         "{graph}"
     );
-    // Nobody answers any more: it goes on asking, at a walk.
+    // Without answers the generator goes on, slowly.
     host.remove("rcv");
     let before = stats("snd").pings.requests();
     eventually("it asks", || stats("snd").pings.requests() > before);
@@ -104,7 +104,7 @@ fn a_generator_measures_what_another_answers() {
     assert_eq!(fs::read_to_string(&dump).unwrap(), daemon.client_ok(&["dump"]));
 }
 
-/// Ends the traffic beside, however the test ends.
+/// Ends the other traffic when it is dropped, also after a panic.
 struct Ending<'a>(&'a AtomicBool);
 
 impl Drop for Ending<'_> {
@@ -113,8 +113,8 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Others keep the worker busy: each question is answered and counted once all the same, and
-/// figures stay what they say they are.
+/// While other traffic keeps the worker busy, each request is still answered and counted once, and
+/// the figures stay consistent.
 #[test]
 fn a_generator_measures_beside_heavy_traffic() {
     let Some(host) = Host::process() else { return };
@@ -162,15 +162,14 @@ fn a_generator_measures_beside_heavy_traffic() {
     }
     let requests = pings[4].requests();
     assert!(moved > requests, "{moved} frames went beside {requests} pings: no load");
-    // Nothing was lost on the way but what is counted, and from its own end each question has 98
-    // bytes.
+    // Only counted drops were lost, and each request counts 98 bytes at the generator's own end.
     let lost = |id: &str| host.show(id).all_drops();
     eventually("what was asked is answered", || {
         let now = stats(daemon, "snd");
         now.pings.requests() - now.pings.replies() <= 1 + lost("snd") + lost("rcv")
     });
     let (before, now, after) = (stats(daemon, "snd"), stats(daemon, "snd"), stats(daemon, "snd"));
-    // The worker has sent all that were asked but those of this moment.
+    // The worker has sent all requests but those of this moment.
     let sent = now.out() / 98;
     assert!(
         now.out() % 98 == 0

@@ -1,4 +1,4 @@
-//! The daemon as a process: how it starts, ends, is killed, and what it leaves behind.
+//! The daemon as a process: its start, its end, a kill, and what it leaves behind.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use butterfly_tests::{
     traffic::{exchange, streams},
 };
 
-/// What is in a directory, without the log that the test itself makes.
+/// Returns the names in a directory, without the log that the test itself makes.
 fn left(dir: &Path) -> Vec<String> {
     let names =
         fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -26,7 +26,7 @@ fn left(dir: &Path) -> Vec<String> {
     names
 }
 
-/// A signal or a request: guests are cut, sockets are gone, and so is the process, at once.
+/// After a signal or `app_quit` the daemon detaches guests, deletes sockets and ends at once.
 #[test]
 fn a_clean_stop() {
     for how in ["TERM", "INT", "QUIT", "app_quit"] {
@@ -51,7 +51,7 @@ fn a_clean_stop() {
         let dir = host.dir().to_owned();
         assert_eq!(host.daemon_mut().wait_for_end().code(), Some(0), "{how}");
         assert!(begin.elapsed() < Duration::from_secs(3), "{how} took {:?}", begin.elapsed());
-        // QEMU's socket is QEMU's.
+        // The daemon does not delete the socket that QEMU owns.
         assert_eq!(left(&dir), ["qemu-vhost-b"], "{how}");
     }
 }
@@ -64,7 +64,7 @@ fn a_second_daemon_is_refused() {
     let mut b = host.station(&Nic::bypass("b", mac(2), 1), &usual());
     let mut both = streams(&a, &b);
     let other = tempfile::tempdir().unwrap();
-    // Options that come last hold.
+    // The last `-e` is used instead of the test's own.
     let mut second =
         Daemon::launch(other.path(), &[], &["-e".into(), host.daemon().endpoint().to_owned()]);
     let status = second.wait_for_end();
@@ -76,8 +76,8 @@ fn a_second_daemon_is_refused() {
     assert_eq!(left(host.dir()), ["api", "qemu-vhost-a", "qemu-vhost-b"]);
 }
 
-/// Two daemons in one folder: each has its vnics, and a socket that one serves is not the other's.
-/// When one is killed its successor takes over what it left, and nothing of the other one.
+/// Two daemons in one folder: each has its own vnics, and neither takes the other's sockets. The
+/// successor of a killed one takes over its sockets, and none of the other daemon.
 #[test]
 fn two_daemons_in_one_folder() {
     let Some(host) = Host::process() else { return };
@@ -109,7 +109,7 @@ fn two_daemons_in_one_folder() {
     assert_eq!(host.show("a").attach_count, 1);
 }
 
-/// Killed without warning: what is left behind is no obstacle, and guests that try again come back
+/// After a kill, the leftovers are no obstacle to the next daemon, and guests that reconnect go on
 /// where they were.
 #[test]
 fn killed_and_started_again() {
@@ -139,8 +139,8 @@ fn killed_and_started_again() {
     exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
 }
 
-/// The limit of open files is raised as far as it goes; where it does not suffice, a vnic is
-/// refused that says which limit to raise, and everybody else goes on.
+/// The daemon raises its limit of open files as far as it may. Beyond that it refuses a vnic, names
+/// the limit to raise, and serves all others.
 #[test]
 fn the_limit_of_open_files() {
     if Kind::wanted() != Kind::Daemon {
@@ -152,7 +152,7 @@ fn the_limit_of_open_files() {
     let soft: u64 = line.split_whitespace().nth(3).unwrap().parse().unwrap();
     assert!(soft >= 4096, "{line}");
 
-    // Without the privilege to raise a hard limit.
+    // The daemon has no privilege to raise a hard limit.
     let unprivileged =
         ["setpriv", "--bounding-set", "-sys_resource", "prlimit", "--nofile=200:200"];
     let host = Host::of(Daemon::start_with(&unprivileged, &[]));
@@ -169,7 +169,7 @@ fn the_limit_of_open_files() {
     let refused = refused.expect("200 files are not enough for 200 vnics");
     assert!(refused.contains("200 files") && refused.contains("LimitNOFILE"), "{refused}");
     exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
-    // All that were taken can be used.
+    // All accepted vnics can be used.
     let ids: Vec<String> = host.ids().into_iter().filter(|id| id.starts_with('n')).collect();
     let guests: Vec<Vm> = ids
         .iter()
@@ -182,14 +182,15 @@ fn the_limit_of_open_files() {
         })
         .collect();
     assert!(ids.iter().all(|id| host.show(id).attached));
-    // Room comes back.
+    // A removed vnic makes room.
     host.remove(&ids[0]);
     host.add(&Nic::bypass("new", mac(999), 2)).unwrap();
     exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
     drop(guests);
 }
 
-/// Hundreds of guests and vnics come and go: no descriptor, thread or mapping stays.
+/// After hundreds of vnics with guests were added and removed, no descriptor, thread or mapping is
+/// left.
 #[test]
 fn nothing_leaks() {
     let Some(host) = Host::process() else { return };
@@ -215,7 +216,7 @@ fn nothing_leaks() {
             };
         }
         if choices.below(4) == 0 {
-            // A front end that stops half way.
+            // A front end that leaves in the middle of its set-up.
             drop(station);
             if !nic.client {
                 let mut connection = Connection::connect(
@@ -236,7 +237,7 @@ fn nothing_leaks() {
     assert_eq!(left(host.dir()), ["api", "qemu-vhost-other", "qemu-vhost-steady"]);
 }
 
-/// What cannot be done is refused by name, and nothing is started.
+/// The daemon names an option that it cannot honour, and does not start.
 #[test]
 fn options_that_cannot_be_honoured() {
     if Kind::wanted() != Kind::Daemon {
@@ -263,7 +264,7 @@ fn options_that_cannot_be_honoured() {
     }
 }
 
-/// A vnic's socket can be used by those who may, and by nobody else; the API's as well.
+/// A vnic's socket is not open to everybody, and does not answer after the daemon was killed.
 #[test]
 fn sockets_answer_only_as_long_as_the_daemon_lives() {
     let Some(mut host) = Host::process() else { return };
@@ -281,11 +282,11 @@ fn sockets_answer_only_as_long_as_the_daemon_lives() {
     host.daemon().signal("KILL");
     host.daemon_mut().wait_for_end();
     assert!(UnixStream::connect(&path).is_err());
-    // It left its table of sessions in memory; another one clears up.
+    // The killed daemon left its session table in memory; the next one removes it.
     drop(Daemon::start_in(host.dir(), &[], &[]));
 }
 
-/// `-u` pins the worker.
+/// The option `-u` pins the worker to a processor.
 #[test]
 fn the_worker_is_pinned() {
     if Kind::wanted() != Kind::Daemon {
@@ -304,7 +305,7 @@ fn the_worker_is_pinned() {
     }
 }
 
-/// Standard output says when guests come and go, in the words that other programs wait for.
+/// Standard output tells when guests attach and leave, in the words that other programs wait for.
 #[test]
 fn what_it_prints() {
     let Some(host) = Host::process() else { return };

@@ -1,5 +1,4 @@
-//! Every feature of a split ring, alone and together with the others: what one guest sends the
-//! other receives, byte for byte.
+//! Every feature of a split ring, alone and together with the others: frames arrive byte for byte.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +16,7 @@ use butterfly_vhost::net::{Features, NetHeader};
 
 const LONGEST: usize = 9000;
 
-/// Optional features of a ring. With all of them off a guest is a legacy one without anything.
+/// Optional features of a ring. Without any of them a guest is a plain legacy one.
 const OPTIONAL: [Features; 6] = [
     Features::VERSION_1,
     Features::MRG_RXBUF,
@@ -27,7 +26,7 @@ const OPTIONAL: [Features; 6] = [
     Features::ANY_LAYOUT,
 ];
 
-/// Lengths around everything that could be a boundary, then many others.
+/// Returns frame lengths around every possible boundary, then many others.
 fn lens(choices: &mut Choices, count: usize) -> Vec<usize> {
     let mut lens = vec![
         60, 61, 63, 64, 65, 114, 116, 127, 128, 129, 255, 256, 257, 1499, 1500, 1514, 2036, 2048,
@@ -58,7 +57,7 @@ fn shape(choices: &mut Choices, features: Features) -> Shape {
     }
 }
 
-/// A guest with these features; everything else is chosen.
+/// Returns a guest with these features; the rest of its configuration is random.
 fn machine_with(features: Features, choices: &mut Choices) -> VmConfig {
     let rx_shape = shape(choices, features);
     let rings: &[u16] =
@@ -92,8 +91,8 @@ fn machine_with(features: Features, choices: &mut Choices) -> VmConfig {
     config
 }
 
-/// How many frames a guest takes whatever its buffers are made of: beyond 20 descriptors for one
-/// and another for 128 bytes, a ring runs into debt, 1,024 of which are the end.
+/// Returns how many frames a guest may receive at once. Descriptors beyond 20 for a frame and one
+/// more for 128 bytes are a debt of the ring; a debt of 1,024 breaks it.
 fn affordable(config: &VmConfig) -> usize {
     let guest = &config.guest;
     let mergeable = config.features.has(Features::MRG_RXBUF);
@@ -103,7 +102,7 @@ fn affordable(config: &VmConfig) -> usize {
     (900 / above(60).max(above(LONGEST)).max(1)).max(1)
 }
 
-/// Attaches two guests and lets them exchange frames both ways, at once as many as they can afford.
+/// Attaches two guests that exchange frames both ways, as many at once as they can afford.
 #[track_caller]
 fn run(host: &Host, case: usize, choices: &mut Choices, configs: [&VmConfig; 2], count: usize) {
     let vni = case as u32;
@@ -114,7 +113,7 @@ fn run(host: &Host, case: usize, choices: &mut Choices, configs: [&VmConfig; 2],
     for lens in lens(choices, count).chunks(affordable(configs[0]).min(affordable(configs[1]))) {
         exchange(&mut a, &mut b, &mut streams, lens);
         if lens.len() < count {
-            // A millisecond pays 200 of what is owed.
+            // Each millisecond pays 200 of the debt.
             std::thread::sleep(std::time::Duration::from_millis(6));
         }
     }
@@ -142,7 +141,7 @@ fn every_set_of_features() {
             let chosen = OPTIONAL.iter().enumerate().filter(|(bit, _)| bits & (1 << bit) != 0);
             chosen.fold(Features::NONE, |all, (_, feature)| all.with(*feature))
         };
-        // The other side goes through all sets too, in another order.
+        // The other guest goes through all sets too, in another order.
         let [a, b] =
             [set(case), set(case * 37 + 11)].map(|features| machine_with(features, &mut choices));
         println!("case {case}: {a:?}\n  and {b:?}");
@@ -250,7 +249,7 @@ fn indices_wrap() {
     }
 }
 
-/// A ring's positions are its own: a guest may start anywhere.
+/// A guest may start its ring at any index.
 #[test]
 fn a_ring_may_start_anywhere() {
     let host = Host::new();
@@ -290,8 +289,8 @@ fn guests_that_poll() {
     }
 }
 
-/// Guest memory that is guest-physically this process's, as DPDK's virtio-user has it, at the top
-/// of the address space, and with regions that come and go under traffic.
+/// Guest memory at this process' own addresses, as of DPDK's virtio-user; at the top of the address
+/// space; and with regions that are added and removed under traffic.
 #[test]
 fn memory_of_every_kind() {
     let host = Host::new();
@@ -347,8 +346,8 @@ fn memory_plugged_and_unplugged_under_traffic() {
     assert_eq!(host.show("a").memory.len(), 1);
 }
 
-/// Dirty logging on and off under traffic (QEMU does so when a migration starts and is called off):
-/// no frame is lost, and every page that the switch wrote meanwhile is marked.
+/// Dirty logging on and off under traffic, as when QEMU starts a migration and cancels it. No frame
+/// is lost, and every page that the switch wrote meanwhile is marked.
 #[test]
 fn dirty_logging_under_traffic() {
     let host = Host::new();
@@ -364,7 +363,7 @@ fn dirty_logging_under_traffic() {
         set_logging(&mut b, true);
         log.clear();
         let before = pages(&b);
-        // One way only: what the guest itself writes are then its rings.
+        // Frames in one direction only, so that the guest itself writes only its rings.
         for len in &lens[..if round % 2 == 0 { 1 } else { 40 }] {
             assert!(both[0].send(&mut a, *len));
         }
@@ -403,7 +402,7 @@ fn dirty_logging_under_traffic() {
     }
 }
 
-/// All pages of a guest's memory.
+/// Returns all pages of a guest's memory by their addresses.
 fn pages(station: &Station) -> BTreeMap<u64, Vec<u8>> {
     let memory = station.vm.guest.memory();
     let pages = memory
@@ -418,8 +417,8 @@ fn set_logging(station: &mut Station, on: bool) {
     connection.set_logging(guest, on).unwrap();
 }
 
-/// Who polls is not interrupted, with event indices and with flags. (Who sleeps is woken every
-/// time: the driver's `wait` would notice.)
+/// The switch does not interrupt a guest that polls, with event indices and with flags. (It always
+/// wakes a guest that sleeps: the driver's `wait` would notice.)
 #[test]
 fn who_polls_is_not_interrupted() {
     for (vni, features) in [(1, features::MODERN), (2, Features::VERSION_1)] {
@@ -433,7 +432,7 @@ fn who_polls_is_not_interrupted() {
         for station in [&mut a, &mut b] {
             let interrupts = station.vm.guest.rx_mut().take_interrupts()
                 + station.vm.guest.tx_mut().take_interrupts();
-            // An event index that was left behind is passed once in 65,536.
+            // The ring passes an event index that was left behind once in 65,536 frames.
             assert!(interrupts <= 4, "{interrupts} interrupts of a guest that polls, {features:?}");
         }
     }
@@ -465,7 +464,8 @@ fn interrupts_go_where_they_are_wanted() {
             b.vm.guest.rx_mut().arm_interrupt();
             assert!(both[0].send(&mut a, 100));
             host.settle(&mut [&mut a]);
-            eventually("an interrupt", || rings(if masked { &spare } else { &call }) > 0); // one or, on a busy host, a late one with it
+            // One, or on a busy host a late one with it.
+            eventually("an interrupt", || rings(if masked { &spare } else { &call }) > 0);
             assert_eq!(rings(if masked { &call } else { &spare }), 0, "the other one");
             assert_eq!(both[0].take_all(&mut b), 1);
             exchange(&mut a, &mut b, &mut both, &[60, 9000, 1514]);

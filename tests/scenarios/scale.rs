@@ -1,5 +1,5 @@
-//! 500 vnics with guests in 100 networks, and a pair that talks at 100,000 packets a second while
-//! others come and go.
+//! 500 vnics with guests in 100 networks. A pair of them talks at 100,000 packets per second while
+//! vnics are added and removed.
 
 #![forbid(unsafe_code)]
 
@@ -24,24 +24,24 @@ const VNICS: u32 = 500;
 const CHANGES: u32 = 1000;
 const RATE: u64 = 100_000;
 
-/// Where the sequence number stands.
+/// Offset of the sequence number in a frame.
 const NUMBER: usize = 14;
 
-/// A guest with little memory.
+/// Returns a guest with little memory.
 fn small() -> VmConfig {
     let mut config = machine(features::MODERN, 1524);
     config.guest = GuestConfig { rx_buffer: 1536, ..config.guest }.rings(64);
     config
 }
 
-/// One of the pair: rings of 1,024, and it polls.
+/// Returns a guest of the busy pair: rings of 1,024 descriptors, and it polls.
 fn busy() -> VmConfig {
     let mut config = machine(features::MODERN, 1524);
     config.guest = GuestConfig { rx_buffer: 1536, interrupts: false, ..config.guest }.rings(1024);
     config
 }
 
-/// A host with everybody on it, the pair in the first network.
+/// A host with all guests, the busy pair in the first network.
 struct Crowd {
     host: Host,
     a: Station,
@@ -51,7 +51,7 @@ struct Crowd {
 
 impl Crowd {
     fn new() -> Option<Crowd> {
-        // Each guest takes some files here, too.
+        // Each guest needs some open files in this process, too.
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
         rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
@@ -60,7 +60,7 @@ impl Crowd {
         let b = host.station(&Nic::bypass("b", mac(2), 0), &busy());
         let others = (2..VNICS).map(|n| {
             let nic = Nic::bypass(&format!("n{n}"), mac(1000 + n), n % NETWORKS);
-            // Every tenth has a filter, every seventh a socket of its own.
+            // Every tenth vnic has a filter; every seventh front end owns its socket.
             let nic = Nic { bypass: n % 10 != 0, ..nic };
             host.station(&if n % 7 == 0 { nic.client() } else { nic }, &small())
         });
@@ -69,14 +69,14 @@ impl Crowd {
     }
 }
 
-/// What became of a load.
+/// Result of a load.
 #[derive(Clone, Copy, Debug, Default)]
 struct Load {
     sent: u64,
     received: u64,
-    /// Frames whose time came when the sender's ring or its window was full.
+    /// Frames that were due when the sender's ring or its window was full.
     no_room: u64,
-    /// Times the generator was late by more than its ring, and went on as if nothing had been.
+    /// Number of times that the generator was late by more than 512 frames, and skipped them.
     late: u64,
     took: Duration,
 }
@@ -91,8 +91,8 @@ impl Load {
     }
 }
 
-/// Sends `rate` frames a second from one to the other for as long as `going` says so, and checks
-/// every number. Never more than `window` frames are under way.
+/// Sends `rate` frames per second from `a` to `b` while `going` is true, and checks every number.
+/// At most `window` frames are under way.
 fn load(
     a: &mut Station,
     b: &mut Station,
@@ -122,7 +122,7 @@ fn load(
             (epoch.elapsed().as_nanos() * u128::from(rate) / 1_000_000_000) as u64 - due_before;
         let mut burst = due.min(64);
         if due > 512 {
-            // It did not run for a while: that is no reason for a burst that no sender would make.
+            // This thread did not run for a while. Skip the frames instead of sending a burst.
             (epoch, due_before, burst) = (Instant::now(), 0, 0);
             load.late += 1;
         }
@@ -157,7 +157,8 @@ fn for_a_time(time: Duration) -> impl FnMut(Duration) -> bool {
     move |elapsed| elapsed < time
 }
 
-/// Adds and removes others without pause, some of them with guests, until `stop`; `made` counts.
+/// Adds and removes other vnics without pause, some of them with guests, until `stop`. Counts the
+/// changes in `made`.
 fn change(daemon: &Daemon, changes: u32, made: &AtomicU64, stop: &AtomicBool) {
     let mut choices = Choices::new(1);
     let mut guests: Vec<(String, Vm)> = Vec::new();
@@ -165,7 +166,7 @@ fn change(daemon: &Daemon, changes: u32, made: &AtomicU64, stop: &AtomicBool) {
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        // A third of them in the network of the pair.
+        // A third of the vnics are in the network of the pair.
         let vni = if n % 3 == 0 { 0 } else { choices.below(2 * NETWORKS as usize) as u32 };
         let nic = Nic {
             bypass: choices.below(3) > 0,
@@ -199,7 +200,7 @@ fn change(daemon: &Daemon, changes: u32, made: &AtomicU64, stop: &AtomicBool) {
     }
 }
 
-/// The highest rate of those tried at which nothing is lost.
+/// Returns the highest of the tried rates at which no frame is lost.
 fn loss_free_rate(crowd: &mut Crowd) -> u64 {
     let Crowd { a, b, .. } = crowd;
     let (mut good, mut rate) = (0, 50_000);
@@ -217,7 +218,8 @@ fn loss_free_rate(crowd: &mut Crowd) -> u64 {
     good
 }
 
-/// Everything in one test: filling the host takes longest, and loads must not disturb each other.
+/// Runs all cases in one test: filling the host takes longest, and loads must not disturb each
+/// other.
 #[test]
 fn five_hundred_vnics() {
     let begin = Instant::now();
@@ -231,7 +233,7 @@ fn five_hundred_vnics() {
     at_seventy_percent(&mut crowd);
     idle(&crowd);
 
-    // And it ends in time.
+    // The daemon ends in time.
     let Crowd { mut host, a, b, _others } = crowd;
     let begin = Instant::now();
     host.daemon().signal("TERM");
@@ -251,8 +253,8 @@ fn others_come_and_go(crowd: &mut Crowd) {
             change(host.daemon(), CHANGES, &made, &stop);
             done.store(true, Ordering::Relaxed);
         });
-        // Two seconds at least, and as long as it takes, but not for ever. A sender with a ring of
-        // 1,024 has no more under way.
+        // At least two seconds, and until all changes are made, within a limit. The window is the
+        // sender's ring of 1,024 descriptors.
         load(a, b, RATE, 1024, &mut |elapsed| {
             elapsed < Duration::from_secs(2)
                 || (!done.load(Ordering::Relaxed) && elapsed < Duration::from_secs(60))
@@ -268,8 +270,8 @@ fn others_come_and_go(crowd: &mut Crowd) {
     assert_eq!(result.sent, result.received, "frames were lost");
     assert!(result.sent > 100_000);
     host.moved(&mut before.clone(), &[("a.in", result.sent), ("b.out", result.sent)]);
-    // A full ring of the sender is a stall of 10 ms: the switch's, unless it did not get a
-    // processor for so long.
+    // If the sender's ring was full, the switch stood still for 10 ms. That is its fault unless the
+    // worker had no processor for so long.
     if waited < Duration::from_millis(8) {
         assert_eq!(result.no_room, 0, "the switch stood still for 10 ms");
     }
@@ -279,7 +281,7 @@ fn at_seventy_percent(crowd: &mut Crowd) {
     let rate = loss_free_rate(crowd);
     let Crowd { host, a, b, .. } = crowd;
     let mut before = host.counters();
-    // Finding the rate may have lost some already.
+    // Finding the rate may have lost frames already.
     let full_before = host.show("b").drops("ring-full");
     let (made, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let result = std::thread::scope(|scope| {
@@ -301,14 +303,14 @@ fn at_seventy_percent(crowd: &mut Crowd) {
     host.moved(&mut before, &moved);
 }
 
-/// With everybody attached and nobody talking.
+/// Measures the daemon's processor time while all guests are attached and silent.
 fn idle(crowd: &Crowd) {
     butterfly_tests::eventually("all rings left the poll set", || {
         crowd.host.work().active_rings == 0
     });
     let before = crowd.host.daemon().cpu_time();
     let begin = Instant::now();
-    // Nothing to wait for: that nothing happens is what is looked at.
+    // The daemon should do nothing during this time, so there is no event to wait for.
     std::thread::sleep(Duration::from_secs(2));
     let used = (crowd.host.daemon().cpu_time() - before).as_secs_f64() * 100.0
         / begin.elapsed().as_secs_f64();
@@ -316,7 +318,7 @@ fn idle(crowd: &Crowd) {
     assert!(used < 2.0, "{used:.1} % of a processor for nothing");
 }
 
-/// A process that burns `BUSY` percent of a processor, until it is killed.
+/// Uses `BUSY` percent of a processor until it is killed.
 #[test]
 #[ignore = "a part of additions_cost_no_more_than_an_unrelated_process"]
 fn unrelated_process() {
@@ -343,9 +345,9 @@ impl Drop for Burner {
     }
 }
 
-/// At 70 % of the loss-free rate: `ring-full` moves no more than beside an equally busy process
-/// that has nothing to do with us. Medians of five interleaved rounds; wants a machine that does
-/// nothing else.
+/// Adding vnics at 70 % of the loss-free rate loses no more frames (`ring-full`) than an equally
+/// busy process beside the daemon. Compares medians of five interleaved rounds; needs an idle
+/// machine.
 #[test]
 #[ignore = "wants a quiet machine: cargo test -p butterfly-tests --release --test scale -- --ignored additions"]
 fn additions_cost_no_more_than_an_unrelated_process() {
@@ -368,7 +370,7 @@ fn additions_cost_no_more_than_an_unrelated_process() {
         let own_after = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         let own = Duration::new(own_after.tv_sec as u64, own_after.tv_nsec as u32)
             - Duration::new(own.tv_sec as u64, own.tv_nsec as u32);
-        // The generator is busy all the time; what is beyond that is the client's.
+        // The generator is busy all the time. The rest of this process' time is the client's.
         let spent = host.daemon().cpu_time_beside("worker-").saturating_sub(spent)
             + own.saturating_sub(result.took);
         let percent = (spent.as_secs_f64() * 100.0 / result.took.as_secs_f64()).ceil().min(100.0);

@@ -1,5 +1,4 @@
-//! As little processor time as the traffic needs: an idle host sleeps, wakes at a kick, and sleeps
-//! again.
+//! An idle host takes little processor time: it sleeps, wakes at a kick, and sleeps again.
 
 use std::time::{Duration, Instant};
 
@@ -11,26 +10,27 @@ use butterfly_tests::{
     traffic::{exchange, streams},
 };
 
-/// How long a host is watched.
+/// Time for which a host is watched.
 const WATCH: Duration = Duration::from_secs(2);
 
-/// Part of one processor that a host uses while nothing happens, in percent.
+/// Returns how much of a processor an idle host uses, in percent.
 fn idle_percent(host: &Host) -> f64 {
-    // What /proc/PID/stat has is sampled by the kernel's tick: far too coarse for so little.
+    // The times in /proc/PID/stat are sampled by the kernel's tick, which is too coarse here.
     let before = host.daemon().cpu_time_of("");
     let begin = Instant::now();
-    // Nothing to wait for: that nothing happens is what is looked at.
+    // The host should do nothing during this time, so there is no event to wait for.
     std::thread::sleep(WATCH);
     (host.daemon().cpu_time_of("") - before).as_secs_f64() * 100.0 / begin.elapsed().as_secs_f64()
 }
 
-/// `unreachable`: machines whose sockets are tried ten times a second.
+/// Asserts that a host is idle. It tries the sockets of `unreachable` front ends ten times per
+/// second.
 #[track_caller]
 fn assert_idle(host: &Host, unreachable: u32) {
     eventually("all rings left the poll set", || host.work().active_rings == 0);
     let before = host.work();
     let used = idle_percent(host);
-    // Housekeeping takes 0.15 %, each try 0.07 ms; room for slow machines.
+    // Housekeeping takes 0.15 %, each try 0.07 ms; the rest is for slow machines.
     let allowed = 0.6 + 0.2 * f64::from(unreachable);
     assert!(used < allowed, "{used:.1} % of a processor for nothing, more than {allowed:.1}");
     let after = host.work();
@@ -45,7 +45,7 @@ fn assert_idle(host: &Host, unreachable: u32) {
     );
 }
 
-/// Median time from sending until the frame is there.
+/// Returns the median time from sending a frame to its arrival.
 fn wake_up_time(a: &mut Station, b: &mut Station, host: &Host) -> Duration {
     let mut times: Vec<Duration> = (0..21)
         .map(|number| {
@@ -65,7 +65,7 @@ fn wake_up_time(a: &mut Station, b: &mut Station, host: &Host) -> Duration {
 fn an_idle_host_sleeps() {
     let Some(host) = Host::process() else { return };
     assert_idle(&host, 0);
-    // Vnics without guests, those that we try to reach included, and idle guests.
+    // Vnics without guests, also in the client role, and idle guests.
     for n in 0..20 {
         host.add(&Nic::bypass(&format!("s{n}"), mac(100 + n), 5)).unwrap();
         host.add(&Nic::bypass(&format!("c{n}"), mac(200 + n), 5).client()).unwrap();
@@ -77,12 +77,12 @@ fn an_idle_host_sleeps() {
     assert_idle(&host, 20);
     let time = wake_up_time(&mut a, &mut b, &host);
     assert!(time < Duration::from_millis(20), "{time:?} from a kick to the frame");
-    // A guest that left, and one that rang without need.
+    // A guest that left, and one that kicked without need.
     drop(b.crash());
     for _ in 0..100 {
         a.vm.guest.tx_mut().kick();
     }
-    // The last of them is over when this one is.
+    // When this frame is processed, the last of the kicks is, too.
     a.send(&numbered(mac(1), mac(2), 1, 0, 60));
     host.settle(&mut [&mut a]);
     assert_idle(&host, 20);
@@ -98,7 +98,7 @@ fn a_polling_host_never_sleeps() {
     let mut b = host.station(&Nic::bypass("b", mac(2), 1), &usual());
     let mut both = streams(&a, &b);
     exchange(&mut a, &mut b, &mut both, &[1514; 5000]);
-    // Rings leave the poll set all the same, and come back with their kick.
+    // Rings still leave the poll set, and come back with a kick.
     let time = wake_up_time(&mut a, &mut b, &host);
     assert!(time < Duration::from_millis(20), "{time:?} from a kick to the frame");
     let before = host.daemon().cpu_time();
@@ -108,7 +108,7 @@ fn a_polling_host_never_sleeps() {
     assert_eq!(host.work().sleeps, 0);
 }
 
-/// A ring without a kick descriptor is looked at by a timer, asleep or not.
+/// A timer serves rings without a kick descriptor, whether the worker sleeps or polls.
 #[test]
 fn rings_without_kicks_are_served() {
     for poll in [false, true] {

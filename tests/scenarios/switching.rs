@@ -1,5 +1,4 @@
-//! Networks do not meet; within one, frames go where their destination is, as far as the switch may
-//! know.
+//! Networks are isolated. Within a network, a frame goes to its destination if the switch knows it.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +11,7 @@ use butterfly_tests::{
     traffic::{exchange, streams},
 };
 
-/// A guest with little memory, for scenarios with many of them.
+/// Returns a guest with little memory, for scenarios with many guests.
 fn small() -> VmConfig {
     let mut config = machine(features::MODERN, 1524);
     config.guest = GuestConfig { rx_buffer: 1536, ..config.guest }.rings(64);
@@ -44,12 +43,12 @@ fn networks_do_not_meet() {
                 (group, vec![1, 2]),
                 (stranger, vec![1, 2]),
             ] {
-                // In the first rounds nobody has ever heard of the stranger; then it is behind the
-                // third station of each.
+                // The stranger is unknown in the first rounds; then it is behind the third station
+                // of each network.
                 let receivers = if to == stranger && round >= 10 { vec![2] } else { receivers };
                 let mut frame = numbered(mac(1), to, vni.into(), number, 100);
                 if number % 2 == 1 {
-                    // A tag that names another network is part of the frame, nothing else.
+                    // A VLAN tag with the number of another network is only a part of the frame.
                     let tag = VNIS[(round + 1) % VNIS.len()] as u16 & 0xfff;
                     frame = build::ethernet(mac(1), to).vlan(tag).payload(EXPERIMENT, &frame[14..]);
                 }
@@ -60,7 +59,7 @@ fn networks_do_not_meet() {
                 number += 1;
             }
             if round == 9 {
-                host.settle(&mut [&mut network[0]]); // it speaks when all others have spoken
+                host.settle(&mut [&mut network[0]]); // it sends after all others have sent
                 network[2].send(&numbered(stranger, mac(1), vni.into(), number, 60));
                 expected.entry(network[0].nic.id.clone()).or_default().push(number);
                 number += 1;
@@ -87,8 +86,8 @@ fn networks_do_not_meet() {
     }
 }
 
-/// More of them than the original could hold: 60 in one network. Order from each sender to each
-/// receiver is kept, batches that go to many receivers included.
+/// 60 vnics in one network, more than the original could hold. Frames from each sender arrive at
+/// each receiver in order, also from batches to many receivers.
 #[test]
 fn many_in_one_network() {
     let host = Host::new();
@@ -134,7 +133,8 @@ fn many_in_one_network() {
     }
 }
 
-/// What is not forwarded at all.
+/// Link-local groups, frames to the sender itself, malformed frames and lonely vnics: no frame is
+/// forwarded.
 #[test]
 fn frames_that_go_nowhere() {
     let host = Host::new();
@@ -176,8 +176,8 @@ fn frames_that_go_nowhere() {
     host.moved(&mut before, &[("a.in", 1), ("a.drop.short", 1)]);
 }
 
-/// An address is learnt behind a vnic without a filter, moves when it speaks from behind another
-/// one, and goes with its vnic.
+/// The switch learns an address behind an unfiltered vnic, moves it when another vnic sends with
+/// it, and forgets it when the vnic is removed.
 #[test]
 fn addresses_are_learnt_and_move() {
     let host = Host::new();
@@ -208,10 +208,10 @@ fn addresses_are_learnt_and_move() {
     let learnt =
         [(guest_of_a.to_string(), "1-3".to_owned()), (guest_of_b.to_string(), "1-2".to_owned())];
     assert_eq!(host.learnt(1), learnt.into());
-    // Where a vnic is is no question of who speaks with its address.
+    // A declared address does not move when another vnic sends with it.
     assert_eq!(say(&mut all, 2, mac(1), mac(4)), [3]);
     assert_eq!(say(&mut all, 3, mac(4), mac(1)), [0]);
-    // Addresses of groups and of nobody are not learnt.
+    // The switch does not learn group addresses and the zero address.
     assert_eq!(say(&mut all, 2, Mac::BROADCAST, mac(4)), [3]);
     assert_eq!(say(&mut all, 2, Mac([3, 0, 0, 0, 0, 1]), mac(4)), [3]);
     assert_eq!(say(&mut all, 2, Mac::ZERO, mac(4)), [3]);
@@ -222,7 +222,7 @@ fn addresses_are_learnt_and_move() {
     host.remove("1-3");
     assert_eq!(host.learnt(1).into_keys().collect::<Vec<_>>(), [guest_of_b.to_string()]);
     assert_eq!(say(&mut all, 2, mac(4), guest_of_a), [0, 1]);
-    // A vnic is declared with an address that was learnt: it owns it from now on.
+    // A new vnic is declared with a learnt address, and owns it from then on.
     let new = host.station(&Nic::filtered("1-9", guest_of_b, 1), &small());
     assert!(host.learnt(1).is_empty());
     all.push(new);
@@ -231,7 +231,7 @@ fn addresses_are_learnt_and_move() {
     assert_eq!(host.show("1-2").drops("mac-claimed"), 1);
 }
 
-/// An address that was silent for the configured time is forgotten.
+/// The switch forgets an address that was silent for the configured time.
 #[test]
 fn addresses_age() {
     let host = Host::with(&HostOptions { fdb_ageing: Some(2), ..HostOptions::default() });
@@ -251,7 +251,7 @@ fn addresses_age() {
     });
     let took = begin.elapsed().as_millis();
     assert!((1000..6000).contains(&took), "{took} ms");
-    // And frames to it are flooded again.
+    // The switch floods frames to it again.
     all[2].pending();
     all[1].send(&numbered(mac(2), silent, 1, 0, 60));
     host.settle(&mut [&mut all[1]]);
@@ -261,7 +261,7 @@ fn addresses_age() {
     assert_eq!((all[0].pending().len(), all[2].pending().len()), (1, 0));
 }
 
-/// Learning is bounded: what does not fit is not learnt, and everything still passes.
+/// Learning is bounded: the switch does not learn further addresses, and their frames still pass.
 #[test]
 fn learning_is_bounded() {
     let host = Host::new();
@@ -280,10 +280,10 @@ fn learning_is_bounded() {
     };
     let [a, b, c, d] = &mut all[..] else { panic!() };
     let count = |vni: u32, id: &str| host.learnt(vni).values().filter(|owner| *owner == id).count();
-    // One vnic.
+    // The bound of one vnic.
     many(a, d, 10_000, 4000);
-    // An address is not learnt while its neighbours in the table are being aged; here each is seen
-    // once.
+    // The switch does not learn an address while it ages the neighbours in the table, and each
+    // address sends only once here.
     let of_a = count(1, "1-1");
     assert!((3990..=4000).contains(&of_a), "{of_a}");
     assert_eq!(host.show("1-1").learn_refused, 4000 - of_a as u64);
@@ -291,13 +291,13 @@ fn learning_is_bounded() {
     let of_a = count(1, "1-1");
     assert!((4050..=4096).contains(&of_a), "{of_a}");
     assert_eq!(host.show("1-1").learn_refused, 5000 - of_a as u64);
-    // One network.
+    // The bound of one network.
     many(b, d, 20_000, 5000);
     many(c, d, 30_000, 1000);
     let learnt = host.learnt(1);
     assert!((8000..=8192).contains(&learnt.len()), "{}", learnt.len());
     assert!(host.show("1-3").learn_refused > 0);
-    // Those that are known stay known, and may move; another network has room of its own.
+    // Known addresses stay known and may move. Another network has its own room.
     assert!(learnt.contains_key(&mac(10_000).to_string()));
     c.send(&numbered(mac(10_000), d.mac(), 1, 1, 60));
     host.settle(&mut [&mut *c]);
@@ -305,12 +305,12 @@ fn learning_is_bounded() {
     let [e, f] = &mut other[..] else { panic!() };
     many(e, f, 10_000, 1000);
     assert!(count(2, "2-1") >= 990);
-    // All of it passed.
+    // All frames passed.
     for id in host.ids() {
         assert!(host.show(&id).dropped().is_empty(), "{id}: {:?}", host.show(&id).dropped());
     }
     assert_eq!(host.show("1-4").delivered.0, 11_001);
-    // Room comes back with the vnics.
+    // Removed vnics make room.
     host.remove("1-1");
     host.remove("1-2");
     let before = host.show("1-3").learn_refused;
@@ -319,7 +319,7 @@ fn learning_is_bounded() {
     assert!(refused < 10, "{refused}");
 }
 
-/// A vnic that floods without pause is held to its share; others do not notice.
+/// The switch limits the floods of a vnic to its share; others do not notice.
 #[test]
 fn floods_are_limited() {
     let host = Host::new();
@@ -358,7 +358,7 @@ fn floods_are_limited() {
     moved.extend((0..100).map(|n| (format!("r{n:02}.drop.not-attached"), passed)));
     let moved: Vec<(&str, u64)> = moved.iter().map(|(name, n)| (name.as_str(), *n)).collect();
     host.moved(&mut before, &moved);
-    // Unicast of the same vnic is not its floods' business.
+    // Unicast of the same vnic is not limited.
     a.send(&numbered(mac(1), mac(100), 1, 1, 60));
     host.settle(&mut [&mut a]);
     host.moved(&mut before, &[("a.in", 1), ("r00.drop.not-attached", 1)]);

@@ -1,5 +1,5 @@
-//! Traces and captures of whole daemons: packet for packet what the guests sent and got, and no
-//! packet less because of it.
+//! Traces and captures of whole daemons: they have every packet that guests sent and received, and
+//! cost no packet.
 
 use std::{fs, path::Path, process::Command};
 
@@ -65,7 +65,7 @@ pub fn begin_capture(daemon: &Daemon, target: TraceTarget) -> u64 {
         .capture()
 }
 
-/// Its bytes, the packets in it, and those that are not.
+/// Ends a capture. Returns its bytes, its number of packets, and the number of lost ones.
 pub fn end_capture(daemon: &Daemon, number: u64) -> (Vec<u8>, u64, u64) {
     let mut data = Vec::new();
     loop {
@@ -91,7 +91,7 @@ fn update(daemon: &Daemon, id: &str, on: Option<bool>, path: Option<&Path>) -> R
     daemon.ask(Request { nic_update: MessageField::some(update), ..Request::default() }).map(|_| ())
 }
 
-/// What tshark reads in a file, a row for each packet. It must have nothing to complain about.
+/// Returns the fields that tshark reads from a file, a row per packet. tshark must not complain.
 pub fn tshark(file: &Path, fields: &[&str]) -> Vec<Vec<String>> {
     let mut command = Command::new("tshark");
     command.args(["-n", "-r"]).arg(file).args(["-T", "fields", "-E", "separator=/t"]);
@@ -107,7 +107,7 @@ pub fn tshark(file: &Path, fields: &[&str]) -> Vec<Vec<String>> {
     text.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect()
 }
 
-/// Every byte of every packet in a file.
+/// Returns the bytes of each packet in a file, as tshark reads them.
 fn bytes_of(file: &Path) -> Vec<Vec<u8>> {
     let output = Command::new("tshark").args(["-n", "-x", "-r"]).arg(file).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -125,7 +125,7 @@ fn bytes_of(file: &Path) -> Vec<Vec<u8>> {
     packets
 }
 
-/// As [`Net::send`] tells what became of a frame.
+/// Returns the outcome of a traced packet, as [`Net::send`] does.
 fn outcome(packet: &TracedPacket) -> String {
     match packet.verdict.unwrap().unwrap() {
         Verdict::DELIVERED => packet.to_nic().to_owned(),
@@ -204,7 +204,7 @@ fn trace_and_capture_say_what_the_guests_saw() {
             .contains("there is no trace")
     );
 
-    // Captures: what b sent, what was for it, with what became of it; files say the same.
+    // The capture has the packets from b and to b with their outcomes; files have the same.
     let (data, packets, lost) = end_capture(daemon, capture);
     assert_eq!((packets, lost), (5, 0));
     let live = dir.join("live.pcapng");
@@ -229,7 +229,8 @@ fn trace_and_capture_say_what_the_guests_saw() {
         assert_eq!(rows, expected, "{}", file.display());
         assert_eq!(bytes_of(file), concern_b);
     }
-    // A classic file has what the machine sent, before any check, and what passed its filter.
+    // A classic file has frames that the VM sent, before any check, and frames that its filter
+    // admitted.
     assert_eq!(bytes_of(&classic), [0, 1, 2, 3].map(|at: usize| frames[at].1.clone()));
     assert_eq!(tshark(&classic, &["frame.len"]).len(), 4);
     assert_eq!(fs::read(&classic).unwrap()[..4], 0xa1b2_c3d4u32.to_ne_bytes());
@@ -243,22 +244,22 @@ fn trace_and_capture_say_what_the_guests_saw() {
     assert_eq!(shown["path"].as_str(), file.to_str());
 }
 
-/// Begins a trace of a.
+/// Begins a trace of vnic a. Returns its number.
 fn begin(daemon: &Daemon) -> Result<u64, String> {
     let start = trace_req::Start { target: MessageField::some(of_nic("a")), ..Default::default() };
     trace(daemon, TraceReq { start: MessageField::some(start), ..TraceReq::default() })
         .map(|begun| begun.trace())
 }
 
-/// The number that a trace gets now. They are numbered as they begin.
+/// Returns the number that the next trace would get now.
 fn next_number(daemon: &Daemon) -> u64 {
     let number = begin(daemon).unwrap();
     end_trace(daemon, number);
     number
 }
 
-/// Waits until `count` of other programs began since the one with the number `first`. It leaves
-/// room for them.
+/// Waits until other programs have begun `count` traces since the one with the number `first`. Ends
+/// its own traces, so that there is room for them.
 fn others_began(daemon: &Daemon, first: u64, count: u64) {
     let mut ours = 0;
     eventually("they began", || {
@@ -274,7 +275,7 @@ fn the_commands_print_and_write() {
     let endpoint = net.host.daemon().endpoint().to_owned();
     let file = dir.join("out.pcapng");
     let spawn = |words: &[&str]| {
-        // What has no end must not outlive a test that fails.
+        // An endless client must not outlive a test that fails.
         let mut command = Command::new("setpriv");
         command
             .args(["--pdeathsig", "KILL", "--"])
@@ -307,7 +308,7 @@ fn the_commands_print_and_write() {
     let endless = dir.join("endless.pcapng");
     let interrupted = spawn(&["capture", "b", "-w", endless.to_str().unwrap()]);
     others_began(net.host.daemon(), first, 5);
-    // There is room for three more then.
+    // There is room for three more traces now.
     let more: Vec<u64> = std::iter::from_fn(|| begin(net.host.daemon()).ok()).collect();
     assert_eq!(more.len(), 3);
     more.into_iter().for_each(|number| drop(end_trace(net.host.daemon(), number)));
@@ -332,7 +333,7 @@ fn the_commands_print_and_write() {
         json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(values.len(), 3);
     assert!(values.iter().all(|value| value["verdict"] == "delivered" && value["from_nic"] == "a"));
-    // Ctrl-C ends one that has no end, and loses nothing of it.
+    // Ctrl-C ends an endless trace without a loss.
     let signalled =
         Command::new("kill").args(["-INT", &interrupted.id().to_string()]).status().unwrap();
     assert!(signalled.success());
@@ -380,7 +381,7 @@ fn whoever_follows_a_daemon_that_is_killed_is_told() {
             "{said}"
         );
     }
-    // It left its table of sessions in memory; another one clears up.
+    // The killed daemon left its session table in memory; the next one removes it.
     drop(Daemon::start_in(net.host.dir(), &[], &[]));
 }
 
@@ -398,10 +399,10 @@ fn files_follow_the_declaration() {
     update(net.host.daemon(), "b", Some(false), None).unwrap();
     net.expect("a", &frames[1], "b");
     assert_eq!(ports(default), ["0"]);
-    // The same file goes on.
+    // The recording goes on in the same file.
     update(net.host.daemon(), "b", Some(true), None).unwrap();
     net.expect("a", &frames[2], "b");
-    // Another one; an update of something else leaves it.
+    // The recording goes to another file; an update of another field does not change that.
     let other = dir.join("other.pcap");
     update(net.host.daemon(), "b", None, Some(&other)).unwrap();
     net.host.update("b", &["10.0.0.77"], false).unwrap();
@@ -446,7 +447,7 @@ fn files_follow_the_declaration() {
         let rows = tshark(file, &["frame.cap_len", "udp.srcport"]);
         assert!(rows.iter().all(|row| row[0] == "40" && row[1] == "5"), "{rows:?}");
     }
-    // What is refused changes nothing.
+    // A refused change has no effect.
     let link = dir.join("link");
     std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
     let passwd = fs::read("/etc/passwd").unwrap();
@@ -465,7 +466,8 @@ fn files_follow_the_declaration() {
     drop(remove);
 }
 
-/// From the first packet on, whatever holds for the server; and who says no is switched as well.
+/// A declared trace records from the first packet, also without `-t`. A vnic that declares none has
+/// none in spite of `-t`.
 #[test]
 fn what_is_declared_is_recorded_from_the_start() {
     if butterfly_tests::Kind::wanted() != butterfly_tests::Kind::Daemon {
@@ -517,7 +519,7 @@ fn what_is_declared_is_recorded_from_the_start() {
     }
 }
 
-/// A path without a beginning is looked for where the daemon was started.
+/// A relative path is relative to the directory in which the daemon was started.
 #[test]
 fn a_relative_path_is_the_daemon_s() {
     if butterfly_tests::Kind::wanted() != butterfly_tests::Kind::Daemon {
@@ -535,7 +537,7 @@ fn a_relative_path_is_the_daemon_s() {
     assert_eq!(bytes_of(&room.path().join("own.pcap")), [frame]);
 }
 
-/// A file outside the test's directory.
+/// A file outside the test's directory, deleted when this is dropped.
 struct RemoveFile<'a>(&'a Path);
 
 impl Drop for RemoveFile<'_> {
@@ -562,7 +564,7 @@ fn the_whole_server_is_recorded_with_t() {
     wire.connection.sync().unwrap();
     let mut a = host.station(&Nic::bypass("a", mac(1), 1), &usual());
     let mut b = host.station(&Nic::bypass("b", mac(2), 1), &usual());
-    // b says no, and the switch knows.
+    // Switch the recording of b off.
     update(host.daemon(), "b", Some(false), None).unwrap();
     let frames = [numbered(mac(1), mac(2), 1, 1, 100), numbered(mac(1), Mac::BROADCAST, 1, 2, 200)];
     for frame in &frames {
@@ -590,8 +592,8 @@ fn the_whole_server_is_recorded_with_t() {
     );
 }
 
-/// Nobody reads a capture, and the disk of a file is full: packets that are not written are
-/// counted, and all arrive.
+/// If no client reads a capture, or the disk is full, the daemon counts the packets that it does
+/// not write, and all packets arrive.
 #[test]
 fn what_cannot_be_written_is_counted_and_arrives() {
     let Some(mut net) = Net::new(&[open("a", 1), open("b", 2)]) else { return };
@@ -607,7 +609,7 @@ fn what_cannot_be_written_is_counted_and_arrives() {
     update(net.host.daemon(), "b", Some(true), Some(&small.join("b.pcap"))).unwrap();
     let capture = begin_capture(net.host.daemon(), of_nic("a"));
     let frame = v4(1, 2).udp(1, 7, &[7; 1500]);
-    // More than the worker's ring and what waits for the client hold together.
+    // More packets than the worker's ring and the client's queue hold together.
     const SENT: u64 = 12_000;
     for _ in 0..SENT {
         net.station("a").send(&frame);
@@ -642,7 +644,7 @@ impl Drop for Unmount<'_> {
     }
 }
 
-/// A client that went away leaves nothing: what it watched ends, and the workers copy no more.
+/// The traces of a client that went away end, and the workers copy no more for them.
 #[test]
 fn an_abandoned_trace_ends() {
     let Some(mut net) = Net::new(&[open("a", 1), open("b", 2)]) else { return };

@@ -1,4 +1,4 @@
-//! Uplinks that change while a daemon runs, and hosts with more ways out than one. Daemons are in
+//! Uplinks that change while a daemon runs, and hosts with several interfaces. Daemons are in
 //! network namespaces that end with them.
 
 use std::{process::Command, time::Duration};
@@ -10,7 +10,7 @@ use butterfly_tests::{
 };
 use serde_json::Value;
 
-/// Runs `ip` where a daemon is.
+/// Runs `ip` in a daemon's network namespace.
 fn ip(daemon: &Daemon, line: &str) {
     let space = format!("--net=/proc/{}/ns/net", daemon.pid());
     let status =
@@ -18,7 +18,7 @@ fn ip(daemon: &Daemon, line: &str) {
     assert!(status.success(), "ip {line}");
 }
 
-/// A daemon in a network namespace of its own, in which `lines` were given to `ip` before.
+/// Starts a daemon in a new network namespace, after running `ip` there with each of `lines`.
 fn daemon_behind(lines: &[&str], options: &[&str]) -> Daemon {
     let lines: Vec<String> = lines.iter().map(|line| format!("ip {line} && ")).collect();
     let script = format!("{}exec \"$@\"", lines.concat());
@@ -64,8 +64,8 @@ fn an_interface_is_followed_whatever_becomes_of_it() {
     assert!(daemon.log().contains("was removed"), "{}", daemon.log());
 }
 
-/// All three reports of a new member: those from before are lost, and the next would come after a
-/// minute.
+/// An uplink that attaches gets all three reports of a member: earlier ones are lost, and the next
+/// would come after a minute.
 #[test]
 fn groups_are_reported_to_an_uplink_that_attaches() {
     if Kind::wanted() != Kind::Daemon {
@@ -91,8 +91,7 @@ fn groups_are_reported_to_an_uplink_that_attaches() {
         }
         reports >= 3
     });
-    // With its second vnic the network stays a member, and with its last one it says that it
-    // leaves.
+    // The host stays a member while the network has a vnic, and leaves with the last one.
     host.add(&Nic::bypass("b", mac(2), 42)).unwrap();
     host.remove("a");
     let mut leaves = || {
@@ -117,7 +116,8 @@ fn groups_are_reported_to_an_uplink_that_attaches() {
     assert!(told(host.daemon(), "tunnels")["groups"].as_array().unwrap().is_empty());
 }
 
-/// docs/containers.md: those of other namespaces are left alone, and what somebody set stays.
+/// docs/containers.md: the daemon leaves interfaces in other namespaces alone, and an MTU that
+/// another program set.
 #[test]
 fn interfaces_of_the_host_follow_the_mtu() {
     if Kind::wanted() != Kind::Daemon {
@@ -160,7 +160,7 @@ fn interfaces_of_the_host_follow_the_mtu() {
     ip(&daemon, "link set wire mtu 1400");
     eventually("it follows", || all() == [1350, 1350, 1450]);
     assert!(daemon.client_ok(&["events"]).contains("interfaces in network namespaces another mtu"));
-    // By another name it is the same; what somebody else set is somebody else's.
+    // A renamed interface still follows. The daemon leaves an MTU alone that another program set.
     for line in [
         "link set tap-a down",
         "link set tap-a name z",
@@ -182,7 +182,7 @@ fn next_hop(daemon: &Daemon, peer: &str) -> Option<String> {
     Some(row["mac"].as_str()?.to_owned())
 }
 
-/// A TAP device in a bridge that has no address, on a host whose default route is another card's.
+/// A TAP device in a bridge without an address, on a host whose default route uses another card.
 #[test]
 fn routes_beside_a_tap_device_are_not_its() {
     if Kind::wanted() != Kind::Daemon {
@@ -210,12 +210,12 @@ fn routes_beside_a_tap_device_are_not_its() {
         ip(&near, &format!("link set dev {device} master br0"));
     }
     let there = told(&far, "tunnels")["mac"].as_str().unwrap().to_owned();
-    // In its network, and by its gateway.
+    // A peer in the endpoint's network, and one behind its gateway.
     for peer in ["42.0.0.2", "203.0.113.9"] {
         eventually("the next hop is found", || next_hop(&near, peer).is_some());
         assert_eq!(next_hop(&near, peer).as_deref(), Some(&*there), "{peer}");
     }
-    // What leads through the bridge counts.
+    // A route through the bridge counts.
     let (peer, mac) = ("42.3.0.2", Mac([2, 0, 0, 0, 0, 3]).to_string());
     ip(&near, "addr add 42.3.0.1/24 dev br0");
     ip(&near, &format!("neigh add {peer} lladdr {mac} dev br0 nud permanent"));
@@ -226,8 +226,8 @@ fn routes_beside_a_tap_device_are_not_its() {
     becomes(&near, "down");
 }
 
-/// Sends frames out of an interface of the daemon's namespace, by a packet socket: what is in them
-/// is on the wire as it stands.
+/// Sends frames out of an interface of the daemon's namespace, through a packet socket, which does
+/// not change them.
 fn send_by(daemon: &Daemon, interface: &str, frames: &[Vec<u8>]) {
     const SEND: &str = "import socket, sys\n\
         s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)\n\
@@ -240,10 +240,11 @@ fn send_by(daemon: &Daemon, interface: &str, frames: &[Vec<u8>]) {
     assert!(command.status().unwrap().success(), "python3 cannot send");
 }
 
-/// VLANs that the next frame of a kind at an interface of the daemon's namespace is of; 0: none.
+/// Returns the VLAN of the next frame of a protocol at an interface of the daemon's namespace; 0 is
+/// none.
 fn vlan_of_next(daemon: &Daemon, interface: &str, protocol: u8) -> u16 {
-    // struct tpacket_auxdata: the tag is taken off before a packet socket sees the frame, and told
-    // beside it.
+    // The kernel takes the tag off before a packet socket sees the frame, and passes it beside the
+    // frame (struct tpacket_auxdata).
     const HEAR: &str = "import socket, struct, sys\n\
         s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))\n\
         s.bind((sys.argv[1], 3)); s.setsockopt(263, 8, 1); s.settimeout(30)\n\
@@ -262,8 +263,8 @@ fn vlan_of_next(daemon: &Daemon, interface: &str, protocol: u8) -> u16 {
     String::from_utf8_lossy(&output.stdout).trim().parse().unwrap_or_else(|_| panic!("{output:?}"))
 }
 
-/// The underlay is one VLAN, or none, of the wire: what others send there is dropped, counted, and
-/// of no network.
+/// The underlay is one VLAN of the wire, or untagged. The daemon drops and counts frames of other
+/// VLANs, which reach no network.
 #[test]
 fn an_interface_hears_one_vlan() {
     if Kind::wanted() != Kind::Daemon {
@@ -284,7 +285,7 @@ fn an_interface_hears_one_vlan() {
         let shown = told(daemon, "uplink");
         assert_eq!(shown["vlan"].as_u64(), (vlan != 0).then_some(vlan.into()));
         assert!(shown["vlan_doubt"].as_str().unwrap().contains("veth"), "{shown}");
-        // Groups are reported in it: of a network that comes now.
+        // The daemon reports the group of a new network in this VLAN.
         std::thread::scope(|scope| {
             let heard = scope.spawn(|| vlan_of_next(daemon, "far", protocol::IGMP));
             let mut vni = 100;

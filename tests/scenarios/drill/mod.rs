@@ -1,10 +1,8 @@
-//! The drill of an operator who knows nothing: set-ups that are broken, each diagnosed and mended
-//! by following docs/troubleshooting.md.
+//! Drills for docs/troubleshooting.md: broken set-ups, diagnosed and fixed by following the page.
 //!
-//! Nothing here knows the cause but the [`Scene`] that is broken. The page's commands are run as
-//! they stand there; it has to come to the right cause and to no other; and when its fix is carried
-//! out, the packet that did not arrive arrives. With `DRILL` in the environment and `--nocapture`
-//! it shows what was run, and what was answered.
+//! Only the broken [`Scene`] knows the cause. The drill runs the page's commands as written. They
+//! have to lead to the right cause and to no other, and after the page's fix the packet arrives.
+//! With `DRILL` in the environment and `--nocapture` it shows the commands and their answers.
 
 mod one_host;
 mod two_hosts;
@@ -30,16 +28,16 @@ const B: u8 = 2;
 const C: u8 = 3;
 const D: u8 = 4;
 const PORT: u16 = 443;
-/// Between two tries of a machine to send it.
+/// Time between two tries of the VM to send the packet.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// What the machine that sends has to say, and how.
+/// The sending VM and its packet.
 struct Machine {
     nic: &'static str,
     mac: Mac,
     ip: [u8; 4],
     to: Mac,
-    /// Largest IP packet that it makes.
+    /// Largest IP packet that the VM sends.
     mtu: usize,
     data: Vec<u8>,
 }
@@ -56,7 +54,7 @@ impl Machine {
         }
     }
 
-    /// A connection's first segment, or data on one, as the MTU cuts it.
+    /// Returns the SYN of a connection, or data on a connection, in segments as the MTU allows.
     fn frames(&self) -> Vec<Vec<u8>> {
         let ip = build::ethernet(self.mac, self.to).ipv4(self.ip, [10, 0, 0, B]);
         if self.data.is_empty() {
@@ -71,11 +69,11 @@ impl Machine {
     }
 }
 
-/// Hosts, machines, and what is wrong with them.
+/// Hosts and VMs with a fault.
 struct Scene {
     /// The sender's host.
     net: Net,
-    /// The receiver's, if it is another one.
+    /// The receiver's host, if it is another one.
     far: Option<Net>,
     machine: Machine,
 }
@@ -93,7 +91,7 @@ impl Scene {
         self.far.as_ref().unwrap_or(&self.net).host.daemon()
     }
 
-    /// What an operator knows.
+    /// Words that the operator knows from the start.
     fn given(&self) -> Vec<(&'static str, String)> {
         let far = self.far.as_ref().map(|far| ("FAR", far.host.daemon().endpoint().to_owned()));
         let own = [
@@ -118,15 +116,14 @@ impl Scene {
         assert!(station.vm.guest.drain(PATIENCE).unwrap(), "{} is not served", machine.nic);
     }
 
-    /// Whether what the machine sends gets to its receiver now, or soon if it is to: hosts look for
-    /// each other with pauses.
+    /// Returns true if the packet arrives. Between two hosts it tries several times, as hosts look
+    /// for each other with pauses.
     fn arrives_soon(&mut self) -> bool {
         let tries = if self.far.is_some() { 10 } else { 1 };
         (0..tries).any(|_| self.arrives(true))
     }
 
-    /// Whether what the machine sends gets to its receiver, in order and unchanged. Looked for as
-    /// long as it takes if it `should`.
+    /// Returns true if the packet arrives, in order and unchanged. Waits longer if it `should`.
     fn arrives(&mut self, should: bool) -> bool {
         let frames = self.machine.frames();
         if let Some(station) = self.receiver() {
@@ -145,7 +142,7 @@ impl Scene {
         got == frames
     }
 
-    /// A machine that is cut off attaches again, as QEMU does with `reconnect=1`.
+    /// Attaches the receiver again if the daemon cut it off, as QEMU does with `reconnect=1`.
     fn reconnect(&mut self) {
         if let Some(station) = self.receiver()
             && station.vm.connection.is_closed()
@@ -155,7 +152,8 @@ impl Scene {
         }
     }
 
-    /// The client's answer, whatever it is. Whoever watches meanwhile sees the machine try again.
+    /// Runs the client and returns its output. The VM sends again meanwhile, so that a command that
+    /// watches sees packets.
     fn client(&mut self, command: &str) -> String {
         let words: Vec<&str> = command.split(' ').collect();
         let mut client = Command::new(program("butterfly"));
@@ -180,11 +178,11 @@ impl Scene {
         [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat()
     }
 
-    /// A command of others than Butterfly's: those that a machine, or its QEMU, would obey.
+    /// Runs a command that is not Butterfly's: the test does what the VM or its QEMU would do.
     fn other(&mut self, place: Place, words: &[&str]) -> String {
         match (place, words) {
             (Place::Here, ["kill", "-CONT", process]) => {
-                // The machine is one of this process.
+                // The VM is simulated in this process.
                 assert_eq!(*process, std::process::id().to_string());
                 let guest = &mut self.receiver().unwrap().vm.guest;
                 guest.set_refill(Refill::Immediately);
@@ -229,7 +227,8 @@ impl Site for Scene {
     }
 }
 
-/// Follows a page with what an operator knows: to this cause, and no other; and what it says helps.
+/// Follows a page with the words that the operator knows. It must lead to this cause and to no
+/// other, and its fix must help.
 fn followed(page: &str, scene: &mut Scene, cause: &str) -> Result<(), String> {
     if scene.arrives(false) {
         return Err("nothing is wrong".to_owned());
@@ -255,7 +254,7 @@ fn followed(page: &str, scene: &mut Scene, cause: &str) -> Result<(), String> {
     }
 }
 
-/// As [`followed`], with the page as it is.
+/// As [`followed`], with docs/troubleshooting.md as it is.
 #[track_caller]
 fn drill(mut scene: Scene, cause: &str) {
     if let Err(why) = followed(PAGE, &mut scene, cause) {
@@ -263,7 +262,7 @@ fn drill(mut scene: Scene, cause: &str) {
     }
 }
 
-/// All that the page links to is there, and every cause can be reached.
+/// Every link of the page leads to a section, and every cause can be reached.
 #[test]
 fn no_link_of_the_page_leads_nowhere() {
     let document = Document::read(PAGE);

@@ -1,4 +1,4 @@
-//! Broken on one host.
+//! Faults on one host.
 
 use butterfly_guest_driver::{GuestConfig, Refill};
 use butterfly_packet::tcp::SYN;
@@ -15,7 +15,7 @@ use super::{A, B, C, D, Machine, PAGE, PORT, Scene, drill, followed};
 
 const WEB: &str = "in tcp 443 10.0.0.0/24";
 
-/// a, that sends, and b, that is in these groups; there is a group that would do.
+/// Returns a sender a, and a receiver b in these groups. Group `web` would let the packet in.
 fn two(groups: &str) -> Option<Net> {
     let net = Net::new(&[filtered("a", A, "clients"), filtered("b", B, groups)])?;
     net.group("web", &[WEB], &[]);
@@ -113,7 +113,7 @@ fn full_table() {
     };
     net.group("web", &[WEB], &[]);
     net.group("dns", &["in udp 53 0.0.0.0/0"], &[]);
-    // Whoever was answered stays.
+    // Sessions that were answered stay.
     for port in 2000..2256 {
         net.station("c").send(&v4(C, D).udp(port, 53, b"?"));
         if net.received("c").contains_key("d") {
@@ -124,11 +124,11 @@ fn full_table() {
     drill(scene(net), "The table is full");
 }
 
-/// What has no section of its own is told by its reason.
+/// A drop without a section of its own leads to "Another reason".
 #[test]
 fn another_reason() {
     let Some(net) = two("web") else { return };
-    // Data on a connection that nobody knows.
+    // Data on an unknown connection.
     let mut scene = Scene::new(net, Machine { data: vec![7; 100], ..Machine::new("a", A) });
     let document = Document::read(PAGE);
     let given = scene.given();
@@ -141,20 +141,20 @@ fn another_reason() {
     );
 }
 
-/// A page that says something else than what is there does not help, and the drill says so.
+/// The drill fails on a page with a mistake.
 #[test]
 fn a_wrong_page_does_not_help() {
     for (right, wrong) in [
-        // To another cause.
+        // A row leads to another cause.
         (
             "`group GROUP would let it in` | [Wrong group](#wrong-group)",
             "`group GROUP would let it in` | [Missing rule](#missing-rule)",
         ),
-        // By a line that is not printed.
+        // A line that the client does not print.
         ("group GROUP would let it in, but", "group GROUP lets it in, but"),
-        // With a fix that is none.
+        // A fix that does not help.
         ("$ butterfly nic sg add RECEIVER GROUP", "$ butterfly nic sg add SENDER GROUP"),
-        // With a proof that holds elsewhere, too.
+        // A proof that also holds for other causes.
         (
             "$ butterfly nic show RECEIVER\nsocket SOCKET\nattached no virtual machine",
             "$ butterfly nic show RECEIVER\nsocket SOCKET",

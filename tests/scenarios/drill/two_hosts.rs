@@ -1,5 +1,5 @@
-//! Broken between two hosts: daemons with TAP devices in a bridge, in a network namespace that ends
-//! with them.
+//! Faults between two hosts: daemons with TAP devices in a bridge, in a network namespace that ends
+//! with the daemons.
 
 use std::process::Command;
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{A, B, Machine, Scene, drill};
 
-/// Runs `ip` where a daemon is.
+/// Runs `ip` in a daemon's network namespace.
 fn ip(daemon: &Daemon, line: &str) {
     let space = format!("--net=/proc/{}/ns/net", daemon.pid());
     let status =
@@ -25,8 +25,8 @@ fn daemon(before: &[&str], number: u8, peer: &str) -> Daemon {
     Daemon::start_with(before, &words)
 }
 
-/// a on one host, which believes the other one to be `peer`, and b on the other. The devices are
-/// not joined yet.
+/// Returns vnic a on a host whose configured peer is `peer`, and vnic b on the other host. The
+/// devices are not in the bridge yet.
 fn two(peer: &str) -> Option<Scene> {
     if Kind::wanted() != Kind::Daemon {
         println!("skipped: it needs a daemon");
@@ -50,7 +50,7 @@ fn join(scene: &Scene) {
     }
 }
 
-/// Whether a host knows the way to another one.
+/// Returns true if a host has a route to another tunnel endpoint.
 fn reaches(daemon: &Daemon, endpoint: &str) -> bool {
     let told: Value = serde_json::from_str(&daemon.client_ok(&["tunnels", "--json"])).unwrap();
     told["peers"]

@@ -1,4 +1,4 @@
-//! Changes take effect when the API has answered, and only where they should.
+//! A change takes effect before the API answers, and only where it should.
 
 use std::{
     collections::BTreeSet,
@@ -27,9 +27,9 @@ const C: u8 = 3;
 /// Frames of each session in one volley.
 const VOLLEY: usize = 8;
 
-/// Sessions that were opened one by one, each with a number of its own in every frame.
+/// Sessions between the vnics; each of their frames has its own number.
 struct Flows {
-    /// Who sends to whom, and to which port.
+    /// Sender, receiver and port of each session.
     flows: Vec<(u8, u8, u16)>,
     sent: u64,
 }
@@ -41,7 +41,8 @@ impl Flows {
         ip.udp(4000, port, &self.sent.to_be_bytes())
     }
 
-    /// Every flow sends a volley. Which of them arrived whole; none may arrive in part.
+    /// Sends a volley in each session. Returns the ports of those that arrived whole; none may
+    /// arrive in part.
     fn volley(&mut self, net: &mut Net) -> BTreeSet<u16> {
         let mut whole = BTreeSet::new();
         for sender in [A, B, C] {
@@ -61,7 +62,7 @@ impl Flows {
                     .filter(|(port, _)| *port == flow.2)
                     .map(|(_, frame)| frame)
                     .collect();
-                // In their order.
+                // The received frames of this session, in their order.
                 let got: Vec<_> = received.iter().filter(|frame| mine.contains(frame)).collect();
                 assert!(
                     got.is_empty() || got == mine,
@@ -81,8 +82,8 @@ fn id(n: u8) -> &'static str {
     ["a", "b", "c"][usize::from(n) - 1]
 }
 
-/// What is taken back ends what it admitted, before the next frame, and nothing else: every frame
-/// of all others arrives.
+/// Taking back a rule, member or address ends the sessions that it admitted, before the next frame.
+/// All frames of other sessions arrive.
 #[test]
 fn what_is_no_longer_allowed_ends_at_once() {
     let Some(mut net) =
@@ -116,13 +117,13 @@ fn what_is_no_longer_allowed_ends_at_once() {
     let without = |ports: &[u16]| -> BTreeSet<u16> {
         all.iter().copied().filter(|port| !ports.contains(port)).collect()
     };
-    // Each change, and what it ends; then it is undone, and everything is as it was.
+    // Each change, the ports of the sessions that it ends, and the request that undoes it.
     let changes: Vec<(Request, &[u16], Request)> = vec![
         (
             groups::rule_del("one", "in udp 10-11 0.0.0.0/0"),
             &[],
             groups::rule_add("one", "in udp 10-11 0.0.0.0/0"),
-        ), // "two" has it, too
+        ), // group "two" admits port 10, too
         (
             groups::rule_del("one", "in udp 10-11 ::/0"),
             &[11],
@@ -157,13 +158,13 @@ fn what_is_no_longer_allowed_ends_at_once() {
             &[61],
             groups::rule_add("three", "in udp 60-61 fd00::/16"),
         ),
-        // The first OUTBOUND rule.
+        // The first OUTBOUND rule of a vnic.
         (
             groups::rule_add("two", "out udp 51-51 fd00::1/128"),
             &[50],
             groups::rule_del("two", "out udp 51-51 fd00::1/128"),
         ),
-        // The same, more, and something else.
+        // Added rules and members end nothing.
         (
             groups::rule_add("one", "in udp 0-65535 0.0.0.0/0"),
             &[],
@@ -175,12 +176,12 @@ fn what_is_no_longer_allowed_ends_at_once() {
     for round in 0..3 {
         for (change, ended, undo) in &changes {
             net.ask(change.clone());
-            // A volley at once: not one frame too many.
+            // A volley at once: no frame of an ended session may arrive.
             assert_eq!(flows.volley(&mut net), without(ended), "round {round}: {change:?}");
             net.ask(undo.clone());
             assert_eq!(flows.volley(&mut net), all, "round {round}: after {undo:?}");
         }
-        // An address.
+        // A removed address.
         net.host.update("b", &[&ip6(B)], false).unwrap();
         assert_eq!(flows.volley(&mut net), without(&[50]));
         net.host.update("b", &[&ip4(B), &ip6(B)], false).unwrap();
@@ -188,11 +189,10 @@ fn what_is_no_longer_allowed_ends_at_once() {
     }
 }
 
-/// An ended TCP connection is not picked up again by what is still under way; its answers are cut
-/// as well.
+/// Frames under way do not revive an ended TCP connection, in either direction.
 #[test]
 fn a_connection_is_cut_both_ways() {
-    // Nor while connections are that the daemon did not see begin.
+    // Also while the daemon picks up connections that began before it.
     for pickup in ["0", "120"] {
         let Some(net) =
             Net::with(&["--tcp-pickup", pickup], &[open("a", A), filtered("b", B, "g")])
@@ -215,8 +215,7 @@ fn cut_both_ways(mut net: Net) {
         net.rule_add("g", "in tcp 81-81 0.0.0.0/0");
         net.exchange("a", &a(ACK, 105, 505, b"data"), "b", &b(ACK, 505, 109, b"data"));
         net.rule_del("g", rule);
-        // b's side of it comes first, and is a stranger's: it is decided as what it would be, and
-        // is no beginning.
+        // A frame of b comes first. Without its session it is a new packet, and no SYN.
         net.expect("b", &b(ACK, 509, 109, b"data"), "b.tcp-no-session");
         net.expect("a", &a(ACK, 109, 509, b"data"), "b.ingress-denied");
         net.rule_add("g", rule);
@@ -226,7 +225,7 @@ fn cut_both_ways(mut net: Net) {
     }
 }
 
-/// Makes a request that must succeed, from a thread of its own.
+/// Makes a request that must succeed, on another thread's own client.
 fn ask(client: &Client, request: Request) {
     let message = MessageV0 { request: MessageField::some(request), ..MessageV0::default() };
     let message = Message {
@@ -238,9 +237,9 @@ fn ask(client: &Client, request: Request) {
     assert!(reply.messages[0].message_0.response.status.status(), "{reply}");
 }
 
-/// Sends numbered frames from a to b until `done`, at most half a ring under way. `begun` counts
-/// them before they are sent, and `arrived` where they arrive; returns the number after the last of
-/// those.
+/// Sends numbered frames from a to b until `done`, at most half a ring under way. Counts in `begun`
+/// before each frame is sent, and in `arrived` at the receiver. Returns the number after the last
+/// received one.
 fn stream(
     net: &mut Net,
     [begun, arrived]: [&AtomicU64; 2],
@@ -288,7 +287,7 @@ fn stream(
     next
 }
 
-/// A thousand changes around a stream: it does not lose one frame.
+/// A stream loses no frame while a thousand changes concern other sessions.
 #[test]
 fn a_stream_does_not_notice_changes_around_it() {
     let Some(mut net) = Net::new(&[filtered("a", A, "out"), filtered("b", B, "in")]) else {
@@ -330,7 +329,7 @@ fn a_stream_does_not_notice_changes_around_it() {
     assert_eq!(net.host.daemon().sessions(Default::default()).0, 1);
 }
 
-/// In the middle of a stream: when the API has answered, no frame that is sent from then on
+/// A rule is removed in the middle of a stream: no frame that is sent after the API's answer
 /// arrives.
 #[test]
 fn the_answer_means_now() {
@@ -364,7 +363,7 @@ fn the_answer_means_now() {
     }
 }
 
-/// All 65,536 ports, of which exactly those that rules open are found; then others.
+/// A sweep of all 65,536 ports finds exactly the open ones; after a change of rules, the new ones.
 #[test]
 fn a_port_sweep() {
     let options = ["--tcp-pickup", "0", "--sessions", "100000"];
@@ -384,7 +383,7 @@ fn a_port_sweep() {
             rules.push(format!("in {protocol} {start}-{end} 10.0.0.0/{}", choices.between(0, 30)));
             allowed.extend(start..=end);
         }
-        // Nothing of these: another source, another protocol, another family, another direction.
+        // Rules that open nothing here: another source, protocol, family, or direction.
         for rule in [
             "in tcp 1-65000 10.0.0.9/32",
             "in udp 1-65000 10.0.0.9/32",

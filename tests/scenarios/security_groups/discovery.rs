@@ -1,4 +1,4 @@
-//! What filtered vnics need to find each other and their addresses works without a rule, and opens
+//! Filtered vnics can find each other and get their addresses without a rule, and that opens
 //! nothing else.
 
 use std::net::Ipv6Addr;
@@ -28,7 +28,7 @@ fn address(text: &str) -> Ipv6Addr {
     text.parse().unwrap()
 }
 
-/// The group that is asked for an address, and its MAC (RFC 4291, 2.7.1; RFC 2464, 7).
+/// Returns the group that is asked for an address, and its MAC (RFC 4291, 2.7.1; RFC 2464, 7).
 fn solicited_node(target: Ipv6Addr) -> (Ipv6Addr, Mac) {
     let [.., x, y, z] = target.octets();
     (
@@ -37,12 +37,12 @@ fn solicited_node(target: Ipv6Addr) -> (Ipv6Addr, Mac) {
     )
 }
 
-/// An option with a link-layer address.
+/// Returns an option with a link-layer address.
 fn link_option(kind: u8, of: Mac) -> Vec<u8> {
     [&[kind, 1][..], &of.0].concat()
 }
 
-/// Who has `target`? asks `from`, by the address `source`.
+/// Returns the question for `target` by vnic `from`, from the address `source`.
 fn solicitation(from: u8, source: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     let (group, group_mac) = solicited_node(target);
     let options = if source.is_unspecified() { Vec::new() } else { link_option(1, mac8(from)) };
@@ -55,7 +55,7 @@ fn solicitation(from: u8, source: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     )
 }
 
-/// `target` is at `from`, says `from` to `to`.
+/// Returns the answer of vnic `from` to `to`: it has the address `target`.
 fn advertisement(from: u8, source: Ipv6Addr, to: (Mac, Ipv6Addr), target: Ipv6Addr) -> Vec<u8> {
     let body = [&target.octets()[..], &link_option(2, mac8(from))].concat();
     let solicited = if to.1.is_multicast() { 0x2000_0000 } else { 0x6000_0000 };
@@ -99,7 +99,7 @@ fn arp_between_filtered_vnics() {
         );
         net.expect(id, &foreign, &format!("{id}.spoofed-arp"));
     }
-    // Who is not asked to prove it may claim anything that is nobody's here, with its own MAC.
+    // Without anti-spoofing a vnic may claim addresses that no vnic here has, with its own MAC.
     let claim = build::ethernet(mac8(C), Mac::BROADCAST).arp_request([10, 0, 0, 99], [10, 0, 0, B]);
     net.expect("c", &claim, "a b");
     let claim = build::ethernet(mac8(C), Mac::BROADCAST).arp_request([10, 0, 0, A], [10, 0, 0, B]);
@@ -120,7 +120,7 @@ fn neighbours_find_each_other() {
             for target in [addr6(to), link_local(to)] {
                 net.expect(id, &solicitation(from, source, target), other);
                 net.expect(other, &advertisement(to, target, (mac8(from), source), target), id);
-                // Is it still there? (RFC 4861, 7.3)
+                // The probe of a neighbour that may be gone (RFC 4861, 7.3).
                 let body = [&target.octets()[..], &link_option(1, mac8(from))].concat();
                 let probe = build::ethernet(mac8(from), mac8(to)).ipv6(source, target).ttl(255);
                 net.expect(id, &probe.icmp(types::NEIGHBOUR_SOLICITATION, 0, 0, &body), other);
@@ -129,10 +129,10 @@ fn neighbours_find_each_other() {
         let all = (Mac([0x33, 0x33, 0, 0, 0, 1]), address("ff02::1"));
         let bad = format!("{id}.bad-discovery");
         for target in own {
-            // Is it free? (RFC 4862, 5.4) And: it is mine now.
+            // Duplicate address detection (RFC 4862, 5.4), and the announcement of the address.
             net.expect(id, &solicitation(from, Ipv6Addr::UNSPECIFIED, target), other);
             net.expect(id, &advertisement(from, target, all, target), other);
-            // Of somebody else's addresses it says nothing.
+            // A vnic cannot answer for the addresses of another.
             let foreign = addr6(if from == A { B } else { A });
             let claimed = format!("{id}.ip-claimed");
             net.expect(id, &advertisement(from, target, all, foreign), &claimed);
@@ -143,7 +143,7 @@ fn neighbours_find_each_other() {
             lie[at..].copy_from_slice(&mac8(9).0);
             net.expect(id, &lie, &bad);
         }
-        // From behind a router, in a fragment, with another code, cut off.
+        // Questions from behind a router, in a fragment, with another code, and cut off.
         let whole =
             |ip: Ip, code| ip.icmp(types::NEIGHBOUR_SOLICITATION, code, 0, &addr6(to).octets());
         let ip = || v6(from, to);
@@ -152,12 +152,12 @@ fn neighbours_find_each_other() {
         net.expect(id, &whole(ip().ttl(255), 1), &bad);
         net.expect(id, &ip().ttl(255).icmp(types::NEIGHBOUR_SOLICITATION, 0, 0, &[0; 15]), &bad);
     }
-    // All that let nothing else through.
+    // Discovery lets nothing else through.
     net.expect("a", &v6(A, B).ping(1, 1, b"x"), "b.ingress-denied");
     net.expect("b", &v6(B, A).ping(1, 1, b"x"), "b.egress-denied");
 }
 
-/// Routers are heard by filtered vnics, and a filtered vnic is none, unless a rule says so.
+/// Filtered vnics hear routers. A filtered vnic is a router only with a rule and the flag.
 #[test]
 fn routers_and_listeners() {
     let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "g")]) else { return };
@@ -168,7 +168,7 @@ fn routers_and_listeners() {
         build::ethernet(mac8(n), to.0).ipv6(source, to.1).ttl(hops)
     };
     let prefix = [0u8; 8];
-    // Solicitations.
+    // Router solicitations.
     for source in [link_local(B), addr6(B), Ipv6Addr::UNSPECIFIED] {
         let options = if source.is_unspecified() { Vec::new() } else { link_option(1, mac8(B)) };
         net.expect(
@@ -182,7 +182,7 @@ fn routers_and_listeners() {
         &from(B, link_local(A), all_routers, 255).icmp(types::ROUTER_SOLICITATION, 0, 0, &[]),
         "b.bad-discovery",
     );
-    // Advertisements.
+    // Router advertisements.
     let advertised = |n: u8, hops| {
         from(n, link_local(n), all_nodes, hops).icmp(
             types::ROUTER_ADVERTISEMENT,
@@ -205,7 +205,7 @@ fn routers_and_listeners() {
     };
     net.expect("a", &redirect(A, B), "b.ingress-denied");
     net.expect("b", &redirect(B, A), "b.bad-discovery");
-    // Listeners (RFC 2710, RFC 3810).
+    // Multicast listeners (RFC 2710, RFC 3810).
     let report = |n: u8, source, hops| {
         from(n, source, mld_routers, hops).icmp(types::LISTENER_REPORT_V2, 0, 0, &[])
     };
@@ -229,8 +229,8 @@ fn routers_and_listeners() {
         |n: u8| from(n, link_local(n), all_nodes, 1).icmp(types::LISTENER_QUERY, 0, 0, &[0; 16]);
     net.expect("a", &query(A), "b");
     net.expect("b", &query(B), "b.bad-discovery");
-    // "Everything" does not, nor a rule or the flag alone: both make it a router, by its own
-    // addresses.
+    // Neither a rule for everything, nor a rule or the flag alone, makes b a router. Both do, with
+    // its own addresses.
     net.group("g", &["out any - ::/0"], &[]);
     net.ask(router("b", true));
     net.expect("b", &advertised(B, 255), "b.bad-discovery");
@@ -258,7 +258,7 @@ fn router(id: &str, router: bool) -> Request {
     Request { nic_update: MessageField::some(update), ..Request::default() }
 }
 
-/// A DHCPv4 message (RFC 2131, figure 1): a discovery, or an offer of B's address by A.
+/// Returns a DHCPv4 message (RFC 2131, figure 1): a discovery, or an offer of B's address by A.
 fn bootp(operation: u8, transaction: u32, client: Mac) -> Vec<u8> {
     let mut bytes = vec![operation, 1, 6, 0];
     bytes.extend(transaction.to_be_bytes());
@@ -275,8 +275,8 @@ fn bootp(operation: u8, transaction: u32, client: Mac) -> Vec<u8> {
     bytes
 }
 
-/// A lease from `s`, for `b`: what it asks leaves, what answers it comes in, and nothing else does.
-/// What answers nothing is `refused`.
+/// Gets b a lease from `s`: requests leave, their answers come in, and nothing else does. Answers
+/// without a request have the outcome `refused`.
 fn lease_v4(net: &mut Net, transaction: u32, refused: &str) {
     let discover = |mac_of: Mac, source: [u8; 4], transaction| {
         let payload = bootp(1, transaction, mac_of);
@@ -290,27 +290,27 @@ fn lease_v4(net: &mut Net, transaction: u32, refused: &str) {
         )
     };
     let own = [10, 0, 0, B];
-    // Before it asked, and with another number.
+    // An offer before the request, and one with another transaction number.
     net.expect("s", &offer(mac8(B), own, transaction, mac8(B), 2), refused);
     net.expect("b", &discover(mac8(B), [0; 4], transaction), "s");
     net.expect("s", &offer(mac8(B), own, transaction ^ 1, mac8(B), 2), refused);
-    // To the address that is offered, and to all; more than once.
+    // Offers to the offered address and to all, more than once.
     net.expect("s", &offer(mac8(B), own, transaction, mac8(B), 2), "b");
     net.expect("s", &offer(Mac::BROADCAST, [255; 4], transaction, mac8(B), 2), "b");
     net.expect("s", &offer(mac8(B), own, transaction, mac8(9), 2), refused);
     net.expect("s", &offer(mac8(B), own, transaction, mac8(B), 1), refused);
-    // To renew it, from the address it has.
+    // A renewal, from the address that b has.
     let renew = v4(B, A).udp(68, 67, &bootp(1, transaction + 7, mac8(B)));
     net.expect("b", &renew, "s");
     net.expect("s", &offer(mac8(B), own, transaction + 7, mac8(B), 2), "b");
-    // Several are open: of a boot program, and of the system that it starts.
+    // Several requests are open: of a boot program, and of the system that it starts.
     net.expect("s", &offer(mac8(B), own, transaction, mac8(B), 2), "b");
-    // For another it asks nothing.
+    // b cannot ask for another MAC address.
     net.expect("b", &discover(mac8(9), [0; 4], transaction), "b.bad-dhcp");
     net.expect("b", &discover(mac8(B), [10, 0, 0, 9], transaction), "b.spoofed-ip");
 }
 
-/// The same with DHCPv6 (RFC 8415).
+/// Does the same as [`lease_v4`] with DHCPv6 (RFC 8415).
 fn lease_v6(net: &mut Net, transaction: u32, refused: &str) {
     let identifiers = [0, 1, 0, 4, 0, 3, 0, B, 0, 2, 0, 4, 0, 3, 0, A];
     let message = |kind: u8, transaction: u32| {
@@ -337,12 +337,14 @@ fn lease_v6(net: &mut Net, transaction: u32, refused: &str) {
     net.expect("b", &ask(link_local(B), 1, transaction), "s");
     net.expect("s", &answer(2, transaction ^ 1, link_local(B)), refused);
     net.expect("s", &answer(2, transaction, link_local(B)), "b");
-    // As servers on the link do.
+    // A server on the link answers from its link-local address.
     net.expect("s", &answer_of(link_local(A), 2, transaction, link_local(B)), "b");
     net.expect("b", &ask(link_local(B), 3, transaction + 5), "s");
-    net.expect("s", &answer(7, transaction + 5, addr6(B)), refused); // clients are reached where they asked from
+    // The answer goes to the address from which the client asked.
+    net.expect("s", &answer(7, transaction + 5, addr6(B)), refused);
     net.expect("s", &answer(7, transaction + 5, link_local(B)), "b");
-    net.expect("s", &answer(10, transaction + 5, link_local(B)), refused); // RECONFIGURE answers nothing
+    // RECONFIGURE is no answer.
+    net.expect("s", &answer(10, transaction + 5, link_local(B)), refused);
     net.expect("b", &ask(addr6(9), 1, transaction), "b.spoofed-ip");
 }
 
@@ -351,7 +353,7 @@ fn addresses_from_a_bypass_server() {
     let Some(mut net) = Net::new(&[open("s", A), filtered("b", B, "g")]) else { return };
     lease_v4(&mut net, 0x1234_5670, "b.ingress-denied");
     lease_v6(&mut net, 0x12_3450, "b.ingress-denied");
-    // An allow-list does not keep it from its address.
+    // OUTBOUND rules do not keep b from its lease.
     net.group("g", &["out tcp 443-443 0.0.0.0/0"], &[]);
     net.expect("b", &v4(B, A).udp(68, 67, &bootp(1, 1, mac8(B))), "s");
     net.expect("b", &v4(B, A).udp(1068, 67, &bootp(1, 1, mac8(B))), "b.egress-denied");
@@ -362,8 +364,8 @@ fn addresses_from_a_filtered_server() {
     let Some(mut net) = Net::new(&[filtered("s", A, "server"), filtered("b", B, "")]) else {
         return;
     };
-    // Everything is let in, but only a rule that names it makes it a server; an OUTBOUND rule does
-    // not.
+    // Rules let everything in. An OUTBOUND rule does not make a vnic a server; only an INBOUND rule
+    // for the server's port does.
     net.group("server", &["in any - 0.0.0.0/0", "out udp 68-68 0.0.0.0/0"], &[]);
     let ask = v4(B, A).udp(68, 67, &bootp(1, 77, mac8(B)));
     let answer = v4(A, B).udp(67, 68, &bootp(2, 77, mac8(B)));
@@ -372,7 +374,7 @@ fn addresses_from_a_filtered_server() {
     net.group("server", &["in udp 67-68 0.0.0.0/0", "in udp 547-547 ::/0"], &[]);
     lease_v4(&mut net, 0x1234_5670, "s.egress-denied");
     lease_v6(&mut net, 0x12_3450, "s.egress-denied");
-    // By its own addresses only.
+    // A server answers from its own addresses only.
     let forged = build::ethernet(mac8(A), mac8(B)).ipv6(address("fe80::99"), link_local(B)).udp(
         547,
         546,
@@ -387,7 +389,7 @@ fn addresses_from_a_filtered_server() {
     net.expect("s", &forged, "s.spoofed-ip");
 }
 
-/// A vnic's addresses are what was declared last, and its MAC is its own for ever, also with
+/// A vnic sends only from its own MAC and from the addresses that were declared last, also with
 /// OUTBOUND rules.
 #[test]
 fn nobody_speaks_for_others() {
@@ -431,7 +433,7 @@ fn nobody_speaks_for_others() {
             net.expect("b", &forged, "b.spoofed-mac");
         }
     }
-    // Addresses come and go.
+    // Addresses are added and removed.
     let link = || build::ethernet(mac8(B), mac8(A)).ipv4([10, 0, 0, 9], [10, 0, 0, A]);
     net.host.update("b", &[&ip4(B), &ip4(9)], false).unwrap();
     net.expect("b", &link().udp(1, 2, b""), "a");

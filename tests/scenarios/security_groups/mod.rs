@@ -1,5 +1,5 @@
-//! Security groups on whole daemons: who may talk to whom, in each direction, over the API that
-//! operators use.
+//! Security groups on whole daemons, set over the API: which vnics may talk to which, in each
+//! direction.
 
 mod bounds;
 mod changes;

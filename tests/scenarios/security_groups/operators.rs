@@ -1,4 +1,4 @@
-//! What an operator sees of sessions, and what a restart of the daemon does to their table.
+//! The operator's view of sessions, and the session table after a restart of the daemon.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 const A: u8 = 1;
 const B: u8 = 2;
 
-/// The client's answer as a program reads it.
+/// Runs the client and reads its JSON.
 fn read(net: &Net, line: &str) -> Value {
     let text = net.host.daemon().client_ok(&line.split(' ').collect::<Vec<_>>());
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
@@ -28,7 +28,7 @@ fn said(net: &Net, line: &str) -> String {
     net.host.daemon().client_ok(&line.split(' ').collect::<Vec<_>>())
 }
 
-/// Three sessions between a and b, a fourth with c.
+/// Returns a net with three sessions between a and b, and a fourth with c.
 fn talkative() -> Option<Net> {
     let nics = [open("a", A), filtered("b", B, "web"), filtered("c", 3, "web")];
     let mut net = Net::new(&nics)?;
@@ -89,7 +89,7 @@ fn sessions_are_listed() {
         (&json!("BYPASS"), &json!("RULE"))
     );
     assert_eq!(tcp["ingress"]["security_group"], "web");
-    // The hash names the rule in other commands.
+    // Other commands show the rule with the same hash.
     let hash = tcp["ingress"]["hash"].as_str().unwrap().to_owned();
     let listed = said(&net, "sg rule list web");
     let line = listed
@@ -111,13 +111,13 @@ fn sessions_are_listed() {
         (&echo["egress"]["kind"], &echo["ingress"]["kind"]),
         (&json!("DEFAULT_EGRESS"), &json!("BYPASS"))
     );
-    // For people, too.
+    // The same as text.
     let page = said(&net, "sessions b");
     assert!(
         page.contains("established") && page.contains("10.0.0.1") && page.contains("fd00::2"),
         "{page}"
     );
-    // They go on: what was counted is the truth at the next look.
+    // More packets: the next look shows the new counts.
     for n in 0..100u32 {
         net.expect("a", &v4(A, B).tcp(&segment((5000, 80), ACK, 10 + n, 2), b"x"), "b");
     }
@@ -159,17 +159,17 @@ fn sessions_are_chosen_counted_and_ended() {
     assert_eq!(read(&net, "sessions --limit 2 --json")["sessions"].as_array().unwrap().len(), 2);
     assert_eq!(said(&net, "sessions b --proto tcp --flush").trim(), "flushed: 1");
     assert_eq!((count(&net, ""), count(&net, "--proto tcp")), (3, 0));
-    // Its next frame is a first one, and no beginning; all others go on.
+    // The next frame of the ended session is new, and no SYN. All other sessions go on.
     net.expect("a", &v4(A, B).tcp(&segment((5000, 80), ACK, 10, 2), b""), "a.tcp-no-session");
     net.expect("a", &v6(A, B).udp(4000, 53, b"?"), "b");
     net.expect("a", &v4(A, 3).udp(2, 1, b""), "c");
-    // What its rules let in is in again, what b asked must be asked again.
+    // Rules let packets in again; the answers to b's questions need a new question.
     assert_eq!(said(&net, "sessions --flush").trim(), "flushed: 3");
     net.expect("a", &v4(A, B).icmp(0, 0, 7 << 16 | 1, b"x"), "b.ingress-denied");
     net.expect("a", &v6(A, B).udp(4000, 53, b"?"), "b");
     net.expect("a", &v4(A, 3).udp(2, 1, b""), "c.ingress-denied");
     assert_eq!(count(&net, ""), 1);
-    // A vnic that goes takes its sessions with it, by and by: nobody can have them.
+    // The sessions of a removed vnic end after a while.
     net.host.remove("b");
     eventually("the sessions of a vnic that is gone go", || count(&net, "") == 0);
 }
@@ -192,13 +192,13 @@ fn rules_say_what_they_admitted() {
     assert_eq!(counts(&net), [1, 1, 0]);
     for port in 0..10 {
         for _ in 0..3 {
-            net.expect("a", &v4(A, B).udp(port, 9, b""), "b"); // one session each
+            net.expect("a", &v4(A, B).udp(port, 9, b""), "b"); // one session per port
             net.expect("b", &v4(B, A).udp(9, port, b""), "a");
         }
         net.expect("a", &v4(A, B).udp(port, 10, b""), "b.ingress-denied");
     }
     assert_eq!(counts(&net), [1, 1, 10]);
-    net.expect("a", &v4(A, 3).udp(1, 9, b""), "c"); // of another vnic with that group
+    net.expect("a", &v4(A, 3).udp(1, 9, b""), "c"); // another vnic of the same group
     assert_eq!(counts(&net), [1, 1, 11]);
     let page = said(&net, "sg rule list web --stats");
     assert!(
@@ -216,7 +216,7 @@ fn rules_say_what_they_admitted() {
         13,
         "{rows}"
     );
-    // What admitted a session is gone: it says so until its next frame.
+    // The rule that admitted a session is gone: the session shows that until its next frame.
     net.rule_del("web", "in tcp 80-80 10.0.0.0/24");
     let (_, sessions) = net.host.daemon().sessions(Default::default());
     let tcp =
@@ -226,7 +226,7 @@ fn rules_say_what_they_admitted() {
     assert_eq!(said(&net, "sessions --proto tcp --count").trim(), "0");
 }
 
-/// In the operator's words, and once more from what `dump` printed.
+/// Makes groups by commands, and once more from the output of `dump`.
 #[test]
 fn groups_in_the_operators_words() {
     let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "")]) else { return };
@@ -249,7 +249,7 @@ fn groups_in_the_operators_words() {
     let dumped = said(&net, "dump");
     let file = net.host.dir().join("dump");
     fs::write(&file, &dumped).unwrap();
-    // Another daemon, of which nothing is known but that.
+    // A new daemon with nothing but the dump.
     let Some(mut other) = Net::new(&[]) else { return };
     said(&other, &format!("request {}", file.display()));
     let dir = |net: &Net| net.host.dir().display().to_string();
@@ -258,7 +258,7 @@ fn groups_in_the_operators_words() {
     other.attach(&filtered("b", B, "web empty"));
     other.expect("a", &v4(A, B).udp(1, 50, b""), "b");
     other.expect("a", &v4(A, B).udp(1, 61, b""), "b.ingress-denied");
-    // What is deleted lets nobody in.
+    // Deleted members and groups let nothing in.
     said(&net, "sg member del clients 10.0.0.1 + nic sg del b empty");
     net.expect("a", &v4(A, B).udp(1, 50, b""), "b.ingress-denied");
     net.expect("a", &v6(A, B).udp(1, 60, b""), "b");
@@ -274,7 +274,7 @@ fn groups_in_the_operators_words() {
     net.expect("b", &v6(B, A).udp(1, 99, b""), "a");
 }
 
-/// Where a daemon keeps its sessions.
+/// Returns the path of a daemon's session table.
 fn table_file(daemon: &Daemon) -> PathBuf {
     let maps = fs::read_to_string(format!("/proc/{}/maps", daemon.pid())).unwrap();
     let names = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
@@ -291,7 +291,7 @@ fn conversation(dir: &Path) -> Net {
     net.group("g", &["in udp 53-53 0.0.0.0/0"], &[]);
     net.attach(&open("a", A));
     net.attach(&filtered("b", B, "g"));
-    // Nothing of a former life: what b asked then is forgotten.
+    // The new daemon does not know what b asked before.
     assert_eq!(net.host.daemon().session_table().used(), 0);
     net.expect("a", &v4(A, B).udp(2, 1, b"!"), "b.ingress-denied");
     net.exchange("b", &v4(B, A).udp(1, 2, b"?"), "a", &v4(A, B).udp(2, 1, b"!"));
@@ -300,8 +300,8 @@ fn conversation(dir: &Path) -> Net {
     net
 }
 
-/// A crash leaves the table, and the next start says what it makes of it and replaces it; a clean
-/// stop removes it.
+/// After a crash the next daemon logs what is in the old table, and replaces it. A clean stop
+/// removes the table.
 #[test]
 fn the_table_and_restarts() {
     if Kind::wanted() != Kind::Daemon {
@@ -309,7 +309,7 @@ fn the_table_and_restarts() {
     }
     let room = tempfile::tempdir().unwrap();
     let started = Instant::now();
-    // What becomes of the file, and what the next start says to it.
+    // Each change of the file, and the log of the next daemon about it.
     type Change = fn(&mut Vec<u8>);
     let rounds: [(Change, &str); 6] = [
         (|_| {}, "2 sessions end with theirs (last frame "),
@@ -329,7 +329,7 @@ fn the_table_and_restarts() {
             told.contains(expected) && told.is_empty() == expected.is_empty(),
             "{expected:?} is not in {told:?}"
         );
-        // Seconds of the host, not of the daemon that died.
+        // The log counts in the host's time, not in that of the killed daemon.
         let idle = told.split_once("(last frame ").and_then(|(_, rest)| rest.split(' ').next());
         let idle = idle.map(|idle| idle.parse::<u64>().unwrap());
         assert!(idle.unwrap_or_default() <= started.elapsed().as_secs() + 1, "{told}");
@@ -344,7 +344,7 @@ fn the_table_and_restarts() {
         net.host.daemon().signal("KILL");
         net.host.daemon_mut().wait_for_end();
         assert!(file.exists(), "a crash leaves it");
-        // Huge pages cannot be written like a file.
+        // Files of huge pages do not support `write`.
         if file.starts_with("/dev/shm") {
             let mut bytes = fs::read(&file).unwrap();
             change(&mut bytes);
@@ -362,7 +362,7 @@ fn the_table_and_restarts() {
     assert!(!file.exists(), "a clean stop removes it");
 }
 
-/// A name tells who a daemon is, whatever its folder and its endpoint.
+/// A daemon does not start under the name of one that runs, and leaves its table alone.
 #[test]
 fn a_table_in_use_is_not_touched() {
     if Kind::wanted() != Kind::Daemon {

@@ -1,4 +1,4 @@
-//! What rules open: exactly what they say, towards a vnic and out of it, in both families.
+//! Rules open exactly the packets that they name, towards a vnic and out of it, in both families.
 
 use butterfly_packet::{build::Ip, sctp, tcp::SYN};
 use butterfly_tests::groups;
@@ -6,10 +6,10 @@ use butterfly_tests::net::{Net, filtered, ip4, ip6, open, segment, v4, v6};
 
 const A: u8 = 1;
 const B: u8 = 2;
-/// RFC 2784: a protocol without ports.
+/// GRE (RFC 2784), a protocol without ports.
 const GRE: u8 = 47;
 
-/// What a packet is, as far as rules tell packets apart.
+/// Kinds of packets that rules distinguish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Tcp(u16),
@@ -36,7 +36,7 @@ const KINDS: [Kind; 13] = [
     Kind::Gre,
 ];
 
-/// The first packet of something new: `number` makes it unlike all before.
+/// Returns the first packet of a new session; `number` makes it different from all before.
 fn packet(kind: Kind, ip: &Ip, number: u16) -> Vec<u8> {
     match kind {
         Kind::Tcp(port) => ip.tcp(&segment((number, port), SYN, 1, 0), b""),
@@ -47,10 +47,10 @@ fn packet(kind: Kind, ip: &Ip, number: u16) -> Vec<u8> {
     }
 }
 
-/// Whether a rule should match.
+/// True for the kinds of packets that a rule should match.
 type Matches = fn(Kind) -> bool;
 
-/// A rule without its direction and peer, and what it is to match.
+/// Rules without direction and peer, and the kinds of packets that they should match.
 const RULES: [(&str, Matches); 9] = [
     ("tcp 80-90", |kind| matches!(kind, Kind::Tcp(80..=90))),
     ("tcp 80-80", |kind| kind == Kind::Tcp(80)),
@@ -63,8 +63,8 @@ const RULES: [(&str, Matches); 9] = [
     ("any -", |_| true),
 ];
 
-/// Every kind of packet against every kind of rule, with peers of either family. `from` sends, the
-/// rule is in `direction`.
+/// Tests every kind of packet with every kind of rule, and peers of both families. `from` sends,
+/// and the rule has this `direction`.
 fn opens_exactly(
     direction: &str,
     from: (&str, u8),
@@ -89,7 +89,7 @@ fn opens_exactly(
     for (at, (rule, matches)) in RULES.into_iter().enumerate() {
         for (n, (address, bits, opens_v4, opens_v6)) in peers.iter().enumerate() {
             if n >= 4 && at % 4 != 0 {
-                continue; // once more for each protocol tells nothing new
+                continue; // a few protocols are enough for these peers
             }
             let text = format!("{direction} {rule} {address}/{bits}");
             net.group("g", &[&text], &[]);
@@ -115,7 +115,7 @@ fn opens_exactly(
     }
 }
 
-/// Whether it is IPv4.
+/// Returns true for IPv4.
 fn address_family(ip: &Ip) -> bool {
     ip.payload(0, b"")[12..14] == [8, 0]
 }
@@ -142,7 +142,7 @@ fn outbound_rules_open_what_they_say() {
     );
 }
 
-/// Both ends filtered: the sender's egress, then the receiver's ingress.
+/// With a filter at both ends, the sender's egress and the receiver's ingress must allow a packet.
 #[test]
 fn both_ends_must_allow() {
     let Some(mut net) = Net::new(&[filtered("a", A, "out"), filtered("b", B, "in")]) else {
@@ -160,7 +160,7 @@ fn both_ends_must_allow() {
         net.expect("a", &ip.udp(3, 52, b""), "b.ingress-denied");
         net.rule_add("out", &to_53);
         net.expect("a", &ip.udp(4, 53, b""), "b");
-        // Rules of the other direction mean nothing.
+        // Rules of the other direction have no effect.
         net.group("in", &[&to_53], &[]);
         net.expect("a", &ip.udp(5, 53, b""), "b.ingress-denied");
     }
@@ -177,7 +177,7 @@ fn rules_of_all_groups_cumulate() {
         (0..12).filter(|port| net.send("a", &v4(A, B).udp(source, *port, b"")) == "b").collect()
     };
     assert_eq!(opened(&mut net, 1), [1, 2, 5, 6, 7, 8, 9]);
-    // A group that did not exist when it was named.
+    // Group three did not exist when the vnic named it.
     net.group("three", &["in udp 8-11 0.0.0.0/0"], &[]);
     assert_eq!(opened(&mut net, 2), [1, 2, 5, 6, 7, 8, 9, 10, 11]);
     net.ask(groups::nic_groups("b", &["two"]));
@@ -186,14 +186,14 @@ fn rules_of_all_groups_cumulate() {
     assert!(opened(&mut net, 4).is_empty());
     net.ask(groups::nic_groups("b", &["one", "three"]));
     assert_eq!(opened(&mut net, 5), [1, 8, 9, 10, 11]);
-    // It comes back with other rules.
+    // The group is deleted, and made again with other rules.
     net.ask(groups::group_del("three"));
     assert_eq!(opened(&mut net, 6), [1]);
     net.group("three", &["in udp 3-3 0.0.0.0/0"], &[]);
     assert_eq!(opened(&mut net, 7), [1, 3]);
 }
 
-/// Who is a member is asked when a packet comes.
+/// The filter looks up a group's members when a packet arrives.
 #[test]
 fn members_are_live() {
     let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "g")]) else { return };
@@ -215,7 +215,7 @@ fn members_are_live() {
             net.expect("b", &syn, if friend { "a" } else { "b.egress-denied" });
         }
     };
-    probe(&mut net, false, false); // the group is not there
+    probe(&mut net, false, false); // the group does not exist yet
     net.member_add("friends", &ip4(A));
     probe(&mut net, true, false);
     net.member_add("friends", &ip6(A));
@@ -228,15 +228,15 @@ fn members_are_live() {
     probe(&mut net, true, false);
     net.ask(groups::group_del("friends"));
     probe(&mut net, false, false);
-    // b itself and others are not a.
+    // Members that are not a.
     net.group("friends", &[], &[&ip4(B), &ip6(B), &ip4(3)]);
     probe(&mut net, false, false);
     net.group("friends", &[], &[&ip4(A), &ip6(A)]);
     probe(&mut net, true, true);
 }
 
-/// However a vnic came by its first OUTBOUND rule, and whatever that matches, it is its whole
-/// egress from then on.
+/// From its first OUTBOUND rule on, a vnic may send only what its rules name, in whatever order
+/// vnic, group and rule were made.
 #[test]
 fn the_allow_list_holds_whatever_the_order_of_calls() {
     let rule = "out udp 53-53 10.0.0.1/32";
@@ -256,30 +256,30 @@ fn the_allow_list_holds_whatever_the_order_of_calls() {
             if limited { "b.egress-denied" } else { "a" },
         );
     };
-    // The rule, the vnic.
+    // First the rule, then the vnic.
     net.group("g", &[rule], &[]);
     net.attach(&filtered("b", B, "g"));
     limited(&mut net, true);
-    // The vnic and the group, the rule.
+    // First the vnic and the group, then the rule.
     net.group("g", &[], &[]);
     limited(&mut net, false);
     net.rule_add("g", "in tcp 1-1 0.0.0.0/0");
     limited(&mut net, false);
     net.rule_add("g", rule);
     limited(&mut net, true);
-    // The vnic, the group, and one that has no such rule besides.
+    // The vnic gets the group after another group without OUTBOUND rules.
     net.ask(groups::nic_groups("b", &["empty"]));
     limited(&mut net, false);
     net.ask(groups::nic_groups("b", &["empty", "g"]));
     limited(&mut net, true);
-    // Forgotten, and declared anew.
+    // The group is deleted and made anew.
     net.ask(groups::group_del("g"));
     limited(&mut net, false);
     net.group("g", &[rule], &[]);
     limited(&mut net, true);
     net.rule_del("g", rule);
     limited(&mut net, false);
-    // One that matches nobody.
+    // A rule that matches no vnic.
     net.rule_add("g", "out udp 53-53 @nobody");
     net.expect("b", &v4(B, A).udp(900, 53, b""), "b.egress-denied");
     net.member_add("nobody", &ip4(A));

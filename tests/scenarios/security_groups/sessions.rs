@@ -1,4 +1,4 @@
-//! What belongs to a session passes whatever the rules, and nothing else passes for that.
+//! Packets of a session pass whatever the rules say, and no other packets do.
 
 use std::time::Duration;
 
@@ -19,20 +19,20 @@ const A: u8 = 1;
 const B: u8 = 2;
 const C: u8 = 3;
 
-/// Both families, there and back.
+/// Returns packets there and back, of both families.
 fn ways(from: u8, to: u8) -> [(Ip, Ip); 2] {
     [(v4(from, to), v4(to, from)), (v6(from, to), v6(to, from))]
 }
 
-/// A conversation of each protocol, opened by `from`, which nothing but its first packet needs a
-/// rule for.
+/// Runs a conversation of each protocol, opened by `from`. Only the first packet of each needs a
+/// rule.
 fn converse(net: &mut Net, (from, from_n): (&str, u8), (to, to_n): (&str, u8)) {
     for (there, back) in ways(from_n, to_n) {
         let tcp = |ip: &Ip, ports, flags, seq, ack, data: &[u8]| {
             ip.tcp(&segment(ports, flags, seq, ack), data)
         };
         for round in 0..2u32 {
-            // Closed by both, and opened again.
+            // The connection is closed by both sides and opened again.
             let base = round * 1_000_000;
             net.expect(from, &tcp(&there, (5000, 80), SYN, base + 100, 0, b""), to);
             net.expect(to, &tcp(&back, (80, 5000), SYN | ACK, base + 900, base + 101, b""), from);
@@ -78,7 +78,7 @@ fn converse(net: &mut Net, (from, from_n): (&str, u8), (to, to_n): (&str, u8)) {
     }
 }
 
-/// Of what `from` opened, the other end's own questions are no part.
+/// Asserts that new questions of `from` are not part of the sessions that the other end opened.
 fn asks_back(net: &mut Net, (from, from_n): (&str, u8), to: u8, refused: &str) {
     for (there, _) in ways(from_n, to) {
         net.expect(from, &there.tcp(&segment((80, 5001), SYN, 1, 0), b""), refused);
@@ -90,7 +90,7 @@ fn asks_back(net: &mut Net, (from, from_n): (&str, u8), to: u8, refused: &str) {
     }
 }
 
-/// The answers to what came in leave, although the vnic may send nothing itself.
+/// Answers leave a vnic that may open no sessions itself.
 #[test]
 fn what_was_asked_is_answered() {
     let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "g")]) else { return };
@@ -99,7 +99,7 @@ fn what_was_asked_is_answered() {
     asks_back(&mut net, ("b", B), A, "b.egress-denied");
 }
 
-/// The answers to what it asked come in, although nothing may be sent to it.
+/// Answers reach a vnic to which no other may open a session.
 #[test]
 fn its_own_questions_are_answered() {
     let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "g")]) else { return };
@@ -107,7 +107,7 @@ fn its_own_questions_are_answered() {
     asks_back(&mut net, ("a", A), B, "b.ingress-denied");
 }
 
-/// Both ends filtered, neither lets the other ask.
+/// Both ends have filters, and neither lets the other open a session.
 #[test]
 fn between_two_filtered_ends() {
     let Some(mut net) = Net::new(&[filtered("a", A, "a"), filtered("b", B, "b")]) else { return };
@@ -119,7 +119,7 @@ fn between_two_filtered_ends() {
     asks_back(&mut net, ("b", B), A, "a.ingress-denied");
 }
 
-/// The states of all sessions.
+/// Returns the states of all sessions.
 fn states(net: &Net) -> Vec<String> {
     net.host
         .daemon()
@@ -130,12 +130,12 @@ fn states(net: &Net) -> Vec<String> {
         .collect()
 }
 
-/// Ends all sessions; how many.
+/// Ends all sessions. Returns their number.
 fn flush(net: &Net) -> u64 {
     net.host.daemon().flush_sessions(Default::default())
 }
 
-/// RFC 5961: nobody ends or takes over a connection by guessing.
+/// RFC 5961: guessed segments do not end or take over a connection.
 #[test]
 fn tcp_out_of_turn() {
     let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "g")]) else { return };
@@ -160,9 +160,9 @@ fn tcp_out_of_turn() {
                 "b.tcp-window",
             );
         }
-        net.expect("a", &a(RST, 150, 0), "b"); // within the window: passes, and ends nothing
+        net.expect("a", &a(RST, 150, 0), "b"); // within the window: it passes and ends nothing
         net.exchange("a", &a(ACK, 101, 501), "b", &b(ACK, 501, 101));
-        // The exact one ends it: what begins next with these ports is new.
+        // A RST with the exact number ends the session: the next one with these ports is new.
         assert_eq!(states(&net), ["established"]);
         net.expect("b", &b(RST, 501, 0), "a");
         assert_eq!(states(&net), ["closed"]);
@@ -176,7 +176,7 @@ fn tcp_out_of_turn() {
 fn icmp_errors_reach_the_owner() {
     let nics = [open("a", A), filtered("b", B, "b"), filtered("c", C, "c")];
     let Some(mut net) = Net::new(&nics) else { return };
-    // Who has OUTBOUND rules sends errors about what he was sent, too.
+    // A vnic with OUTBOUND rules may send errors about packets that it received, too.
     net.group(
         "b",
         &[
@@ -202,7 +202,7 @@ fn icmp_errors_reach_the_owner() {
         };
         let quoted = if family == 4 { 28 } else { 48 };
         let mut quote = Vec::new();
-        // A session each: there are only a few errors about one in a second.
+        // A new session for each error: the filter passes only a few errors per session and second.
         for (port, (kind, code)) in (6000..).step_by(10).zip(errors) {
             let asked = ip(B, A).udp(port, 5000, b"question");
             net.expect("b", &asked, "a");
@@ -210,7 +210,7 @@ fn icmp_errors_reach_the_owner() {
             let quote = &quote[..];
             net.expect("a", &ip(A, B).icmp(kind, code, 0, quote), "b");
             net.expect("a", &router(B).icmp(kind, code, 0, quote), "b");
-            // To somebody else, about nothing, about what b did not send.
+            // Errors to another vnic, without a quote, and about a packet that b did not send.
             net.expect("a", &router(C).icmp(kind, code, 0, quote), "c.ingress-denied");
             let never = ip(B, A).udp(port + 1, 5000, b"question");
             net.expect(
@@ -225,13 +225,13 @@ fn icmp_errors_reach_the_owner() {
                 "b.ingress-denied",
             );
         }
-        // Of what is no error, a quote opens nothing.
+        // A quote in a message that is no error opens nothing.
         net.expect(
             "a",
             &ip(A, B).icmp(if family == 4 { 5 } else { 100 }, 1, 0, &quote),
             "b.ingress-denied",
         );
-        // The other way round: b refuses what it was asked.
+        // The other way round: b answers a question with an error.
         let asked = ip(A, B).udp(6000, 7, b"question");
         net.expect("a", &asked, "b");
         net.expect("b", &ip(B, A).icmp(errors[0].0, errors[0].1, 0, &asked[14..14 + quoted]), "a");
@@ -266,7 +266,7 @@ fn fragments_follow_their_first() {
         let next = |ip: &Ip, id, at, more| ip.clone().fragment(id, at, more).payload(UDP, &[9; 16]);
         net.expect("a", &next(&there, 1, 24, false), "a.fragment-orphan");
         net.expect("a", &first(&there, 1, 53), "b");
-        // The same packet from elsewhere: other fragments.
+        // The same fragment from another vnic belongs to no packet.
         net.expect("c", &next(&there, 1, 24, true), "c.fragment-orphan");
         net.expect("a", &next(&there, 1, 24, true), "b");
         net.expect("a", &next(&there, 1, 40, false), "b");
@@ -279,17 +279,17 @@ fn fragments_follow_their_first() {
         );
         net.expect("a", &first(&there, 4, 53), "b");
         net.expect("a", &next(&there, 4, 16, true), "a.fragment-overlap");
-        // Out of it.
+        // Fragments from the filtered vnic.
         net.expect("b", &first(&back, 5, 1), "a");
         net.expect("b", &next(&back, 5, 24, false), "a");
         net.expect("b", &first(&back, 6, 2), "b.egress-denied");
         net.expect("b", &next(&back, 6, 24, false), "b.fragment-orphan");
-        // Whole packets are not hindered by that.
+        // Whole packets still pass.
         net.expect("a", &there.udp(9, 53, b"?"), "b");
     }
 }
 
-/// Cases that a session without its two vnics would get wrong.
+/// Packets that have a session's addresses, and come from another vnic or go to another.
 #[test]
 fn a_session_is_between_two_vnics() {
     let nics = [
@@ -303,20 +303,20 @@ fn a_session_is_between_two_vnics() {
     net.attach(&Nic { vni: 2, ..filtered("b2", B, "") });
     for (there, back) in ways(B, A) {
         net.exchange("b", &there.udp(1, 2, b"?"), "a", &back.udp(2, 1, b"!"));
-        // The same addresses elsewhere are somebody else.
+        // A third vnic uses the session's IP addresses.
         let (c, d) = (mac(C.into()), mac(4));
         let mut forged = back.udp(2, 1, b"!");
         forged[6..12].copy_from_slice(&c.0);
         net.expect("c", &forged, "b.ingress-denied");
-        // An allowed tuple to a third.
+        // A packet of the session goes to a third vnic.
         let mut stray = back.udp(2, 1, b"!");
         stray[..6].copy_from_slice(&d.0);
         net.expect("a", &stray, "d.ingress-denied");
-        // A filtered one that takes a's address.
+        // A filtered vnic sends with a's IP address.
         let mut taken = back.udp(2, 1, b"!");
         taken[6..12].copy_from_slice(&d.0);
         net.expect("d", &taken, "d.spoofed-ip");
-        // Another network, another VLAN.
+        // The same packet in another network, and in another VLAN.
         net.expect("a2", &back.udp(2, 1, b"!"), "b2.ingress-denied");
         let tagged = |frame: &[u8]| [&frame[..12], &[0x81, 0, 0, 5], &frame[12..]].concat();
         net.expect("a", &tagged(&back.udp(2, 1, b"!")), "b.ingress-denied");
@@ -325,7 +325,7 @@ fn a_session_is_between_two_vnics() {
     }
 }
 
-/// A peer whose address is behind another vnic all of a sudden.
+/// A peer's address is suddenly behind another vnic.
 #[test]
 fn a_peer_that_moves_begins_anew() {
     let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "g"), open("c", C)]) else {
@@ -346,10 +346,10 @@ fn a_peer_that_moves_begins_anew() {
     net.expect("a", &answer(SYN | ACK, 500, 101), "b");
     net.expect("b", &there.tcp(&segment((9, 80), ACK, 101, 501), b"data"), "a");
     net.exchange("b", &there.udp(1, 2, b"?"), "a", &back.udp(2, 1, b"!"));
-    // It turns up behind c: nothing that b said to a lets it in.
+    // The address turns up behind c: sessions of b with a do not let it in.
     net.expect("c", &answer(ACK, 501, 105), "b.ingress-denied");
     net.expect("c", &back.udp(2, 1, b"!"), "b.ingress-denied");
-    // b goes on with it where it is now, as with a stranger.
+    // b goes on with c as with a new peer.
     net.expect("b", &there.tcp(&segment((9, 80), ACK, 105, 501), b"data"), "b.tcp-no-session");
     net.exchange("b", &there.udp(1, 2, b"?"), "c", &back.udp(2, 1, b"!"));
 }
@@ -379,10 +379,10 @@ fn floods_reach_those_who_let_them_in() {
                 );
             }
         }
-        // From a filtered vnic: judged once on its way out, and by each receiver.
+        // A flood from a filtered vnic is judged once on its way out, and once by each receiver.
         let flood = build::ethernet(mac(B.into()), to).ipv4([10, 0, 0, B], all4);
         net.expect("b", &flood.udp(8, 9, b"?"), "a c d.ingress-denied");
-        // That opened nothing.
+        // The flood opened no session.
         net.expect("a", &v4(A, B).udp(9, 8, b"!"), "b.ingress-denied");
     }
     net.rule_add("g", "out tcp 1-1 0.0.0.0/0");
@@ -393,7 +393,7 @@ fn floods_reach_those_who_let_them_in() {
     );
 }
 
-/// Time-outs are as configured, and shown.
+/// Sessions end after the configured time-outs, which the client shows.
 #[test]
 fn silence_ends_a_session() {
     let options = [
@@ -419,7 +419,7 @@ fn silence_ends_a_session() {
     assert_eq!((shown.capacity(), shown.share(), shown.tcp_pickup()), (5000, 1250, 0));
     net.expect("b", &v4(B, A).udp(1, 2, b"?"), "a");
     net.exchange("b", &v4(B, A).udp(3, 4, b"?"), "a", &v4(A, B).udp(4, 3, b"!"));
-    // Nothing to wait for but time itself. The clock counts whole seconds.
+    // The time has to pass; the daemon's clock counts whole seconds.
     std::thread::sleep(Duration::from_millis(2100));
     net.expect("a", &v4(A, B).udp(2, 1, b"!"), "b.ingress-denied");
     net.expect("a", &v4(A, B).udp(4, 3, b"!"), "b");
