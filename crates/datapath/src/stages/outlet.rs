@@ -33,7 +33,7 @@ pub(crate) trait Outlet {
     /// Returns the uplink, to send.
     fn uplink<'a>(&'a self, tunnel: &'a Tunnel, worker: Writer<'_>) -> Leaving<'a>;
 
-    /// Returns the outcome of a packet that would leave for a host, or for the group of its network.
+    /// Returns the outcome of a packet that would leave for a host, or for its network's group.
     /// Called instead of sending, unless [`Self::SENDS`].
     #[inline(always)]
     fn would_leave(&self, _: IpAddr, _group: bool) -> Result<(), DropReason> {
