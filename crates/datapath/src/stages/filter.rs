@@ -7,6 +7,7 @@
 
 mod dhcp;
 mod fast;
+mod known;
 pub(crate) mod read;
 mod reasons;
 mod room;
@@ -19,17 +20,17 @@ use butterfly_vhost::ring::Slot;
 use crate::engine::{
     batch::{Batch, Exits, Verdict},
     inside::Inside,
-    reason::{DropReason, ReasonInfo},
+    reason::ReasonInfo,
 };
 use crate::ip::frame::inside;
-use crate::ip::tcp::{self, Outcome};
-use crate::session::{Found, Key, State};
+use crate::session::Key;
 use crate::stages::{
     context::Context,
     stage::{Stage, StageConfig},
 };
 use crate::world::snapshot::{Network, Vnic};
 
+use known::{Judgement, is_current, pass};
 pub(crate) use read::read as read_packet;
 pub(crate) use reasons::*;
 use room::SessionNotes;
@@ -214,9 +215,6 @@ fn judge(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
     }
 }
 
-/// A refusal, and the slot of the vnic it is charged to.
-type Judgement = Result<(), (DropReason, u32)>;
-
 /// Passes a frame by its session, if that is known and nothing about it has changed.
 #[inline(always)]
 fn established(
@@ -233,63 +231,4 @@ fn established(
     }
     let segment = if flow.tcp { Some(&flow.segment) } else { None };
     pass(&found, segment, len, receiver, context, notes)
-}
-
-/// Returns whether nothing was taken back since the session was decided.
-#[inline(always)]
-fn is_current(found: &Found, context: &Context<'_>, receiver: &Vnic) -> bool {
-    let stamp = found.admission.stamp;
-    let [egress, ingress] = found.admission.cells;
-    let cells = context.cells;
-    let newest = context
-        .sender
-        .since
-        .max(receiver.since)
-        .max(cells.taken_back(egress))
-        .max(cells.taken_back(ingress));
-    stamp >= newest
-}
-
-/// Lets a frame pass by a session that holds, and notes it. `None` if the session is over.
-#[inline(always)]
-fn pass(
-    found: &Found,
-    segment: Option<&tcp::Segment>,
-    len: u32,
-    receiver: &Vnic,
-    context: &Context<'_>,
-    notes: &mut SessionNotes,
-) -> Option<Judgement> {
-    let (note, track) = notes.of(found.index, found.direction, context)?;
-    if let Some(segment) = segment {
-        let (next, outcome) = tcp::step(*track, found.direction, segment);
-        match outcome {
-            Outcome::Pass => {
-                if next != *track {
-                    *track = next;
-                    note.moved = true;
-                }
-                note.refreshed = true;
-            }
-            Outcome::PassUnrefreshed => {}
-            // The slow path has asked before. No other path sees a SYN.
-            Outcome::Refuse | Outcome::Ask => {
-                return Some(Err((TCP_WINDOW, charged(context, receiver))));
-            }
-            Outcome::Reopen => return None,
-        }
-    } else {
-        note.refreshed = true;
-        if found.direction == 1 {
-            note.state = State::answered(note.state);
-        }
-    }
-    note.packets += 1;
-    note.bytes += u64::from(len);
-    Some(Ok(()))
-}
-
-/// Returns the slot of the vnic that a refusal is charged to: the receiver if it is filtered.
-fn charged(context: &Context<'_>, receiver: &Vnic) -> u32 {
-    if receiver.rules.bypass { context.sender.place.slot } else { receiver.place.slot }
 }
