@@ -38,7 +38,8 @@ pub struct ReasonInfo {
 
 impl DropReason {
     pub(crate) const fn new(stage: usize, index: usize) -> DropReason {
-        assert!(index < PER_STAGE && stage * PER_STAGE + index < 256);
+        assert!(index < PER_STAGE, "a list has PER_STAGE reasons at most");
+        assert!(stage < LISTS, "a list's number is below LISTS: raise it, to 16 at most");
         DropReason((stage * PER_STAGE + index) as u8)
     }
 
