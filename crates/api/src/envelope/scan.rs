@@ -87,9 +87,12 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
+    /// Reads a tag. The decoder takes none of more than five bytes, as 32 bits need no more.
     fn tag(&mut self) -> Result<(u32, u32), Malformed> {
+        let from = self.at;
         let tag = u32::try_from(self.varint()?).map_err(|_| Malformed)?;
-        if tag >> 3 == 0 { Err(Malformed) } else { Ok((tag >> 3, tag & 7)) }
+        let is_tag = tag >> 3 != 0 && self.at - from <= 5;
+        if is_tag { Ok((tag >> 3, tag & 7)) } else { Err(Malformed) }
     }
 
     fn take(&mut self, length: usize) -> Result<Range<usize>, Malformed> {
@@ -171,6 +174,7 @@ mod tests {
             b"\x0c",
             &[0xff; 11],
             b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02",
+            b"\xca\x8f\xaa\xaa\x8f\x00\x00", // a tag of six bytes
         ] {
             assert_eq!(all(bad), Err(Malformed), "{bad:x?}");
         }
