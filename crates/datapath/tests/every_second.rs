@@ -94,6 +94,7 @@ fn frames_leave_by_another_network_than_they_came() -> Result<(), Error> {
     assert_eq!(of("further"), [crossed[2].clone()]);
     assert_eq!(of("near"), sorted(vec![sent[1].clone(), sent[3].clone()]));
     assert!(!got.contains_key("a"), "a frame came back to its sender");
+    assert_eq!(host.learnt(), 0, "the address that the stage wrote is no station's");
     let moved = host.moved();
     let count = |name: &str| moved.get(name).copied().unwrap_or(0);
     assert_eq!((count("a.in.packets"), count("a.flooded"), count("a.drop.second")), (8, 2, 4));

@@ -37,7 +37,7 @@ pub(crate) enum Verdict {
 pub(crate) struct Meta {
     /// Destination address as [`crate::engine::mac::number`].
     pub destination: u64,
-    /// Source address likewise.
+    /// Source address by which it came, likewise.
     pub source: u64,
     pub verdict: Verdict,
     /// The host that the frame came from, if its sender is a trunk; 0 if the table of peers had no
@@ -216,16 +216,16 @@ impl<'a> Batch<'a> {
     }
 
     /// Rewrites the header of a frame in its slot, from where receivers get it. The length stays,
-    /// and so do the contents that [`Meta::inside`] tells.
+    /// and so do the contents that [`Meta::inside`] tells and the source by which it came: that is
+    /// what is learnt, and whose budgets are used.
     #[cfg_attr(not(feature = "every-second"), expect(dead_code, reason = "routers will do it"))]
     pub fn rewrite(&mut self, index: usize, rewrite: impl FnOnce(&mut [u8])) {
         let head = self.frames.head_mut(index);
         rewrite(head);
-        if let (Some(meta), Some([d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5])) =
+        if let (Some(meta), Some([d0, d1, d2, d3, d4, d5])) =
             (self.metas.each.get_mut(index), head.first_chunk())
         {
             meta.destination = u64::from_le_bytes([*d0, *d1, *d2, *d3, *d4, *d5, 0, 0]);
-            meta.source = u64::from_le_bytes([*s0, *s1, *s2, *s3, *s4, *s5, 0, 0]);
         }
     }
 

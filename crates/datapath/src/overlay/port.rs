@@ -67,6 +67,42 @@ mod tests {
         room: Vec<u8>,
         queued: Vec<Vec<u8>>,
         sent: Arc<Mutex<Vec<Vec<u8>>>>,
+        /// Frames that arrive, and how many are held.
+        arriving: Vec<Vec<u8>>,
+        held: usize,
+    }
+
+    impl Small {
+        fn new(sent: Arc<Mutex<Vec<Vec<u8>>>>, arriving: Vec<Vec<u8>>) -> Small {
+            let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+            Small { event, room: Vec::new(), queued: Vec::new(), sent, arriving, held: 0 }
+        }
+    }
+
+    /// The worker holds the uplink while it serves it. A flood that arrived goes to vnics here, and
+    /// must not ask for the uplink again.
+    #[test]
+    fn a_flood_from_another_host_does_not_wait_for_the_uplink() {
+        let (me, other) = (Mac([2, 0xbf, 0, 0, 0, 1]), Mac([2, 0xbf, 0, 0, 0, 2]));
+        let mut inside = vec![8, 0, 0, 0, 0, 0, 42, 0]; // VXLAN, VNI 42
+        let from = Mac([2, 0, 0, 0, 0, 0xc]);
+        inside.extend(build::ethernet(from, Mac::BROADCAST).payload(0x88b5, &[0; 46]));
+        let outer = build::ethernet(other, me).ipv4([192, 168, 0, 2], [192, 168, 0, 1]);
+        let small = Small::new(Arc::default(), vec![outer.udp(50_000, 4789, &inside)]);
+        let (done, over) = std::sync::mpsc::channel();
+        // A thread of its own: a worker that waits for itself would never come back.
+        std::thread::spawn(move || {
+            let config = TunnelConfig::new([192, 168, 0, 1].into(), me);
+            let mut host = Host::on_wire(&config, Box::new(small)).unwrap();
+            let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+            host.vnic("a", Mac([2, 0, 0, 0, 0, 0xa]), 42, &policy).unwrap();
+            let worker = &host.inside().0.workers[0];
+            worker.started(crate::engine::place::PollSource::Uplink, None);
+            host.settle();
+            let _ = done.send(host.received().unwrap().get("a").map_or(0, Vec::len));
+        });
+        let got = over.recv_timeout(std::time::Duration::from_secs(20));
+        assert_eq!(got, Ok(1));
     }
 
     impl Uplink for Small {
@@ -78,15 +114,18 @@ mod tests {
             Counters::default()
         }
 
-        fn receive(&mut self, _: usize) -> usize {
-            0
+        fn receive(&mut self, max: usize) -> usize {
+            self.held = self.arriving.len().min(max);
+            self.held
         }
 
-        fn frame(&self, _: usize) -> &[u8] {
-            &[]
+        fn frame(&self, index: usize) -> &[u8] {
+            &self.arriving[index]
         }
 
-        fn release(&mut self) {}
+        fn release(&mut self) {
+            self.arriving.drain(..std::mem::take(&mut self.held));
+        }
 
         fn room(&mut self, len: usize) -> Option<&mut [u8]> {
             self.room = vec![0; len];
@@ -109,8 +148,7 @@ mod tests {
     #[test]
     fn more_packets_than_the_uplink_holds_at_once_leave_all_the_same() {
         let sent = Arc::new(Mutex::new(Vec::new()));
-        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
-        let small = Small { event, room: Vec::new(), queued: Vec::new(), sent: sent.clone() };
+        let small = Small::new(sent.clone(), Vec::new());
         let (a, b) = (Mac([2, 0, 0, 0, 0, 0xa]), Mac([2, 0, 0, 0, 0, 0xb]));
         let config = TunnelConfig::new([192, 168, 0, 1].into(), Mac([2, 0xbf, 0, 0, 0, 1]));
         let mut host = Host::on_wire(&config, Box::new(small)).unwrap();

@@ -240,7 +240,8 @@ impl Plane {
                 _ => Admission::Gone,
             };
             let line = record.line2();
-            let idle = now.wrapping_sub(line.seen);
+            // A worker may have read the clock after this thread did.
+            let idle = now.saturating_sub(line.seen);
             rows.push(SessionRow {
                 vni: key.vni(),
                 vlan: (tuple.vlan & crate::ip::TAGGED != 0).then_some(tuple.vlan & 0xfff),
@@ -248,7 +249,7 @@ impl Plane {
                 opener: end(opener, tuple.source, tuple.source_port),
                 responder: end(responder, tuple.destination, tuple.destination_port),
                 state: line.state.name(),
-                age: now.wrapping_sub(line.made),
+                age: now.saturating_sub(line.made),
                 idle,
                 expires: self.shared.sessions.timeouts.of(line.state).saturating_sub(idle),
                 packets: line.packets,

@@ -90,11 +90,11 @@ impl<'a> Context<'a> {
         self.snapshot.networks.get(place).map_or(self.entry, |network| network)
     }
 
-    /// Returns the other hosts of a network, unless the frames come from there: no frame goes back
-    /// to its origin.
+    /// Returns the other hosts of a network, unless the frames come from other hosts: nothing that
+    /// came by the uplink returns to it.
     #[inline(always)]
     pub fn remote_of(&self, network: &'a Network) -> Option<&'a Remote> {
-        network.remote.as_ref().filter(|remote| remote.slot != self.sender.place.slot)
+        network.remote.as_ref().filter(|_| !self.sender.is_trunk())
     }
 
     /// Returns the other hosts of the sender's network, likewise.

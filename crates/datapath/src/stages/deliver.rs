@@ -226,7 +226,11 @@ pub(crate) fn deliver<O: Outlet>(
     }
     // Its lock is the last that is taken, but for those of mirrors.
     let leaving = match context.tunnel {
-        Some(tunnel) if planned.tunnelled || planned.floods => {
+        // Frames from other hosts stay: the worker holds the uplink while it serves it.
+        Some(tunnel)
+            if (planned.tunnelled || planned.floods)
+                && (context.remote().is_some() || leaves_by_another(&batch, context)) =>
+        {
             leave(&batch, context, tunnel, departures, turn, outlet)
         }
         _ => Leaving::Nothing,
@@ -261,6 +265,12 @@ pub(crate) fn deliver<O: Outlet>(
         answer(context, departures, calls, outlet);
     }
     (receivers.iter().max_by_key(|receiver| receiver.frames).map(|receiver| receiver.slot), done)
+}
+
+/// Returns whether a frame crosses to a network that has other hosts.
+#[inline(always)]
+fn leaves_by_another(batch: &Batch<'_>, context: &Context<'_>) -> bool {
+    batch.exits().any() && !context.sender.is_trunk()
 }
 
 /// Gives the sender of a batch the answers to its frames.

@@ -33,9 +33,10 @@ fn answers(word: u64) -> u64 {
     (word & ALL_ANSWERS) / ONE_ANSWER
 }
 
-/// Returns the seconds since the request; `None` if there is none.
+/// Returns the seconds since the request, 0 if its worker read the clock later; `None` if there is
+/// none.
 fn age(word: u64, now: u32) -> Option<u32> {
-    (word & NOTED != 0).then(|| now.wrapping_sub(word as u32))
+    (word & NOTED != 0).then(|| now.saturating_sub(word as u32))
 }
 
 fn is_tagged(word: u64, tag: u64) -> bool {
