@@ -88,18 +88,19 @@ fn slow_interrupts_are_paid_for_once() {
     assert_eq!((report().confirmed, report().apart), (0, false), "{:?}", report());
 
     let guards = watches(vm.guest.rx().call_fd());
-    // Cost of one signal, as the sending thread sees it.
-    let slow = (0..3)
-        .map(|_| {
-            let begun = spent();
-            rustix::io::write(&**vm.guest.rx().call_fd(), &1u64.to_ne_bytes()).unwrap();
-            spent() - begun
-        })
-        .min()
-        .unwrap();
+    // Cost of one signal, as the sending thread sees it. The median: where a hypervisor takes the
+    // processor away, the kernel takes that time off later readings, and single ones show next to
+    // nothing.
+    let mut signals: [Duration; 9] = std::array::from_fn(|_| {
+        let begun = spent();
+        rustix::io::write(&**vm.guest.rx().call_fd(), &1u64.to_ne_bytes()).unwrap();
+        spent() - begun
+    });
+    signals.sort_unstable();
+    let slow = signals[signals.len() / 2];
     assert!(
         slow > Duration::from_micros(500),
-        "{} watches cost {slow:?} only: no test",
+        "{} watches cost {signals:?} only: no test",
         INSTANCES * COPIES
     );
 
