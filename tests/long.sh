@@ -5,9 +5,10 @@
 #   ignored     tests that are marked "long": as long as they take
 #   tunnel      networks across hosts in all 28 combinations: as long as they take
 #   model       the switch against its model, on one host and on two, each for MINUTES
+#   crash       deaths at kill points under load, ten times each, and 10,000 of a host in one process
 #   attack      hostile guests, front ends and clients beside guests that must not notice
 #   fuzz        coverage-guided fuzzing, MINUTES shared by all targets
-#   soak        traffic, additions and removals
+#   soak        traffic, additions and removals; two hosts with deaths and upgrades
 set -euo pipefail
 # shellcheck source=lib/common.sh
 . "$(dirname "$0")/lib/common.sh"
@@ -16,9 +17,8 @@ MINUTES=${MINUTES:-60}
 LOGS=$BUILD/test-long
 mkdir -p "$LOGS"
 parts=("$@")
-[ $# -gt 0 ] || parts=(advisories ignored tunnel model attack fuzz soak)
-targets=(rings control frames api)
-[ ! -d "$REPO/fuzz/corpus/zmtp" ] || targets+=(zmtp)
+[ $# -gt 0 ] || parts=(advisories ignored tunnel model crash attack fuzz soak)
+targets=(rings control frames api zmtp sessions checkpoint holder store)
 
 model() { # each test by itself: together they would share the processors
   local test
@@ -45,9 +45,13 @@ part() {
       MATRIX=all "$TESTS/tunnel/run.sh" '^ipv[46]-'
       ;;
     model) model ;;
+    crash)
+      "$TESTS/kill-points/run.sh" --times 10
+      "$TESTS/kill-points/run.sh" --inside 10000
+      ;;
     attack) "$TESTS/attack/run.sh" $((MINUTES * 60)) ;;
     fuzz) FUZZ_SECONDS=$((MINUTES * 60 / ${#targets[@]})) "$TESTS/fuzz/run.sh" "${targets[@]}" ;;
-    soak) MINUTES=$MINUTES "$TESTS/soak/run.sh" ;;
+    soak) MINUTES=$MINUTES "$TESTS/soak/run.sh" && MINUTES=$MINUTES "$TESTS/soak/hosts.sh" ;;
     *) die "no such part: $1" ;;
   esac
 }

@@ -7,26 +7,41 @@
 //!   receivers of every kind.
 //! * [`api`]: request frames of the API, and its text format.
 //! * [`zmtp`]: connections to the API, from their first byte.
+//! * [`sessions`]: tables of sessions that dead processes left, adopted.
+//! * [`checkpoint`]: what a process finds that goes on for one that died.
+//! * [`holder`]: front ends and daemons of the holder, and the packets between both.
+//! * [`store`]: frames to and from the store's writer, and the records that follow from them.
+//! * [`moved`]: what a client says that a vnic was on another host.
 
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod checkpoint;
 pub mod control;
 pub mod frames;
+pub mod holder;
 mod input;
+pub mod moved;
 pub mod rings;
+pub mod sessions;
+pub mod store;
 pub mod zmtp;
 
 /// A target, which takes the bytes of an input.
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Target); 5] = [
+pub const TARGETS: [(&str, Target); 10] = [
     ("rings", rings::run),
     ("control", control::run),
     ("frames", frames::run),
     ("api", api::run),
     ("zmtp", zmtp::run),
+    ("sessions", sessions::run),
+    ("checkpoint", checkpoint::run),
+    ("holder", holder::run),
+    ("store", store::run),
+    ("moved", moved::run),
 ];
 
 /// The target with this name.

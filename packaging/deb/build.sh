@@ -35,9 +35,8 @@ sed -i -e "s|(docs/|(|g" -e "s|=\"docs/|=\"|g" "$doc/README.md"
 gzip -9nc "$REPO/CHANGELOG.md" >"$doc/changelog.gz"
 sed -e "s/@year@/$(date +%Y)/" -e "s|@maintainer@|$maintainer|" -e "s|@homepage@|$homepage|" "$HERE/copyright.in" >"$doc/copyright"
 cp -r "$REPO/packaging/prometheus" "$REPO/packaging/grafana" "$tree/usr/share/butterfly/"
-install -d "$tree/usr/share/butterfly/proto" "$tree/usr/lib/butterfly"
+install -d "$tree/usr/share/butterfly/proto"
 install -m 644 "$REPO"/crates/api/proto/*.proto "$tree/usr/share/butterfly/proto/"
-install -m 755 "$HERE/keep" "$tree/usr/lib/butterfly/"
 find "$tree/usr/share" -type f -exec chmod 644 {} + -o -type d -exec chmod 755 {} +
 
 # What the programs are linked with, as packages.

@@ -23,6 +23,7 @@ cleanup() {
   trap '' INT TERM HUP
   vm stop --all 2>/dev/null || true
   end "$(cat "$dir/daemon.pid" 2>/dev/null || true)" # a scenario's that could not end it itself
+  pkill -KILL -f -- "--hold-alone $dir/" 2>/dev/null || true
   rm -rf "$dir"
 }
 trap cleanup EXIT
@@ -207,6 +208,56 @@ daemon_killed() {
     transfer a b 10.0.0.2 4 || fail "round $round: 4 MiB did not arrive undamaged"
   done
 }
+# The daemon has a state directory, and is killed under traffic. QEMU of either role, with reconnect=1 and without, notices
+# nothing: no connection ends, no link goes down, TCP goes on, and what was declared is still there.
+daemon_killed_with_state() {
+  local round nic links lost
+  daemon_stop
+  daemon_start "$dir" --state-dir "$dir/state"
+  add_nic a 1 server
+  add_nic b 2 client
+  add_nic c 3 server
+  boot a 1 server ''
+  boot b 2 client ''
+  boot c 3 server '' --reconnect 1
+  up a b c
+  for nic in b c; do ping_all a "10.0.0.$([ $nic = b ] && echo 2 || echo 3)" || fail "a does not reach $nic"; done
+  links=$(link_changes a b c)
+  vm exec a 'ping -i 0.05 10.0.0.2 >/tmp/ping.b 2>&1 & ping -i 0.05 10.0.0.3 >/tmp/ping.c 2>&1 &'
+  iperf_server b
+  vm exec c 'iperf3 -c 10.0.0.2 -t 300 >/dev/null 2>/tmp/iperf.error &'
+  for round in 1 2 3; do
+    sleep 1
+    daemon_kill
+    daemon_start "$dir" --state-dir "$dir/state"
+    [ "$(bf nic list | wc -l)" -eq 3 ] || fail "round $round: vnics are gone: $(bf nic list)"
+    for nic in a b c; do attached $nic || fail "round $round: $nic is not attached"; done
+    ping_all a 10.0.0.2 || fail "round $round: a does not reach b"
+    transfer a b 10.0.0.2 4 || fail "round $round: 4 MiB did not arrive undamaged"
+  done
+  vm exec c 'pidof iperf3 >/dev/null; cat /tmp/iperf.error' || fail "a TCP connection did not outlast the deaths"
+  vm exec a 'killall -INT ping; sleep 0.3'
+  for nic in b c; do
+    lost=$(vm exec a "tail -3 /tmp/ping.$nic" | sed -n 's/^\([0-9]*\) .* \([0-9]*\) packets received.*/\1-\2/p')
+    say "    of pings to $nic, across three deaths, were lost: $((lost))"
+    [ $((lost)) -le 12 ] || fail "too many pings to $nic were lost: $lost"
+  done
+  [ "$(link_changes a b c)" = "$links" ] || fail "links went down: $links before, $(link_changes a b c) now"
+  # The record goes on: those of the first attachment are in it, if they were written down.
+  [ "$(bf events | grep -c guest-attached)" -le 3 ] || fail "front ends came again"
+  ! bf events | grep guest-detached || fail "front ends went"
+  # A guest that boots anew finds the same socket.
+  vm restart a --timeout 90
+  up a
+  back a 10.0.0.2 || fail "a came back and does not reach b"
+  bf shutdown >/dev/null
+  daemon_forget
+  wait_for 10 no_holder || fail "the holder outlasts a shutdown"
+  rm -rf "$dir/state"
+  daemon_start "$dir"
+}
+link_changes() { local nic; for nic in "$@"; do vm exec "$nic" 'cat /sys/class/net/eth0/carrier_changes'; done | tr '\n' ' '; }
+no_holder() { ! pgrep -f -- "--hold-alone $dir/" >/dev/null; }
 vnic_replaced_under_traffic() {
   pair server '' client ''
   vm exec a 'ping -i 0.05 10.0.0.2 >/tmp/ping 2>&1 &'
@@ -270,7 +321,7 @@ run() { # each in a subshell: a failure ends the scenario, not the run
 }
 for scenario in server_role client_role mixed_roles_ipv6 no_mergeable_buffers mergeable_on_one_end no_offloads \
   segments_to_a_guest_without checksums_to_a_guest_without jumbo_frames killed_under_traffic daemon_killed \
-  vnic_replaced_under_traffic memory_not_shared changes_under_tcp port_sweep; do
+  daemon_killed_with_state vnic_replaced_under_traffic memory_not_shared changes_under_tcp port_sweep; do
   run $scenario
 done
 

@@ -15,7 +15,8 @@ from sources import read
 
 # All crates, the lowest first.
 CRATES = [
-    "version", "mem", "packet", "model", "manual", "api", "control", "uplink", "vhost",
+    "version", "layout", "point", "mem", "holder", "store", "packet", "model", "manual", "api", "control",
+    "uplink", "vhost",
     "guest-driver", "guest", "datapath", "butterflyd", "butterfly", "bench",
 ]
 
@@ -23,11 +24,12 @@ CRATES = [
 FLOORS = {
     "datapath": [
         "engine", "ip", "session", "world", "overlay", "stages", "worker", "plane", "endpoint",
-        "report", "switch", "harness",
+        "report", "checkpoint", "switch", "harness",
     ],
     "vhost": ["maps", "sigbus", "memory", "dirty", "net", "ring", "port", "control"],
     "butterflyd": [
-        "log", "config", "host", "events", "recorder", "metrics", "dataplane", "handlers", "run",
+        "log", "config", "host", "holding", "events", "recorder", "checkpoint", "poison", "metrics",
+        "keeper", "dataplane", "upgrade", "handlers", "proof", "run",
     ],
     "butterfly": ["failure", "text", "line", "daemon", "tree", "help", "commands", "run"],
 }

@@ -29,7 +29,9 @@ pub struct Counts {
     pub reordered: u64,
     /// Dropped because too many were under way.
     pub full: u64,
-    pub delivered: u64,
+    /// Taken off the line; some may find no room at its end.
+    pub arrived: u64,
+    pub refused: u64,
 }
 
 /// Most frames under way.
@@ -127,7 +129,7 @@ impl Line {
         if self.next_due()? > now {
             return None;
         }
-        self.counts.delivered += 1;
+        self.counts.arrived += 1;
         self.under_way.pop().map(|Reverse(next)| next.frame)
     }
 }
@@ -185,7 +187,7 @@ mod tests {
         let bad = Impairments { loss: 20.0, duplicate: 10.0, ..Impairments::default() };
         let mut line = line(bad);
         let arrived = sent(&mut line, 10_000);
-        let Counts { frames, lost, duplicated, delivered, .. } = line.counts;
+        let Counts { frames, lost, duplicated, arrived: delivered, .. } = line.counts;
         assert!((1800..2200).contains(&lost) && (700..900).contains(&duplicated), "{lost}");
         assert_eq!((frames, delivered), (10_000, 10_000 - lost + duplicated));
         assert_eq!(arrived.len() as u64, delivered);

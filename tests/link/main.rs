@@ -28,7 +28,8 @@ use line::{Counts, Impairments, Line};
 
 /// Passes frames between two TAP devices as a bad link would. Runs until it is killed, or standard
 /// input ends. A line there changes the link: options as on the command line, such as `--loss 100`;
-/// what a line does not name is as on a good link. The word `counts` prints what happened so far.
+/// what a line does not name is as on a good link; `changed` says that it holds. The word `counts`
+/// prints what happened so far.
 #[derive(Parser, Debug)]
 #[command(name = "butterfly-link")]
 struct Arguments {
@@ -111,6 +112,8 @@ fn deliver(line: &mut Line, to: &mut Tap, now: Instant) -> Option<Instant> {
         if let Some(room) = to.room(frame.len()) {
             room.copy_from_slice(&frame);
             to.send();
+        } else {
+            line.counts.refused += 1;
         }
         queued += 1;
         if queued == BURST {
@@ -129,10 +132,11 @@ fn receive(from: &mut Tap, line: &mut Line, now: Instant) {
 }
 
 fn told(name: &str, counts: &Counts) {
-    let Counts { frames, lost, duplicated, reordered, full, delivered } = counts;
+    let Counts { frames, lost, duplicated, reordered, full, arrived, refused } = counts;
     println!(
         "{name}: {frames} frames, {lost} lost, {duplicated} duplicated, {reordered} reordered, \
-         {full} too many, {delivered} delivered"
+         {full} too many, {} delivered, {refused} refused at the end",
+        arrived - refused
     );
 }
 
@@ -163,7 +167,8 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
             }
             Ok(line) => match Change::try_parse_from(line.split_whitespace()) {
                 Ok(Change { link }) => {
-                    ways.iter_mut().for_each(|way| way.impairments = link.impairments())
+                    ways.iter_mut().for_each(|way| way.impairments = link.impairments());
+                    println!("changed");
                 }
                 Err(why) => eprintln!("{why}"),
             },

@@ -36,8 +36,14 @@ ip -n "$b" addr add 192.0.2.2/24 dev wire
 ip -n "$a" link set wire up
 ip -n "$b" link set wire up
 
-# The program looks at its input every 20 ms, and says nothing about options that it takes.
-say_to_link() { echo "$*" >"$dir/words"; sleep 0.2; }
+# change OPTION...: returns when it holds. Frames that were under way arrive all the same.
+changes=0
+changed() { [ "$(grep -c '^changed$' "$dir/log")" -ge "$changes" ]; }
+change() {
+  changes=$((changes + 1))
+  echo "$*" >"$dir/words"
+  wait_for 10 changed || die "the link did not take '$*': $(tail -1 "$dir/log")"
+}
 # pings COUNT: prints ping's summary.
 pings() { ip netns exec "$a" ping -q -i 0.02 -W 2 -c "$1" 192.0.2.2 2>&1 || true; }
 # expect NAME SUMMARY PATTERN
@@ -54,20 +60,22 @@ expect() {
 
 pings 2 >/dev/null # ARP
 expect "a good link loses nothing" "$(pings 50)" '50 received.* 0% packet loss'
-say_to_link --delay 20
+change --delay 20
 expect "a delay of 20 ms each way" "$(pings 30)" '= 4[0-9]\.[0-9]+/4[0-9]\.'
-say_to_link --loss 50
+change --loss 50
 expect "half of the frames are lost each way" "$(pings 200)" ' (6[5-9]|7[0-9]|8[0-5])(\.[0-9]+)?% packet loss'
-say_to_link --duplicate 100
+change --duplicate 100
 expect "every frame comes twice" "$(pings 30)" '30 received, \+[0-9]+ duplicates'
-say_to_link --loss 100
+change --loss 100
 expect "a link that is cut" "$(pings 10)" '100% packet loss'
-say_to_link --delay 0
+change --delay 0
 expect "and is whole again" "$(pings 20)" ' 0% packet loss'
 # 1,000 bytes take 40 ms at 200 kbit/s.
-say_to_link --rate 200000
+change --rate 200000
 expect "a slow link" "$(ip netns exec "$a" ping -q -i 0.3 -c 5 -s 958 192.0.2.2)" '= (8[0-9]|9[0-9])\.'
-say_to_link counts
+echo counts >"$dir/words"
+counted() { grep -q "^$b/wire to" "$dir/log"; }
+wait_for 10 counted || die "no counts: $(tail -1 "$dir/log")"
 expect "counts" "$(cat "$dir/log")" "to $b/wire: [0-9]+ frames, [1-9][0-9]* lost"
 say "$passed passed, $failed failed"
 [ "$failed" = 0 ]

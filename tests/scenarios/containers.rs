@@ -24,10 +24,10 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 pub(crate) const VNI: u32 = 7;
 
 /// A named network namespace, which is deleted when this is dropped.
-struct Netns(String);
+pub(crate) struct Netns(pub(crate) String);
 
 impl Netns {
-    fn new() -> Netns {
+    pub(crate) fn new() -> Netns {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("bfly-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         run("ip", &["netns", "add", &name]);
@@ -45,13 +45,13 @@ impl Netns {
 
     /// Runs a command that must succeed. Returns its output.
     #[track_caller]
-    fn run(&self, command: &str) -> String {
+    pub(crate) fn run(&self, command: &str) -> String {
         let words: Vec<&str> =
             ["netns", "exec", &self.0].into_iter().chain(command.split_whitespace()).collect();
         run("ip", &words)
     }
 
-    fn spawn(&self, command: &str) -> Child {
+    pub(crate) fn spawn(&self, command: &str) -> Child {
         let words: Vec<&str> =
             ["netns", "exec", &self.0].into_iter().chain(command.split_whitespace()).collect();
         Command::new("ip")
@@ -64,7 +64,7 @@ impl Netns {
     }
 
     /// Calls `body` in the namespace, in a new thread.
-    fn inside<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
+    pub(crate) fn inside<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
         let file = fs::File::open(format!("/run/netns/{}", self.0)).unwrap();
         std::thread::scope(|scope| {
             let entered = scope.spawn(move || {
@@ -79,7 +79,7 @@ impl Netns {
         })
     }
 
-    fn pings(&self, address: &str) -> bool {
+    pub(crate) fn pings(&self, address: &str) -> bool {
         self.output(&format!("ping -n -c 1 -W 5 {address}")).status.success()
     }
 }
@@ -129,7 +129,7 @@ fn show(daemon: &Daemon, id: &str) -> NicShow {
 }
 
 /// Makes a namespace with an unfiltered vnic in it, and sets the interface's address.
-fn container(daemon: &Daemon, id: &str, n: u8) -> Netns {
+pub(crate) fn container(daemon: &Daemon, id: &str, n: u8) -> Netns {
     let netns = Netns::new();
     let interface = declare(daemon, open(tap(id, n, Some(&netns.0)))).unwrap();
     netns.run(&format!("ip addr add 10.0.0.{n}/24 dev {interface}"));

@@ -11,7 +11,7 @@ use butterfly_tests::{
 use serde_json::Value;
 
 /// Runs `ip` in a daemon's network namespace.
-fn ip(daemon: &Daemon, line: &str) {
+pub(crate) fn ip(daemon: &Daemon, line: &str) {
     let space = format!("--net=/proc/{}/ns/net", daemon.pid());
     let status =
         Command::new("nsenter").arg(space).arg("ip").args(line.split(' ')).status().unwrap();
@@ -19,7 +19,7 @@ fn ip(daemon: &Daemon, line: &str) {
 }
 
 /// Starts a daemon in a new network namespace, after running `ip` there with each of `lines`.
-fn daemon_behind(lines: &[&str], options: &[&str]) -> Daemon {
+pub(crate) fn daemon_behind(lines: &[&str], options: &[&str]) -> Daemon {
     let lines: Vec<String> = lines.iter().map(|line| format!("ip {line} && ")).collect();
     let script = format!("{}exec \"$@\"", lines.concat());
     let options: Vec<String> = options.iter().map(|word| (*word).to_owned()).collect();
@@ -30,7 +30,7 @@ fn told(daemon: &Daemon, command: &str) -> Value {
     serde_json::from_str(&daemon.client_ok(&[command, "--json"])).unwrap()
 }
 
-fn becomes(daemon: &Daemon, state: &str) {
+pub(crate) fn becomes(daemon: &Daemon, state: &str) {
     eventually(state, || told(daemon, "uplink")["state"] == state);
 }
 

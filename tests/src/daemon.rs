@@ -15,13 +15,17 @@ use butterfly_api::{
     proto::{self, Message, MessageV0, Messages, NicShow, NicUpdateReq, Request, Response},
 };
 use protobuf::MessageField;
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::{
     host::{Backend, FdbEntry, HostOptions, Nic, QueueShow, Show, Work},
-    programs::program,
+    programs::{checked, program},
     wait::{PATIENCE, within},
 };
+
+/// Word before the program that arms its fail points, which only builds with checks have.
+pub const FAIL_POINTS: &str = "BUTTERFLY_FAIL_POINTS=1";
 
 /// A running daemon. Dropping it stops the daemon in order; a killed daemon would leave its session
 /// table in memory.
@@ -68,13 +72,29 @@ impl Daemon {
 
     /// Starts a daemon in a directory and does not wait.
     pub fn launch(dir: &Path, before: &[&str], options: &[String]) -> Daemon {
+        let of_checks = |word: &&str| word.starts_with("BUTTERFLY_DEGRADED_S=");
+        let has_checks = before.contains(&FAIL_POINTS) || before.iter().any(of_checks);
+        let program = match has_checks {
+            true => checked("butterflyd"),
+            false => program("butterflyd"),
+        };
+        Daemon::launch_program(&program, dir, before, options)
+    }
+
+    /// As [`Self::launch`], of another program.
+    pub fn launch_program(
+        program: &Path,
+        dir: &Path,
+        before: &[&str],
+        options: &[String],
+    ) -> Daemon {
         let dir = fs::canonicalize(dir).unwrap();
         let own = options.iter().skip_while(|option| *option != "-e").nth(1);
         let endpoint = own.cloned().unwrap_or_else(|| format!("ipc://{}/api", dir.display()));
         let log = File::options().create(true).append(true).open(dir.join("log")).unwrap();
         // The daemon must not outlive a test that is killed.
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--"]).args(before).arg(program("butterflyd"));
+        command.args(["--pdeathsig", "KILL", "--"]).args(before).arg(program);
         // No core by default: scenarios that run side by side would all be pinned to the first one.
         command
             .args(["-i", "42.0.0.1", "-u", "65535", "-l", "info", "--no-syslog", "-s"])
@@ -95,7 +115,34 @@ impl Daemon {
         Daemon { process: Some(process), dir, endpoint, client: Mutex::default(), _room: None }
     }
 
-    fn wait_until_ready(&mut self) {
+    /// Waits until a daemon that was launched answers.
+    pub fn ready(mut self) -> Daemon {
+        self.wait_until_ready();
+        self
+    }
+
+    /// Waits until a daemon that was launched answers, or ends. Returns whether it answers.
+    pub fn comes_up(&mut self) -> bool {
+        let mut answers = false;
+        within(PATIENCE, "butterflyd answers or ends", || {
+            let request = Request { nic_list: Some(true), ..Request::default() };
+            let client = Client::connect(&self.endpoint, Some(Duration::from_millis(500))).unwrap();
+            answers = !self.has_ended() && ask(&client, vec![request]).is_ok();
+            answers || self.process.is_none()
+        });
+        answers
+    }
+
+    /// Has the daemon end in order, as a client asks for it, and waits for that.
+    #[track_caller]
+    pub fn quit(&mut self) {
+        self.ask(Request { app_quit: Some(true), ..Request::default() }).unwrap();
+        let status = self.wait_for_end();
+        assert_eq!(status.code(), Some(0), "{}", self.log());
+    }
+
+    /// Waits until a daemon that was launched answers.
+    pub fn wait_until_ready(&mut self) {
         within(PATIENCE, "butterflyd answers", || {
             let ended = self.process.as_mut().and_then(|process| process.try_wait().unwrap());
             assert!(ended.is_none(), "butterflyd ended with {ended:?}: {}", self.log());
@@ -150,6 +197,14 @@ impl Daemon {
     /// Sends one request.
     pub fn ask(&self, request: Request) -> Answer {
         self.ask_all(vec![request]).remove(0)
+    }
+
+    /// Sends one request to the daemon at an endpoint, which may die before it answers: then the
+    /// outer error says so. Waits no longer than `patience`.
+    pub fn try_ask(endpoint: &str, patience: Duration, request: Request) -> Result<Answer, String> {
+        let client =
+            Client::connect(endpoint, Some(patience)).map_err(|error| error.to_string())?;
+        Ok(ask(&client, vec![request])?.remove(0))
     }
 
     /// Runs the client with these words and waits for its end.
@@ -238,6 +293,31 @@ impl Daemon {
             .status()
             .unwrap();
         assert!(status.success());
+    }
+
+    /// Kills the daemon at once, and does not wait for its end.
+    pub fn kill(&self) {
+        let pid = Pid::from_raw(self.pid() as i32).expect("a process");
+        kill_process(pid, Signal::KILL).expect("it runs");
+    }
+
+    /// True once its process has ended.
+    pub fn has_ended(&mut self) -> bool {
+        let process = self.process.as_mut();
+        let ended = process.is_none_or(|process| process.try_wait().unwrap().is_some());
+        if ended {
+            self.process = None;
+        }
+        ended
+    }
+
+    /// Returns how its process ended, once it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        let status = self.process.as_mut()?.try_wait().unwrap();
+        if status.is_some() {
+            self.process = None;
+        }
+        status
     }
 
     /// Waits for the daemon's end.

@@ -95,6 +95,7 @@ impl Backend for InProcess {
         let spec = VnicSpec {
             sniff_target: nic.mirror_of.clone(),
             order: self.switch.ids().len() as u64,
+            birth: 0,
             id: nic.id.clone(),
             mac: nic.mac,
             vni: butterfly_model::Vni::new(nic.vni).map_err(|error| error.to_string())?,

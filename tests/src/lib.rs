@@ -14,13 +14,14 @@ pub mod host;
 mod in_process;
 pub mod metrics;
 pub mod net;
+pub mod pairs;
 pub mod programs;
 pub mod runbook;
 pub mod station;
 pub mod traffic;
 pub mod wait;
 
-pub use daemon::Daemon;
+pub use daemon::{Daemon, FAIL_POINTS};
 pub use host::{Host, HostOptions, Kind, Nic, Show};
 pub use station::{Station, features};
 pub use wait::{PATIENCE, eventually, within};

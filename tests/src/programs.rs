@@ -23,6 +23,13 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
+/// Returns the path of `butterflyd` or `butterfly` as it is built like this test, whatever `BIN`
+/// names: with checks and fail points, which programs for use do not have.
+pub fn checked(name: &str) -> PathBuf {
+    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+    DIRECTORY.get_or_init(build).join(name)
+}
+
 /// Builds the programs, as cargo does not build those of other packages for a test. Returns their
 /// directory.
 fn build() -> PathBuf {

@@ -120,6 +120,64 @@ live_migration() {
   quiet h3 b too-big
   vm stop to
 }
+# The same with `nic export` and `nic import`, while two connections run that b opened: a sends on one, which nothing but b's session
+# lets in, and b on the other. Either while QEMU has stopped b on h2 and not started it on h3, or before the migration (when the
+# session's numbers are old) and once more after it.
+exported_while_stopped() { exported "$(export_b)" '' --tcp-pickup 0; }
+exported_before() { exported '' "$(export_b)"; }
+export_b() {
+  echo "$BIN/butterfly nic export b --to 192.0.2.3 -e ipc://$HOSTS/h2/api | $BIN/butterfly nic import -e ipc://$HOSTS/h3/api"
+}
+exported() { # exported WHILE-STOPPED BEFORE-AND-AFTER [OPTION-OF-H3...]
+  local n while=$1 around=$2 downtime sent pings lost still stalled passed before
+  wire_add
+  for n in 1 2; do uplink_daemon "h$n" "$n" ipv4 xdp; done
+  uplink_daemon h3 3 ipv4 xdp "${@:3}"
+  for n in 1 2 3; do on "h$n" bf sg rule add pings --ip-proto icmp --cidr 10.0.0.0/24 >/dev/null; done
+  on h1 bf sg rule add pings --ip-proto tcp --port-start 7000 --port-end 7001 --cidr 10.0.0.0/24 >/dev/null
+  filtered h1 a pings
+  for n in 2:from 3:to; do
+    on "h${n%:*}" bf nic add --id b --mac "$(mac_of b)" --vni 42 --type VHOST_USER_CLIENT --path "$VM_DIR/${n#*:}.sock" \
+      --ip 10.0.0.2 --enable-antispoof --sg pings >/dev/null
+  done
+  vm start from --socket "$VM_DIR/from.sock" --serve --mac "$(mac_of b)" --ip 10.0.0.2/24 --limit 300
+  vm start to --socket "$VM_DIR/to.sock" --serve --mac "$(mac_of b)" --limit 300 --incoming --no-wait
+  wait_for 10 ping_all a 10.0.0.2 1 || fail "a does not reach b before it moves"
+  # shellcheck disable=SC2016 # expanded there
+  sent=$(vm exec a 'rm -f /tmp/up /tmp/open /tmp/sizes; mkfifo /tmp/open; head -c 12m /dev/urandom >/tmp/sent
+    { i=0; while [ $i -lt 192 ]; do dd if=/tmp/sent bs=64k skip=$i count=1 2>/dev/null; usleep 50000; i=$((i + 1)); done |
+      nc -l -p 7000; } >/dev/null 2>&1 &
+    nc -l -p 7001 <>/tmp/open >/tmp/up &
+    until grep -q :1B58 /proc/net/tcp /proc/net/tcp6 && grep -q :1B59 /proc/net/tcp /proc/net/tcp6; do usleep 20000; done
+    { while :; do echo "$(cut -d" " -f1 /proc/uptime) $(stat -c %s /tmp/up)"; usleep 10000; done >/tmp/sizes; } >/dev/null 2>&1 &
+    sha256sum </tmp/sent')
+  vm exec from 'mkfifo /tmp/open; nc 10.0.0.1 7000 <>/tmp/open >/tmp/got 2>/dev/null &
+    { while :; do head -c 16k /dev/zero; usleep 10000; done | nc 10.0.0.1 7001; } >/dev/null 2>&1 &'
+  wait_for 10 grew from 500000 || fail "the connection to b does not begin"
+  [ -z "$around" ] || sh -c "$around" >/dev/null || fail "b was not exported, or not imported"
+  vm exec a '/bin/ping -D -i 0.01 -c 1000 -W 1 10.0.0.2 >/tmp/pings 2>&1 &'
+  sleep 1
+  before=$(on h2 nic_field b 'n["in_packets"]')
+  downtime=$(vm migrate from to --told ${while:+--switch "$while >/dev/null"}) || fail "QEMU did not migrate b"
+  [ -z "$around" ] || sh -c "$around" >/dev/null || fail "b was not exported, or not imported, once more"
+  vm stop from
+  vm exec --timeout 60 a 'while pidof ping >/dev/null; do usleep 100000; done'
+  pings=$(vm exec a 'cat /tmp/pings')
+  lost=$(sed -n 's/^\([0-9]*\) packets transmitted, \([0-9]*\) .*/\1 \2/p' <<<"$pings" | awk '{ print $1 - $2 }')
+  # The longest time between two answers, and that in which what b sends did not grow.
+  still=$(sed -n 's/^\[\([0-9.]*\)\].*icmp_seq.*/\1/p' <<<"$pings" | awk 'NR > 1 && $1 - last > most { most = $1 - last } { last = $1 } END { printf "%d", most * 1000 }')
+  stalled=$(vm exec a 'cat /tmp/sizes' | awk '$2 != size { if (size > 0 && $1 - last > most) most = $1 - last; last = $1; size = $2 } END { printf "%d", most * 1000 }')
+  passed=$(on h2 nic_field b 'n["passed_on"]')
+  say "    QEMU stood still for $downtime ms; $lost of 1000 pings, 10 ms apart, were lost, none came for $still ms; what b sends stood still for" \
+    "$stalled ms; $passed frames were passed on"
+  wait_for 60 arrived to "$sent" || fail "the connection that b opened did not survive its move: $(on h3 bf sessions b)"
+  [ "$(on h3 nic_field b 'n["in_packets"]')" -ge "$before" ] || fail "b's counters did not move"
+  [ "$((lost * 10))" -le "$((downtime + 300))" ] || fail "more was lost than QEMU's stand-still of $downtime ms explains"
+  # What is passed on before the import finds no session, and no machine either.
+  quiet h3 b 'too-big ingress-denied'
+  vm stop to
+  vm exec a 'killall nc 2>/dev/null; true'
+}
 is_learnt() { [ "$(learnt_at "$1" "$2")" = "$3" ]; }
 filtered() { # filtered HOST GUEST GROUP
   vnic "$1" "$2" 42 --ip "$(ip4_of "$2")" --enable-antispoof --sg "$3"
@@ -231,6 +289,8 @@ same_addresses() {
   vnic h1 c 43
   vnic h2 d 43
   wait_for 10 ping_all a 10.0.0.2 1 || fail "a does not reach b"
+  know a b
+  know b a
   wait_for 10 hears_nothing c d || fail "c and d, which are not used yet, go on hearing something"
   before=$(received c d)
   ping_all a 10.0.0.2 5 || fail "a does not reach b"
@@ -238,6 +298,7 @@ same_addresses() {
   transfer b a 10.0.0.1 2 || fail "2 MiB from b to a did not arrive undamaged"
   [ "$(received c d)" = "$before" ] || fail "VNI 43 heard something of VNI 42"
   wait_for 10 ping_all c 10.0.0.2 1 || fail "c does not reach d"
+  wait_for 10 hears_nothing a b || fail "a and b, which are not used any more, go on hearing something"
   before=$(received a b)
   ping_all d 10.0.0.1 5 || fail "d does not reach c"
   transfer c d 10.0.0.2 2 || fail "2 MiB from c to d did not arrive undamaged"
@@ -247,6 +308,9 @@ same_addresses() {
   unanswered c 'ping -c 2 -W 1 10.0.0.2' || fail "somebody answers c for d, which is gone"
   for guest in a:h1 b:h2 c:h1; do quiet "${guest#*:}" "${guest%:*}" too-big; done
 }
+# know GUEST OTHER: for good. A guest asks again for a neighbour that it has not heard of for a while, seconds after it spoke to
+# it: the other would hear that while nobody uses the network.
+know() { vm exec "$1" "arp -i eth0 -s $(ip4_of "$2") $(mac_of "$2")"; }
 # hears_nothing GUEST...: for a second. Rings that go on where the daemon before left them have their guest announced, up to 0.6 s
 # apart.
 hears_nothing() {
@@ -438,7 +502,7 @@ uplink_changes() {
 
 scenarios() {
   local name
-  for name in three_hosts_groups three_hosts_peers vnic_moves live_migration filtered_ends daemon_killed same_addresses host_ping \
+  for name in three_hosts_groups three_hosts_peers vnic_moves live_migration exported_while_stopped exported_before filtered_ends daemon_killed same_addresses host_ping \
     larger_mtu outer_fragments uplink_changes; do
     run "$name" "$name"
   done

@@ -2,8 +2,9 @@
 
 use crate::proto::{
     AppConfigReq, ApplyReq, CaptureReq, DropListReq, EventListReq, ExplainReq, FdbListReq, Nic,
-    NicUpdateReq, Request, SessionFilter, SessionListReq, Sg, SgMemberAddReq, SgMemberDelReq,
-    SgRuleAddReq, SgRuleDelReq, TraceReq, TunnelPeer, TunnelShowReq,
+    NicExportToReq, NicImportReq, NicUpdateReq, Request, SessionFilter, SessionListReq, Sg,
+    SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, TraceReq, TunnelPeer,
+    TunnelShowReq, UpgradeReq,
 };
 
 /// The one thing a [`Request`] asks for; the fields of [`Request`] say what each means.
@@ -51,6 +52,12 @@ pub enum Action<'a> {
     Capture(&'a CaptureReq),
     AppHealth,
     Apply(&'a ApplyReq),
+    /// One vnic, or with an empty id all.
+    NicRelease(&'a str),
+    NicExportTo(&'a NicExportToReq),
+    NicImport(&'a NicImportReq),
+    Upgrade(&'a UpgradeReq),
+    UpgradeCommit,
 }
 
 impl<'a> Action<'a> {
@@ -97,6 +104,31 @@ impl<'a> Action<'a> {
             .or_else(|| request.capture.as_ref().map(Self::Capture))
             .or_else(|| request.app_health.map(|_| Self::AppHealth))
             .or_else(|| request.apply.as_ref().map(Self::Apply))
+            .or_else(|| request.nic_release.as_deref().map(Self::NicRelease))
+            .or_else(|| request.nic_export_to.as_ref().map(Self::NicExportTo))
+            .or_else(|| request.nic_import.as_ref().map(Self::NicImport))
+            .or_else(|| request.upgrade.as_ref().map(Self::Upgrade))
+            .or_else(|| request.upgrade_commit.map(|_| Self::UpgradeCommit))
+    }
+
+    /// True if it changes what is declared, which a store keeps, or how.
+    pub fn declares(&self) -> bool {
+        match self {
+            Self::NicAdd(_)
+            | Self::NicUpdate(_)
+            | Self::NicDel(_)
+            | Self::SgAdd(_)
+            | Self::SgDel(_)
+            | Self::SgRuleAdd(_)
+            | Self::SgRuleDel(_)
+            | Self::SgMemberAdd(_)
+            | Self::SgMemberDel(_)
+            | Self::PeerAdd(_)
+            | Self::PeerDel(_)
+            | Self::UpgradeCommit => true,
+            Self::Apply(request) => !request.dry_run(),
+            _ => false,
+        }
     }
 
     /// True if it may leave something behind, so that carrying it out twice differs from once.
@@ -118,7 +150,12 @@ impl<'a> Action<'a> {
             | Self::PeerDel(_)
             | Self::Trace(_)
             | Self::Capture(_)
-            | Self::Apply(_) => true,
+            | Self::Apply(_)
+            | Self::NicRelease(_)
+            | Self::NicExportTo(_)
+            | Self::NicImport(_)
+            | Self::Upgrade(_)
+            | Self::UpgradeCommit => true,
             Self::NicList
             | Self::NicDetails(_)
             | Self::NicExport(_)
@@ -177,6 +214,8 @@ impl<'a> Action<'a> {
             Self::TunnelShow(_) => "tunnel_show",
             Self::UplinkShow => "uplink_show",
             Self::PeerAdd(_) => "peer_add",
+            Self::Upgrade(_) => "upgrade",
+            Self::UpgradeCommit => "upgrade_commit",
             Self::PeerDel(_) => "peer_del",
             Self::PeerList => "peer_list",
             Self::Explain(_) => "explain",
@@ -186,6 +225,9 @@ impl<'a> Action<'a> {
             Self::Capture(_) => "capture",
             Self::AppHealth => "app_health",
             Self::Apply(_) => "apply",
+            Self::NicRelease(_) => "nic_release",
+            Self::NicExportTo(_) => "nic_export_to",
+            Self::NicImport(_) => "nic_import",
         }
     }
 }
@@ -196,7 +238,7 @@ mod tests {
     use crate::text;
 
     /// Every field of the request, in number order, as text and as what it must become.
-    const FIELDS: [(&str, &str); 39] = [
+    const FIELDS: [(&str, &str); 44] = [
         (r#"nic_add { id: "x" mac: "m" vni: 1 }"#, "NicAdd"),
         (r#"nic_update { id: "x" }"#, "NicUpdate"),
         (r#"nic_del: "x""#, r#"NicDel("x")"#),
@@ -236,6 +278,11 @@ mod tests {
         ("capture { }", "Capture"),
         ("app_health: false", "AppHealth"),
         ("apply { }", "Apply"),
+        (r#"nic_release: "x""#, r#"NicRelease("x")"#),
+        ("nic_export_to { }", "NicExportTo"),
+        ("nic_import { }", "NicImport"),
+        ("upgrade { }", "Upgrade"),
+        ("upgrade_commit: true", "UpgradeCommit"),
     ];
 
     #[test]

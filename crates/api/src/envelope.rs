@@ -31,7 +31,7 @@ use crate::{
         encrypted::encrypted_part,
         reply::{
             HEADER, INTERNAL_ERROR, LONGEST, MARGIN, NOT_DECODABLE, SHORTEST, append, encoded,
-            nothing_asked, refusal, refused, reply, status, success, too_long,
+            nothing_asked, refusal, refused, reply, status, success, too_long, undone,
         },
         task::{Next, Stage, answered},
     },
@@ -58,7 +58,7 @@ pub struct Envelope<H> {
 impl<H: Handler> Envelope<H> {
     /// Makes a processor that has processed nothing yet.
     pub fn new(handler: H) -> Self {
-        let context = Context { request_counter: 0, caller: None };
+        let context = Context { request_counter: 0, caller: None, sees_own_changes: false };
         Self {
             handler,
             request_counter: 0,
@@ -106,12 +106,20 @@ impl<H: Handler> Envelope<H> {
             if let Some(reply) = self.go_on(&mut task, || true) {
                 return reply;
             }
+            if task.waits_for_commit() && self.handler.may_change() {
+                self.handler.hand_over();
+            }
+            match self.handler.outcome() {
+                Some(outcome) => self.settle(&mut task, &outcome),
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
         }
     }
 
     /// Begins to answer the frame `request` of this caller: opens it, if it is encrypted.
     pub fn begin_task(&mut self, request: Vec<u8>, caller: Option<Caller>) -> Task {
-        self.context = Context { request_counter: self.request_counter, caller };
+        self.context =
+            Context { request_counter: self.request_counter, caller, sees_own_changes: false };
         let mut task = Task {
             content: 0..request.len(),
             frame: Zeroizing::new(request),
@@ -120,6 +128,10 @@ impl<H: Handler> Envelope<H> {
             stage: Stage::Checked(0),
             answers: 0,
             reply: Vec::new(),
+            declares: false,
+            answered: 0,
+            first_change: None,
+            refused: None,
         };
         if self.gate.is_some() {
             self.open(&mut task);
@@ -133,6 +145,8 @@ impl<H: Handler> Envelope<H> {
         loop {
             match task.stage {
                 Stage::Checked(at) => self.check_next(task, at),
+                Stage::CarriedOut(_) if self.has_to_wait(task) => return None,
+                Stage::Kept => return None,
                 Stage::CarriedOut(at) => self.carry_out_next(task, at),
                 Stage::Answered => return Some(std::mem::take(&mut task.reply)),
             }
@@ -140,6 +154,24 @@ impl<H: Handler> Envelope<H> {
                 return None;
             }
         }
+    }
+
+    /// True if a task has changes to make, and may not yet.
+    pub fn has_to_wait(&self, task: &Task) -> bool {
+        let begins = matches!(task.stage, Stage::CarriedOut(_)) && task.first_change.is_none();
+        begins && task.declares && task.refused.is_none() && !self.handler.may_change()
+    }
+
+    /// The outcome of a commit is known that has the changes of a task. If it failed, each message
+    /// from the first change on is answered so: what it did or saw is undone.
+    pub fn settle(&mut self, task: &mut Task, outcome: &Result<(), Failure>) {
+        if !task.waits_for_commit() {
+            return;
+        }
+        if let (Err(failure), Some(first)) = (outcome, task.first_change) {
+            task.reply = undone(&task.reply, first, failure).unwrap_or_else(|_| refused());
+        }
+        self.finish_as_it_is(task);
     }
 
     fn open(&mut self, task: &mut Task) {
@@ -210,11 +242,12 @@ impl<H: Handler> Envelope<H> {
                 Next::Message(place, next) => (place, next),
             };
             let id = match fit(&task.frame, place.clone()) {
-                Some(bytes) => decode::<Message>(bytes)
-                    .map_err(|error| error.to_string())?
-                    .message_0
-                    .message_id()
-                    .len(),
+                Some(bytes) => {
+                    let message = decode::<Message>(bytes).map_err(|error| error.to_string())?;
+                    let request = message.message_0.request.as_ref();
+                    task.declares |= request.and_then(Action::of).is_some_and(|it| it.declares());
+                    message.message_0.message_id().len()
+                }
                 None => 0,
             };
             Ok(Some((SHORTEST, id as u64, next)))
@@ -254,8 +287,13 @@ impl<H: Handler> Envelope<H> {
         let (place, next) = match task.next_message(at) {
             Ok(Next::Message(place, next)) => (place, next),
             Ok(Next::Nothing(next)) => return task.stage = Stage::CarriedOut(next),
+            Ok(Next::End) | Err(_) if task.first_change.is_some() => {
+                return task.stage = Stage::Kept;
+            }
             Ok(Next::End) | Err(_) => return self.finish_as_it_is(task),
         };
+        self.context.sees_own_changes = task.first_change.is_some();
+        let made = self.handler.changes_made();
         let message =
             fit(&task.frame, place.clone()).and_then(|bytes| decode::<Message>(bytes).ok());
         let id = message.as_ref().map_or(0, |message| message.message_0.message_id().len());
@@ -269,12 +307,15 @@ impl<H: Handler> Envelope<H> {
                 log("request", &message);
                 // A handler keeps its promises to itself by changing its state last: see
                 // `Handler::handle`.
-                let reply = catch_unwind(AssertUnwindSafe(|| self.message(&message)));
+                let reply = catch_unwind(AssertUnwindSafe(|| {
+                    self.message(&message, task.refused.as_ref())
+                }));
                 let Ok(mut reply) = reply else {
                     error!(
                         "a request was given up because of a defect in this program: please report it"
                     );
                     self.answered(false);
+                    // What it changed before is committed with others all the same.
                     return self.finish(task, INTERNAL_ERROR);
                 };
                 // One that does not fit is a long one: of a question, that changed nothing.
@@ -286,6 +327,10 @@ impl<H: Handler> Envelope<H> {
             }
         };
         append(&mut task.reply, &reply);
+        if self.handler.changes_made() != made && task.first_change.is_none() {
+            task.first_change = Some(task.answered);
+        }
+        task.answered += 1;
         task.stage = Stage::CarriedOut(next);
     }
 
@@ -327,14 +372,14 @@ impl<H: Handler> Envelope<H> {
         )
     }
 
-    fn message(&mut self, message: &Message) -> Message {
+    fn message(&mut self, message: &Message, refused: Option<&Failure>) -> Message {
         self.begin(message.message_0.as_ref().and_then(|request| request.request.as_ref()));
         let Some(request) = message.message_0.as_ref() else {
             self.answered(false);
             self.not_understood("a message of a version that is not known");
             return refusal(error::Code::VERSION_NOT_MANAGED);
         };
-        let answer = self.request(request.request.as_ref());
+        let answer = self.request(request.request.as_ref(), refused);
         self.answered(answer.is_ok());
         let response = match answer {
             Ok(response) => Response { status: MessageField::some(success()), ..response },
@@ -355,12 +400,15 @@ impl<H: Handler> Envelope<H> {
         }
     }
 
-    fn request(&mut self, request: Option<&Request>) -> Answer {
+    fn request(&mut self, request: Option<&Request>, refused: Option<&Failure>) -> Answer {
         let Some(action) = request.and_then(Action::of) else {
             let failure = nothing_asked(request);
             self.not_understood(failure.help.as_deref().unwrap_or("a message without a request"));
             return Err(failure);
         };
+        if let Some(failure) = refused.filter(|_| action.declares()) {
+            return Err(failure.clone());
+        }
         self.handler.handle(action, &self.context)
     }
 

@@ -20,6 +20,7 @@ pub mod proto;
 mod requests;
 pub mod server;
 pub mod text;
+mod unknown;
 pub mod zmtp;
 
 pub use action::Action;
@@ -28,3 +29,4 @@ pub use decode::decode;
 pub use edition::{MAX_FRAME, REVISION};
 pub use envelope::{Answer, Context, Envelope, Failure, Handler, Task};
 pub use requests::{RequestCount, Requests};
+pub use unknown::knows_all;

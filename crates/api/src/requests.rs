@@ -85,6 +85,18 @@ impl Requests {
         })
     }
 
+    /// Adds what a former process counted. Returns whether there is a kind of this name.
+    pub fn add_former(&self, former: &RequestCount<'_>) -> bool {
+        let Some(kind) = self.kinds.iter().find(|kind| kind.name == former.request) else {
+            return false;
+        };
+        kind.succeeded.fetch_add(former.succeeded, Relaxed);
+        kind.failed.fetch_add(former.failed, Relaxed);
+        let time = u64::try_from(former.time.as_nanos()).unwrap_or(u64::MAX);
+        kind.nanoseconds.fetch_add(time, Relaxed);
+        true
+    }
+
     pub(crate) fn kind_of(&self, request: Option<&Request>) -> KindOf {
         let set = request
             .and_then(|request| self.fields.iter().position(|field| field.has_field(request)));

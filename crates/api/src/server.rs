@@ -4,20 +4,20 @@
 //! that clients make us hold is bounded for all of them together ([`bounds`]). In libzmq it is not:
 //! libzmq queues all that arrives before the program sees it.
 
-use crate::{Caller, Envelope, Handler, Task, endpoint::check_bindable};
+use crate::{Caller, Envelope, Handler, endpoint::check_bindable};
+use answering::{Answering, Turn};
 use bind::Listener;
-use exchange::{Exchange, Job, Reply, heard};
+use exchange::Exchange;
 use mover::Mover;
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    io::Errno,
-};
+use place::{Place, reason};
 use std::{
+    collections::BTreeMap,
     io,
-    os::fd::BorrowedFd,
-    time::{Duration, Instant},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
 };
 
+mod answering;
 mod bind;
 mod bounds;
 mod exchange;
@@ -25,33 +25,15 @@ mod fair;
 mod ipc;
 mod mover;
 mod peer;
+mod place;
 
 pub use crate::endpoint::BadEndpoint;
+pub use bind::Kept;
+pub use place::{Listening, ServerError};
 
 /// Refuses an endpoint that [`Server::bind`] takes on no host.
 pub fn check(endpoint: &str) -> Result<(), BadEndpoint> {
     check_bindable(endpoint)
-}
-
-/// The API cannot be served.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// An endpoint to which nothing can be bound.
-    #[error(transparent)]
-    Endpoint(#[from] BadEndpoint),
-    /// The endpoint cannot be bound.
-    #[error("cannot listen on {endpoint}: {reason}; {advice}")]
-    Bind {
-        /// The endpoint as it was given.
-        endpoint: String,
-        /// Error of the system.
-        reason: String,
-        /// Advice for the operator.
-        advice: &'static str,
-    },
-    /// The system does not let us wait for clients.
-    #[error("the API cannot go on: {0}")]
-    Io(#[from] io::Error),
 }
 
 /// A client whose connection the server ended.
@@ -65,17 +47,16 @@ pub struct CutClient {
     pub of_handshake: bool,
 }
 
-/// Longest time between two turns, and the function that hears of each.
-type Turn = (Duration, Box<dyn Fn() + Send>);
-
 /// Answers REQ and DEALER sockets: one request, one reply, for any caller. Stops listening on drop.
 pub struct Server {
-    listeners: Vec<Listener>,
-    /// Endpoints on which it listens, wildcards resolved.
-    endpoints: Vec<String>,
+    places: Vec<Place>,
+    /// Hears of an endpoint that is listened on after all.
+    listening: Box<dyn Fn(Listening<'_>) + Send + Sync>,
     connections: usize,
     /// Called at each turn, and a turn is taken so often at least.
     turn: Option<Turn>,
+    /// Readable when the handler is called.
+    call: Option<OwnedFd>,
     /// Hears of clients that are cut.
     cut: Box<dyn Fn(&CutClient) + Send + Sync>,
 }
@@ -89,38 +70,109 @@ impl Server {
     /// An ipc socket left behind by a process that died is replaced; one that is listened on is
     /// refused, and so is a file of any other kind.
     pub fn bind(endpoints: &[impl AsRef<str>]) -> Result<Self, ServerError> {
-        endpoints.iter().try_for_each(|endpoint| check(endpoint.as_ref()))?;
-        let mut server = Self {
-            listeners: Vec::new(),
-            endpoints: Vec::new(),
-            connections: bounds::CONNECTIONS,
-            turn: None,
-            cut: Box::new(|cut| tracing::warn!("{}", cut.text)),
-        };
+        let mut server = Self::of(endpoints)?;
         // Of a server that is dropped because one is refused, the others go with it.
-        for endpoint in endpoints {
-            let endpoint = endpoint.as_ref();
-            let (listener, bound) =
-                Listener::bind(endpoint).map_err(|error| ServerError::Bind {
-                    endpoint: endpoint.to_owned(),
-                    reason: reason(&error),
-                    advice: advice(&error),
-                })?;
-            server.listeners.push(listener);
-            server.endpoints.push(bound);
+        server.places.iter_mut().try_for_each(Place::bind)?;
+        Ok(server)
+    }
+
+    /// Goes on with sockets of a process before, `kept` by endpoint, in which clients wait. Takes
+    /// those that are what is wanted, with their files, which stay if this is dropped. All other
+    /// endpoints are to be [bound](Self::bind_others) when what is left was let go.
+    pub fn take_over(
+        endpoints: &[impl AsRef<str>],
+        kept: &mut BTreeMap<String, Kept>,
+    ) -> Result<Self, ServerError> {
+        let mut server = Self::of(endpoints)?;
+        for place in &mut server.places {
+            let Some(copy) = kept.get(&place.asked).and_then(|kept| kept.try_clone().ok()) else {
+                continue;
+            };
+            match Listener::adopt(&place.asked, copy) {
+                Ok((listener, bound)) => {
+                    kept.remove(&place.asked);
+                    listener.leave_file();
+                    (place.listener, place.bound) = (Some(listener), bound);
+                }
+                Err(why) => tracing::error!(
+                    "the socket that was kept for {} is not used: {}",
+                    place.asked,
+                    reason(&why)
+                ),
+            }
         }
         Ok(server)
     }
 
+    /// Listens where it does not yet. Returns an error for each endpoint that is refused: those are
+    /// tried again each second while it serves.
+    pub fn bind_others(&mut self) -> Vec<ServerError> {
+        let others = self.places.iter_mut().filter(|place| place.listener.is_none());
+        others.filter_map(|place| place.bind().err()).collect()
+    }
+
+    /// Removes the file of a socket that is served no more, if it is still that socket's.
+    pub fn remove_file(endpoint: &str, kept: Kept) {
+        // One that is adopted is dropped with its file.
+        drop(Listener::adopt(endpoint, kept));
+    }
+
+    /// A server that does not listen yet.
+    fn of(endpoints: &[impl AsRef<str>]) -> Result<Self, ServerError> {
+        endpoints.iter().try_for_each(|endpoint| check(endpoint.as_ref()))?;
+        Ok(Self {
+            places: endpoints.iter().map(|endpoint| Place::new(endpoint.as_ref())).collect(),
+            listening: Box::new(|_| {}),
+            connections: bounds::CONNECTIONS,
+            turn: None,
+            call: None,
+            cut: Box::new(|cut| tracing::warn!("{}", cut.text)),
+        })
+    }
+
+    /// Returns what it listens on.
+    pub fn listening(&self) -> impl Iterator<Item = Listening<'_>> {
+        self.places.iter().filter_map(Place::listening)
+    }
+
+    /// Returns all endpoints that are wanted, with wildcards resolved where it listens.
+    pub fn wanted(&self) -> impl Iterator<Item = &str> {
+        self.places.iter().map(|place| match place.listener {
+            Some(_) => &*place.bound,
+            None => &*place.asked,
+        })
+    }
+
     /// Returns the endpoints on which it listens, with wildcards resolved.
-    pub fn endpoints(&self) -> &[String] {
-        &self.endpoints
+    pub fn endpoints(&self) -> Vec<String> {
+        self.listening().map(|it| it.bound.to_owned()).collect()
+    }
+
+    /// Leaves the files of ipc sockets when this is dropped: another process listens on with them.
+    pub fn leave_files(&self) {
+        self.places
+            .iter()
+            .filter_map(|place| place.listener.as_ref())
+            .for_each(Listener::leave_file);
+    }
+
+    /// Has `listening` hear, in another thread than [`Self::serve`], of each endpoint that was
+    /// refused and is listened on after all.
+    pub fn on_listening(&mut self, listening: impl Fn(Listening<'_>) + Send + Sync + 'static) {
+        self.listening = Box::new(listening);
     }
 
     /// Has `taken` called at each turn of [`Self::serve`], which takes one each `interval` even if
     /// nothing is asked.
     pub fn at_each_turn(&mut self, interval: Duration, taken: impl Fn() + Send + 'static) {
         self.turn = Some((interval, Box::new(taken)));
+    }
+
+    /// Has [`Handler::called`] called between two requests, in the thread of [`Self::serve`], when
+    /// `file` becomes readable. It must not block readers. What it holds is read away before: of
+    /// several calls in a row one may be carried out, and one that comes meanwhile is not lost.
+    pub fn on_call(&mut self, file: OwnedFd) {
+        self.call = Some(file);
     }
 
     /// Limits the connections at a time. When another client comes, one goes of the origin with
@@ -140,13 +192,14 @@ impl Server {
     /// does not take its reply loses it; no other client waits for it. Between two messages of a
     /// long request short ones of others are answered.
     pub fn serve<H: Handler>(
-        &self,
+        &mut self,
         envelope: &mut Envelope<H>,
         stop: BorrowedFd<'_>,
         done: impl Fn(&H) -> bool,
     ) -> Result<(), ServerError> {
         let exchange = Exchange::new().map_err(io::Error::from)?;
-        let mut mover = Mover::new(&self.listeners, &exchange, self.connections, &*self.cut)?;
+        let (places, listening) = (&mut self.places, &*self.listening);
+        let mut mover = Mover::new(places, &exchange, self.connections, &*self.cut, listening)?;
         std::thread::scope(|scope| {
             let exchange = &exchange;
             let moving =
@@ -155,144 +208,14 @@ impl Server {
                     exchange.break_off();
                     ended
                 })?;
-            let served = Answering { exchange, envelope, long: Vec::new(), next: 0 }.run(
-                stop,
-                self.turn.as_ref(),
-                done,
-            );
+            let call = self.call.as_ref().map(AsFd::as_fd);
+            let mut answering = Answering::new(exchange, envelope, call);
+            let served = answering.run(stop, self.turn.as_ref(), done);
             exchange.finish();
             let moved = moving
                 .join()
                 .unwrap_or_else(|_| Err(io::Error::other("the thread that moves bytes ended")));
             served.and(moved).map_err(Into::into)
         })
-    }
-}
-
-/// The thread that answers.
-struct Answering<'a, H> {
-    exchange: &'a Exchange,
-    envelope: &'a mut Envelope<H>,
-    /// Requests that are long, each gone on with in turn.
-    long: Vec<(Job, Task)>,
-    next: usize,
-}
-
-impl<H: Handler> Answering<'_, H> {
-    fn run(
-        &mut self,
-        stop: BorrowedFd<'_>,
-        turn: Option<&Turn>,
-        done: impl Fn(&H) -> bool,
-    ) -> io::Result<()> {
-        loop {
-            if let Some((_, taken)) = turn {
-                taken();
-            }
-            let short = self.answer_short();
-            if short && done(self.envelope.handler()) {
-                return Ok(());
-            }
-            self.take_long();
-            let long = self.go_on();
-            if done(self.envelope.handler()) {
-                // What asked for the end is carried out to its own.
-                while !self.long.is_empty() && self.go_on() {}
-                return Ok(());
-            }
-            let wait = if short || long {
-                Some(Duration::ZERO)
-            } else {
-                turn.map(|(interval, _)| *interval)
-            };
-            if self.sleep(stop, wait)? {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Sleeps until there is something to do; whether to stop.
-    fn sleep(&self, stop: BorrowedFd<'_>, wait: Option<Duration>) -> io::Result<bool> {
-        let mut watched = [
-            PollFd::from_borrowed_fd(stop, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.exchange.to_answer(), PollFlags::IN),
-        ];
-        let wait = wait.map(|wait| Timespec {
-            tv_sec: wait.as_secs() as i64,
-            tv_nsec: i64::from(wait.subsec_nanos()),
-        });
-        match poll(&mut watched, wait.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let [stopped, asked] = watched.map(|watched| !watched.revents().is_empty());
-        if asked {
-            heard(self.exchange.to_answer());
-        }
-        Ok(stopped || self.exchange.is_broken())
-    }
-
-    /// Answers one short request, if there is one.
-    fn answer_short(&mut self) -> bool {
-        let Some(Job { peer, caller, route, body, room, .. }) = self.exchange.next_short() else {
-            return false;
-        };
-        let reply = self.envelope.answer_to(body, Some(caller));
-        self.exchange.answered(room, Reply { peer, route, body: reply });
-        true
-    }
-
-    /// Begins with the long requests that came.
-    fn take_long(&mut self) {
-        while let Some(mut job) = self.exchange.next_long() {
-            let task = self.envelope.begin_task(std::mem::take(&mut job.body), Some(job.caller));
-            self.long.push((job, task));
-        }
-    }
-
-    /// Goes on with one long request, if there is one and memory for its reply.
-    fn go_on(&mut self) -> bool {
-        if self.long.is_empty() || !self.exchange.may_go_on() {
-            return false;
-        }
-        let so_far: usize = self.long.iter().map(|(_, task)| task.reply_so_far()).sum();
-        let number = if so_far > bounds::SIDE_BY_SIDE { 0 } else { self.next % self.long.len() };
-        let Some((_, task)) = self.long.get_mut(number) else { return false };
-        let end = Instant::now() + bounds::SLICE;
-        let before = task.reply_so_far();
-        if let Some(reply) = self.envelope.go_on(task, || Instant::now() < end) {
-            let (Job { peer, route, room, .. }, task) = self.long.remove(number);
-            // Its memory is free before another client gets the room.
-            drop(task);
-            self.exchange.set_so_far(so_far - before);
-            self.exchange.answered(room, Reply { peer, route, body: reply });
-        } else {
-            self.exchange.set_so_far(so_far - before + task.reply_so_far());
-        }
-        self.next = number + 1;
-        true
-    }
-}
-
-/// Returns the system's error, without its number.
-fn reason(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or_default().to_owned()
-}
-
-fn advice(error: &io::Error) -> &'static str {
-    let number = error.raw_os_error().map(Errno::from_raw_os_error);
-    match number {
-        Some(Errno::ADDRINUSE) => {
-            "another process listens there, perhaps another butterflyd, or another endpoint of this one, as [::] does for IPv4, too: \
-             stop that process or choose another endpoint"
-        }
-        Some(Errno::ADDRNOTAVAIL | Errno::NODEV) => "no interface of this host has that address",
-        Some(Errno::ACCESS) => "this user may not listen there",
-        Some(Errno::NOENT) => "create the directory first",
-        Some(Errno::NOTSOCK) => {
-            "that path is no socket, and what it is will not be removed: choose another"
-        }
-        _ => "an endpoint looks like tcp://0.0.0.0:9999 or ipc:///run/butterfly.sock",
     }
 }

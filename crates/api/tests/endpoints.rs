@@ -4,10 +4,11 @@ use butterfly_api::{
     Action, Answer, Context, Envelope, Failure, Handler,
     client::Client,
     proto::{Messages, Response},
-    server::{Server, ServerError},
+    server::{Kept, Listening, Server, ServerError},
     text,
 };
 use std::{
+    collections::BTreeMap,
     io::Write,
     net::{TcpListener, TcpStream},
     os::{
@@ -49,7 +50,7 @@ fn asked(endpoint: &str) -> String {
 }
 
 /// Serves until `ask` is done.
-fn while_served(server: Server, ask: impl FnOnce()) {
+fn while_served(mut server: Server, ask: impl FnOnce()) {
     let (mut stop, stopped) = UnixStream::pair().unwrap();
     std::thread::scope(|scope| {
         let served = scope
@@ -95,7 +96,8 @@ fn every_kind_is_served() {
         (&hidden, &hidden, &[(&hidden, "a local process")]),
     ] {
         let server = Server::bind(&[bound]).unwrap_or_else(|error| panic!("{bound}: {error}"));
-        let [endpoint] = server.endpoints() else { panic!("{bound}: {:?}", server.endpoints()) };
+        let endpoints = server.endpoints();
+        let [endpoint] = &*endpoints else { panic!("{bound}: {endpoints:?}") };
         let port = endpoint.rsplit(':').next().unwrap().to_owned();
         assert_eq!(*endpoint, told.replace("PORT", &port), "{bound}");
         assert!(
@@ -138,7 +140,7 @@ fn several_are_served_at_once() {
     let server =
         Server::bind(&["tcp://127.0.0.1:*", &ipc, "tcp://[::1]:*", &hidden, "tcp://127.0.0.1:0"])
             .unwrap();
-    let endpoints = server.endpoints().to_vec();
+    let endpoints = server.endpoints();
     assert_eq!(endpoints.len(), 5);
     while_served(server, || {
         // One after the other, and each while all others are connected.
@@ -151,6 +153,95 @@ fn several_are_served_at_once() {
         }
     });
     assert!(!directory.path().join("api").exists());
+}
+
+/// Sockets that a holder would have when the process ends.
+fn kept_of(server: &Server) -> BTreeMap<String, Kept> {
+    let keep = |it: Listening<'_>| {
+        let socket = it.socket.try_clone_to_owned().unwrap();
+        (it.asked.to_owned(), Kept { socket, file: it.file().unwrap() })
+    };
+    server.listening().map(keep).collect()
+}
+
+#[test]
+fn a_process_goes_on_with_the_sockets_of_the_one_before() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("api");
+    let ipc = format!("ipc://{}", path.display());
+    let hidden = format!("ipc://@butterfly-kept-{}", std::process::id());
+    let asked_for = ["tcp://127.0.0.1:*", &ipc, "ipc://*", &hidden];
+    let server = Server::bind(&asked_for).unwrap();
+    let endpoints = server.endpoints();
+    let mut kept = kept_of(&server);
+    server.leave_files();
+    drop(server);
+    // A client waits where no process listens now.
+    std::thread::scope(|scope| {
+        let early: Vec<_> = endpoints.iter().map(|at| scope.spawn(move || asked(at))).collect();
+        std::thread::sleep(Duration::from_millis(50));
+        // Nobody else gets the places meanwhile.
+        for at in &endpoints {
+            assert!(Server::bind(&[at]).is_err(), "{at}");
+        }
+        // One that fails to start takes no file along.
+        drop(Server::take_over(&asked_for, &mut kept_again(&kept)).unwrap());
+        assert!(path.exists());
+        let mut server = Server::take_over(&asked_for, &mut kept).unwrap();
+        assert_eq!(server.endpoints(), endpoints);
+        assert!(server.bind_others().is_empty() && kept.is_empty());
+        while_served(server, || {
+            let told: Vec<_> = early.into_iter().map(|it| it.join().unwrap()).collect();
+            let local = "a local process";
+            assert_eq!(told, ["127.0.0.1", local, local, local]);
+        });
+    });
+    // The holder has the file, and removes it at the end.
+    assert!(path.exists());
+}
+
+fn kept_again(kept: &BTreeMap<String, Kept>) -> BTreeMap<String, Kept> {
+    kept.iter().map(|(at, kept)| (at.clone(), kept.try_clone().unwrap())).collect()
+}
+
+/// Somebody who listens and accepts nobody keeps nobody waiting for an answer.
+#[test]
+fn a_full_queue_is_an_endpoint_in_use() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("api");
+    let listener = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    for _ in 0..5 {
+        let error = refused(&[&format!("ipc://{}", path.display())]);
+        assert!(error.contains("Address already in use"), "{error}");
+    }
+    assert!(path.exists());
+}
+
+#[test]
+fn an_endpoint_that_is_taken_stops_no_other_and_is_tried_again() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("tcp://{}", taken.local_addr().unwrap());
+    let mut kept = BTreeMap::new();
+    let foreign = TcpListener::bind("127.0.0.1:0").unwrap();
+    kept.insert(endpoint.clone(), Kept { socket: foreign.into(), file: None });
+    let asked_for = [&*endpoint, "tcp://127.0.0.1:*"];
+    let mut server = Server::take_over(&asked_for, &mut kept).unwrap();
+    assert_eq!(kept.len(), 1, "it has another address");
+    let refused = server.bind_others();
+    let told: Vec<_> = refused.iter().map(ToString::to_string).collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("Address already in use"), "{told:?}");
+    let other = server.endpoints();
+    let (heard, hears) = std::sync::mpsc::channel();
+    server.on_listening(move |it| heard.send(it.bound.to_owned()).unwrap());
+    while_served(server, || {
+        assert_eq!(asked(&other[0]), "127.0.0.1");
+        assert!(hears.try_recv().is_err());
+        drop(taken);
+        assert_eq!(hears.recv_timeout(PATIENCE), Ok(endpoint.clone()));
+        assert_eq!(asked(&endpoint), "127.0.0.1");
+    });
 }
 
 #[test]

@@ -65,7 +65,7 @@ impl Running {
     }
 
     fn start(directory: tempfile::TempDir, endpoint: &str) -> Self {
-        let server = Server::bind(&[endpoint]).unwrap();
+        let mut server = Server::bind(&[endpoint]).unwrap();
         let (stop, stopped) = UnixStream::pair().unwrap();
         let endpoint = server.endpoints()[0].clone();
         let thread = std::thread::spawn(move || {
@@ -133,6 +133,56 @@ fn requests_are_answered_within_milliseconds() {
         times.sort();
         assert!(times[50] < Duration::from_millis(5), "median {:?}", times[50]);
     }
+}
+
+/// Counts its calls, and answers requests with their number.
+#[derive(Default)]
+struct Called(u32);
+
+impl Handler for Called {
+    fn handle(&mut self, _: Action<'_>, _: &Context) -> Answer {
+        Ok(Response { nic_list: vec![self.0.to_string()], ..Response::new() })
+    }
+
+    fn called(&mut self) {
+        self.0 += 1;
+    }
+}
+
+/// Between two requests, once for what came in the meantime, and not after it was asked to stop.
+#[test]
+fn the_handler_is_called_when_a_file_is_readable() {
+    let directory = tempfile::tempdir().unwrap();
+    let endpoint = format!("ipc://{}", directory.path().join("api").display());
+    let mut server = Server::bind(&[&endpoint]).unwrap();
+    let (mut call, called) = UnixStream::pair().unwrap();
+    called.set_nonblocking(true).unwrap();
+    server.on_call(called.into());
+    let (mut stop, stopped) = UnixStream::pair().unwrap();
+    let serving = std::thread::spawn(move || {
+        let mut envelope = Envelope::new(Called::default());
+        server.serve(&mut envelope, stopped.as_fd(), |_| false).unwrap();
+        envelope.into_handler().0
+    });
+    let client = Client::connect(&endpoint, Some(PATIENCE)).unwrap();
+    let calls = || -> u32 {
+        let reply = client.call(&ask("x")).unwrap();
+        reply.messages[0].message_0.response.nic_list[0].parse().unwrap()
+    };
+    assert_eq!(calls(), 0);
+    for times in 1..=3 {
+        call.write_all(b"xxxxxxxx").unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while calls() < times {
+            assert!(Instant::now() < deadline, "it is not called");
+        }
+        assert_eq!(calls(), times, "eight bytes at once are one call");
+    }
+    stop.write_all(b"x").unwrap();
+    while !serving.is_finished() {
+        let _ = call.write_all(b"x");
+    }
+    assert!(serving.join().unwrap() >= 3);
 }
 
 #[test]

@@ -516,7 +516,7 @@ fn requests_without_a_command() {
         (
             "nic_export: \"a\"",
             succeeded(
-                "      nic_export {\n        fw_data {\n          data: \"\"\n        }\n      }\n",
+                "      nic_export {\n        fw_data {\n          data: \"{\\\"kind\\\":\\\"butterfly-vnic\\\",\\\"layout\\\":1,\\\"vnic\\\":{\\\"id\\\":\\\"a\\\",\\\"mac\\\":\\\"52:54:00:00:00:01\\\",\\\"vni\\\":1,\\\"addresses\\\":[],\\\"groups\\\":[],\\\"bypass\\\":false},\\\"counts\\\":{},\\\"sessions\\\":[],\\\"left_out\\\":0}\"\n        }\n        sessions: 0\n        left_out: 0\n      }\n",
             ),
             "",
         ),

@@ -1,9 +1,10 @@
 //! Interface of the daemon to a data path.
 
 use butterfly_datapath::{
-    AddError, DropReport, Explanation, FdbRow, GroupChange, NoAnswer, Question, SessionFilter,
-    SessionRow, SessionTable, Switch, TunnelError, TunnelReport, UplinkReport, VnicPolicy,
-    VnicReport, VnicSpec, WorkerReport,
+    AddError, DropReport, Explanation, ExportedVnic, FdbRow, GroupChange, Imported, Moved,
+    MovedVnic, NoAnswer, NotAHost, Question, SessionFilter, SessionRow, SessionTable, Switch,
+    Timeouts, TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec,
+    WorkerReport,
 };
 use butterfly_model::{GroupName, Rule, Vni};
 use std::{net::IpAddr, sync::Arc};
@@ -34,9 +35,15 @@ pub trait Dataplane {
     /// changed.
     fn update_vnic(&mut self, id: &str, policy: VnicPolicy) -> Result<(), AddError>;
 
-    /// Notes that a vnic's machine leaves for another host: when it is gone here, its addresses may
-    /// be there.
-    fn export_vnic(&self, id: &str);
+    /// Notes that a vnic's machine leaves for another host, whose tunnel endpoint may be named.
+    /// When it is gone here, its addresses may be there.
+    fn vnic_leaves(&self, id: &str, to: Option<IpAddr>) -> Result<(), NotAHost>;
+
+    /// Returns all that another host needs to go on with a vnic.
+    fn export_vnic(&self, vnic: MovedVnic) -> Option<ExportedVnic>;
+
+    /// Takes over what a vnic was on another host, where it was declared alike.
+    fn import_vnic(&self, moved: &Moved) -> Option<Imported>;
 
     /// Forgets a vnic: its machine is cut off and its socket is gone.
     fn remove_vnic(&mut self, id: &str);
@@ -69,6 +76,13 @@ pub trait Dataplane {
     /// The table that holds the sessions.
     fn session_table(&self) -> SessionTable;
 
+    /// Gives sessions, also those that there are, other time-outs, and other seconds after an
+    /// attachment in which connections may be picked up.
+    fn set_session_times(&mut self, timeouts: Timeouts, tcp_pickup: u32);
+
+    /// Gives learnt addresses so many silent seconds.
+    fn set_fdb_ageing(&mut self, seconds: u32);
+
     /// The tunnel endpoint, if there is an uplink.
     fn tunnel(&self) -> Option<TunnelReport>;
 
@@ -86,6 +100,9 @@ pub trait Dataplane {
 
     /// Takes that back. Says whether it was named.
     fn remove_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError>;
+
+    /// Gives what outlasts the process the layout in force.
+    fn follow_layout(&self);
 
     /// Says what would happen to a packet, without sending or changing anything.
     fn explain(&self, question: &Question) -> Result<Explanation, NoAnswer>;
@@ -120,8 +137,16 @@ impl Dataplane for Arc<Switch> {
         Switch::update_vnic(self, id, policy)
     }
 
-    fn export_vnic(&self, id: &str) {
-        Switch::export_vnic(self, id);
+    fn vnic_leaves(&self, id: &str, to: Option<IpAddr>) -> Result<(), NotAHost> {
+        Switch::vnic_leaves(self, id, to)
+    }
+
+    fn export_vnic(&self, vnic: MovedVnic) -> Option<ExportedVnic> {
+        Switch::export_vnic(self, vnic)
+    }
+
+    fn import_vnic(&self, moved: &Moved) -> Option<Imported> {
+        Switch::import_vnic(self, moved)
     }
 
     fn remove_vnic(&mut self, id: &str) {
@@ -164,6 +189,14 @@ impl Dataplane for Arc<Switch> {
         Switch::session_table(self)
     }
 
+    fn set_session_times(&mut self, timeouts: Timeouts, tcp_pickup: u32) {
+        Switch::set_session_times(self, timeouts, tcp_pickup);
+    }
+
+    fn set_fdb_ageing(&mut self, seconds: u32) {
+        Switch::set_fdb_ageing(self, seconds);
+    }
+
     fn tunnel(&self) -> Option<TunnelReport> {
         Switch::tunnel(self)
     }
@@ -186,6 +219,10 @@ impl Dataplane for Arc<Switch> {
 
     fn remove_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {
         Switch::remove_peer(self, peer, vni)
+    }
+
+    fn follow_layout(&self) {
+        Switch::follow_layout(self);
     }
 
     fn explain(&self, question: &Question) -> Result<Explanation, NoAnswer> {

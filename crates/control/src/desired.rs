@@ -76,6 +76,11 @@ pub enum Unnamed {
 }
 
 impl Desired {
+    /// A number that every change of the state changes.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
     /// The vnics.
     pub fn vnics(&self) -> &Vnics {
         &self.vnics

@@ -1,10 +1,14 @@
 //! A whole switch in one thread, for packet walks, measurements of fixed work, and fuzzing:
 //! in-memory rings of simulated guests, no sockets, no threads, no root.
 
+#[cfg(not(feature = "loom"))]
+mod adopted;
 mod announcing;
+mod checkpoint;
 mod error;
 mod frames;
 mod halves;
+mod moves;
 mod questions;
 mod rings;
 mod turns;
@@ -26,11 +30,13 @@ use butterfly_vhost::{
 use crate::engine::writer::PerWorker;
 use crate::harness::rings::{Attached, attach_rings};
 use crate::overlay::{Tunnel, TunnelConfig, UplinkPort};
-use crate::plane::{Plane, PlaneConfig, attachment::Attachment};
+use crate::plane::{Plane, PlaneConfig, attachment::Attachment, nowhere};
 use crate::session::SessionConfig;
 use crate::stages::pipeline::STAGES;
 use crate::worker::{Handle, Worker};
 
+#[cfg(not(feature = "loom"))]
+pub use adopted::LeftTable;
 pub use error::Error;
 pub use halves::{Changes, Guests, Turns};
 
@@ -107,7 +113,13 @@ impl Host {
         let tunnel = config
             .map(|config| Tunnel::new(config, UplinkPort::Ring(port.clone()), workers))
             .transpose()?;
-        let plane = Plane::new(PlaneConfig { workers, fdb_ageing: 300, sessions, tunnel })?;
+        let plane = Plane::new(PlaneConfig {
+            workers,
+            fdb_ageing: 300,
+            sessions,
+            tunnel,
+            black_box: nowhere(),
+        })?;
         let wire = match config {
             None => None,
             Some(_) => {
@@ -153,6 +165,7 @@ impl Host {
             fdb_ageing: 300,
             sessions,
             tunnel: Some(tunnel),
+            black_box: nowhere(),
         })?;
         Host::of(plane, None)
     }

@@ -6,6 +6,7 @@
 //! | floor | holds |
 //! |---|---|
 //! | [`switch`] | vnics with their sockets, and the operator's questions |
+//! | [`checkpoint`] | texts of what a successor goes on with: counters, learnt addresses |
 //! | [`report`] | answers for an operator: drops, sessions, explanations, tunnels |
 //! | [`endpoint`] | control side of the tunnel: ARP, discovery, groups, next hops |
 //! | [`plane`] | control side of the packet path: changes of the snapshot |
@@ -24,6 +25,7 @@
     allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)
 )]
 
+mod checkpoint;
 mod endpoint;
 mod engine;
 #[cfg(feature = "harness")]
@@ -46,9 +48,12 @@ pub use butterfly_vhost::{
     port::Queue,
     ring::RingStatus,
 };
+pub use checkpoint::moved::{ExportedVnic, Imported, Moved, MovedVnic};
+pub use checkpoint::{Former, Noted, TakenOver, check as check_checkpoint};
 pub use engine::events::{About, Happening, SwitchEvents};
 pub use engine::reason::{DropReason, ReasonInfo};
 pub use plane::AddError;
+pub use plane::moves::{ImportedSessions, NotAHost};
 pub use plane::sessions::{Admission, SessionEnd, SessionFilter, SessionRow, SessionTable};
 pub use report::drops::{DropPlace, DropReport, DropRow, DroppedPacket, PlaceDrops};
 pub use report::explain::{
@@ -61,11 +66,12 @@ pub use report::observe::{
 pub use report::watch::watched_drops;
 pub use report::workers::WorkerReport;
 pub use session::SessionConfig;
-pub use session::{FormerSessions, FormerTable, Timeouts, Unusable};
+pub use session::{FormerSessions, FormerTable, Timeouts, Unusable, look_at};
 pub use stages::reasons::{drops_document, reasons};
+pub use switch::held::{Hold, check_front_end};
 pub use switch::{
     Switch,
-    config::SwitchConfig,
+    config::{Precautions, SwitchConfig},
     declared::VnicSpec,
     fdb::{FdbKind, FdbRow},
     front::Front,

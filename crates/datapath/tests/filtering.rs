@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use butterfly_datapath::{
-    GroupChange, Mac, SessionConfig, SessionFilter, VnicPolicy,
+    GroupChange, Mac, SessionConfig, SessionFilter, Timeouts, VnicPolicy,
     harness::{Host, LINUX},
 };
 use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
@@ -389,6 +389,52 @@ fn connections_are_picked_up_only_for_a_while() {
     net.expect("b", b_to_a().tcp(&seg((80, 7), SYN | ACK, 500, 101), b""), "b.tcp-no-session");
     net.host.pass(121);
     net.expect("a", a_to_b().tcp(&seg((8, 80), ACK, 101, 501), b"x"), "a.tcp-no-session");
+}
+
+/// The worker judges by other time-outs from the next batch on: no sweep comes in between.
+#[test]
+fn other_time_outs_hold_for_sessions_that_there_are() {
+    let sessions = |udp_answered| Timeouts { udp_answered, ..Timeouts::default() };
+    let mut net = Net::with(
+        SessionConfig { capacity: 4096, timeouts: sessions(5), ..SessionConfig::default() },
+        &[("a", A, "10.0.0.1", "asks"), ("b", B, "10.0.0.2", "answers")],
+    );
+    net.group("asks", &["out udp 53 0.0.0.0/0"], &[]);
+    net.group("answers", &["in udp 53 0.0.0.0/0"], &[]);
+    let answer = || b_to_a().udp(53, 5000, b"answer");
+    let row = |net: &Net| net.host.sessions(&SessionFilter::default(), 10).1.pop().unwrap();
+    net.expect("a", a_to_b().udp(5000, 53, b"question"), "b");
+    net.expect("b", answer(), "a");
+    assert_eq!(row(&net).expires, 5);
+    net.host.set_session_times(sessions(100), 120);
+    net.host.pass(50);
+    let kept = row(&net);
+    assert_eq!((kept.idle, kept.expires), (50, 50));
+    net.expect("b", answer(), "a");
+    net.host.pass(50);
+    net.expect("b", answer(), "a");
+    net.host.pass(50);
+    net.host.set_session_times(sessions(49), 120);
+    net.expect("b", answer(), "a.ingress-denied");
+    // The sweep takes it away; the next question opens another.
+    net.host.pass(1);
+    assert_eq!(net.host.sessions(&SessionFilter::default(), 10).0, 0);
+    net.expect("a", a_to_b().udp(5000, 53, b"question"), "b");
+    net.expect("b", answer(), "a");
+}
+
+#[test]
+fn the_time_for_picking_up_changes_while_frames_pass() {
+    let mut net = two("g");
+    net.group("g", &["in tcp 80 0.0.0.0/0"], &[]);
+    net.host.pass(121);
+    net.expect("a", a_to_b().tcp(&seg((8, 80), ACK, 101, 501), b"x"), "a.tcp-no-session");
+    net.host.set_session_times(Timeouts::default(), 200);
+    net.expect("a", a_to_b().tcp(&seg((8, 80), ACK, 101, 501), b"x"), "b");
+    net.host.set_session_times(Timeouts::default(), 0);
+    net.expect("a", a_to_b().tcp(&seg((7, 80), ACK, 101, 501), b"x"), "a.tcp-no-session");
+    // What was picked up goes on.
+    net.expect("a", a_to_b().tcp(&seg((8, 80), ACK, 102, 501), b"x"), "b");
 }
 
 /// The rules admit a connection for its opener only. A SYN of the other side may meet a program

@@ -19,6 +19,7 @@ use std::{
 };
 
 use butterfly_vhost::net::Features;
+use rustix::io::retry_on_intr;
 use vhost::{
     VhostBackend, VhostUserMemoryRegionInfo, VringConfigData,
     vhost_user::{Frontend, VhostUserFrontend, message::VhostUserHeaderFlag},
@@ -135,7 +136,7 @@ impl Connection {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: timeout.subsec_nanos().into(),
         };
-        matches!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1))
+        matches!(retry_on_intr(|| rustix::event::poll(&mut fds, Some(&limit))), Ok(1))
     }
 
     /// Owns the device and learns what it offers; agrees on those of `protocol` that it offers.

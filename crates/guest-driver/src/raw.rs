@@ -13,6 +13,7 @@ use std::{
     },
 };
 
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -89,7 +90,10 @@ pub fn send_bytes(stream: &UnixStream, mut bytes: &[u8], fds: &[BorrowedFd<'_>])
         ));
     }
     while !bytes.is_empty() {
-        let sent = sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        let bytes_left = [IoSlice::new(bytes)];
+        // With a time-out, a signal ends the call even if its handler restarts others.
+        let sent =
+            retry_on_intr(|| sendmsg(stream, &bytes_left, &mut control, SendFlags::NOSIGNAL))?;
         control.clear();
         bytes = bytes.get(sent..).unwrap_or_default();
     }
@@ -119,9 +123,11 @@ fn fill(stream: &UnixStream, mut bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io
     while !bytes.is_empty() {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got =
-            recvmsg(stream, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?
-                .bytes;
+        let got = retry_on_intr(|| {
+            let room = &mut [IoSliceMut::new(bytes)];
+            recvmsg(stream, room, &mut control, RecvFlags::CMSG_CLOEXEC)
+        })?
+        .bytes;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(received) = message {
                 fds.extend(received);

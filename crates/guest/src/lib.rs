@@ -24,7 +24,10 @@ mod vnic;
 
 use std::{
     net::IpAddr,
-    os::unix::{fs::MetadataExt, net::UnixStream},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::{fs::MetadataExt, net::UnixStream},
+    },
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -90,15 +93,23 @@ impl Machine {
         one == other || place(one).is_some_and(|one| place(other) == Some(one))
     }
 
-    /// Makes what the machine needs. On an error nothing is left.
-    pub fn prepare(&self, vnic: Vnic) -> Result<Prepared, Error> {
+    /// Makes what the machine needs, or takes up its TAP device, `former`, where another process
+    /// left it. On an error nothing is left.
+    pub fn prepare(&self, vnic: Vnic, former: Option<OwnedFd>) -> Result<Prepared, Error> {
         let body = match self {
-            Machine::Tap { namespace } => Body::Tap(Station::make(&StationConfig {
-                name: vnic.id.clone(),
-                mac: vnic.mac,
-                mtu: vnic.mtu,
-                namespace: namespace.clone(),
-            })?),
+            Machine::Tap { namespace } => {
+                let config = StationConfig {
+                    name: vnic.id.clone(),
+                    mac: vnic.mac,
+                    mtu: vnic.mtu,
+                    namespace: namespace.clone(),
+                };
+                let former = former.and_then(|former| Station::take_up(&config, former).ok());
+                Body::Tap(match former {
+                    Some(station) => station,
+                    None => Station::make(&config)?,
+                })
+            }
             Machine::Ping { ip, mac } => Body::Ping(*ip, *mac),
             Machine::Echo => Body::Echo,
         };
@@ -107,6 +118,14 @@ impl Machine {
 }
 
 impl Prepared {
+    /// The TAP device, for who keeps it.
+    pub fn device(&self) -> Option<BorrowedFd<'_>> {
+        match &self.body {
+            Body::Tap(station) => Some(station.as_fd()),
+            Body::Ping(..) | Body::Echo => None,
+        }
+    }
+
     /// Attaches to the vnic at the other end of `connection` and starts. When this returns, the
     /// vnic's queues run.
     pub fn attach(

@@ -9,7 +9,7 @@ use std::{
     fs::{File, OpenOptions},
     io,
     os::{
-        fd::{AsFd, BorrowedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::OpenOptionsExt,
     },
     path::{Path, PathBuf},
@@ -113,6 +113,22 @@ impl Station {
             .name()
             .map_err(|error| Error::failed("cannot ask for the name of a TAP device", error))?;
         Ok(Station { tun: Arc::new(tun), name, here: None, mtu, _bridged: None })
+    }
+
+    /// Takes up the device of another process: its interface, with everything that was done to it.
+    /// Fails if it is none any more.
+    pub fn take_up(config: &StationConfig, device: OwnedFd) -> Result<Station, Error> {
+        let failed = |error| Error::failed("cannot take up a TAP device", error);
+        let tun = Tun::of(device).map_err(failed)?;
+        let name = tun.name().map_err(failed)?;
+        let mtu = config.mtu.min(MAX_MTU);
+        let tun = Arc::new(tun);
+        if config.namespace.is_some() {
+            return Ok(Station { tun, name, here: None, mtu, _bridged: None });
+        }
+        let found = Kernel::open()?.interface(&name)?;
+        let bridged = Some(Watched::new(found.index, config.mac)?);
+        Ok(Station { tun, name, here: Some(found.index), mtu: found.mtu, _bridged: bridged })
     }
 
     /// Watches the device from another thread, without keeping it.

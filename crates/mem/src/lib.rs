@@ -1,5 +1,6 @@
 //! Memory and processor, as the packet path uses them: tables of atomics by pairs of cache lines,
-//! in huge pages where there are some; prefetching, AES rounds, the cycle counter.
+//! in huge pages where there are some; texts that outlive the process; a black box; prefetching,
+//! AES rounds, the cycle counter.
 //!
 //! Knows nothing of guests, rings or packets. Guest memory is in `vhost`.
 
@@ -8,5 +9,7 @@ compile_error!(
     "Butterfly runs on Linux on x86-64 only: its rings rely on that processor's order of memory, and its cycle counter"
 );
 
+pub mod blackbox;
 pub mod cpu;
+pub mod halves;
 pub mod units;

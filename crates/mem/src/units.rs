@@ -11,8 +11,9 @@ pub use left::Left;
 
 use std::{
     ffi::OsStr,
+    fs::File,
     io,
-    ops::Deref,
+    ops::{Deref, Range},
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     ptr::NonNull,
@@ -21,7 +22,8 @@ use std::{
 
 use rustix::{
     fs::{
-        FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, ftruncate, openat, unlink,
+        FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstat, ftruncate, openat,
+        unlink,
     },
     mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap},
 };
@@ -34,6 +36,17 @@ pub struct Unit(pub [AtomicU64; 16]);
 
 const UNIT: usize = size_of::<Unit>();
 const HUGE: usize = 2 << 20;
+/// No page of the kernel's is smaller.
+const PAGE: usize = 4096;
+
+/// Fate of a file that a process left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    /// It goes, and a new one takes its place.
+    Remove,
+    /// Its memory is used, with what is in it.
+    Adopt,
+}
 
 /// Kind of memory that a table is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,6 +91,8 @@ pub struct Units {
     len: usize,
     mapped: usize,
     memory: Memory,
+    /// True if it has what another process left.
+    adopted: bool,
     /// Holds the lock.
     file: Option<(PathBuf, OwnedFd)>,
 }
@@ -106,14 +121,15 @@ impl Units {
         Units::new(base, len, mapped, Memory::Anonymous, None)
     }
 
-    /// `len` units of zeros in a file called `name`, of huge pages if they can be had. What a
-    /// process left there when it died is removed, wherever it may be, after `look` has seen
-    /// it; `None` is something of another user, which is not looked at. A file that is
-    /// in use is an error.
+    /// `len` units of zeros in a file called `name`, of huge pages if they can be had. `look` says
+    /// what becomes of a file that a process left there when it died, wherever it may be; `None` is
+    /// something of another user, which is not looked at and always removed. The first file that is
+    /// to be adopted becomes the table, if it can be mapped: [`Units::adopted`]. A file that is in
+    /// use is an error.
     pub fn file(
         len: usize,
         name: &str,
-        mut look: impl FnMut(&Path, Option<&Left>),
+        mut look: impl FnMut(&Path, Option<&Left>) -> Fate,
     ) -> Result<Units, UnitsError> {
         let mapped = size(len)?;
         let huge = huge_directories()
@@ -121,8 +137,19 @@ impl Units {
             .map(|directory| (directory.join(name), Memory::HugePages));
         let mut paths: Vec<_> = huge.collect();
         paths.push((Path::new("/dev/shm").join(name), Memory::Tmpfs));
-        for (path, _) in &paths {
-            left::clear(path, &mut look)?;
+        let mut adopted = None;
+        for (path, memory) in &paths {
+            let adopt = |file: &File| {
+                let base = Units::map(file, mapped).ok()?;
+                let held = Some((path.clone(), OwnedFd::from(file.try_clone().ok()?)));
+                Units::new(base, len, mapped, *memory, held).ok()
+            };
+            let found = left::clear(path, &mut look, adopted.is_none().then_some(&adopt))?;
+            adopted = adopted.or(found);
+        }
+        if let Some(mut units) = adopted {
+            units.adopted = true;
+            return Ok(units);
         }
         let mut last =
             Err(UnitsError::Memory { bytes: mapped, error: io::ErrorKind::NotFound.into() });
@@ -172,9 +199,13 @@ impl Units {
     }
 
     /// Pages are had when this succeeds: a store never finds that there are none.
-    fn map(file: &OwnedFd, mapped: usize) -> Result<*mut std::ffi::c_void, rustix::io::Errno> {
-        ftruncate(file, mapped as u64)?;
-        fallocate(file, FallocateFlags::empty(), 0, mapped as u64)?;
+    fn map(file: impl AsFd, mapped: usize) -> Result<*mut std::ffi::c_void, rustix::io::Errno> {
+        ftruncate(&file, mapped as u64)?;
+        // One that was used has all its pages, and looking at each takes milliseconds.
+        let has = fstat(&file)?.st_blocks.saturating_mul(512);
+        if u64::try_from(has).is_ok_and(|has| has < mapped as u64) {
+            fallocate(&file, FallocateFlags::empty(), 0, mapped as u64)?;
+        }
         // SAFETY: a new mapping at an address the kernel chooses.
         unsafe {
             mmap(
@@ -199,12 +230,33 @@ impl Units {
             bytes: mapped,
             error: io::Error::from(io::ErrorKind::OutOfMemory),
         })?;
-        Ok(Units { base, len, mapped, memory, file })
+        Ok(Units { base, len, mapped, memory, adopted: false, file })
     }
 
     /// Returns the kind of memory it is made of.
     pub fn memory(&self) -> Memory {
         self.memory
+    }
+
+    /// Returns whether its contents are those of a file that another process left.
+    pub fn adopted(&self) -> bool {
+        self.adopted
+    }
+
+    /// Has the kernel map the pages of some units at once, rather than one by one when they are
+    /// touched. A hint: without it everything is as it was, and slower. They are asked for as if
+    /// they were to be read: pages of a shared file can be written then, too, and come 16 at once.
+    pub fn map_ahead(&self, units: Range<usize>) {
+        let end = units.end.min(self.len);
+        let start = units.start.min(end);
+        // SAFETY: the units are in our mapping.
+        let from = unsafe { self.base.as_ptr().add(start) };
+        let to = (end - start) * UNIT;
+        let before = from.addr() % PAGE;
+        // SAFETY: mapped by us, from the beginning of a page; nothing in it changes.
+        let _ = unsafe {
+            madvise(from.cast::<u8>().sub(before).cast(), before + to, Advice::LinuxPopulateRead)
+        };
     }
 
     /// Its file, if it has one.

@@ -1,7 +1,7 @@
 //! VXLAN (RFC 7348, 5), and the multicast groups that stand for networks.
 //!
-//! No extension is spoken: a header with any other flag (GPE, group policy), or with anything in a
-//! reserved field, is not ours.
+//! One header of an extension is spoken between hosts of this switch: [`PASSED_ON`]. One with any
+//! other flag (GPE, group policy), or with anything in a reserved field, is not ours.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -11,6 +11,10 @@ use crate::{Error, head};
 pub const PORT: u16 = 4789;
 /// Bytes of the header.
 pub const LEN: usize = 8;
+/// First word of a frame that one host passes on for another: the VNI is valid, there is a group
+/// policy (G) without a group, and the receiver does not learn the sender (D).
+/// draft-smith-vxlan-group-policy-05, 2.1.
+pub const PASSED_ON: [u8; 4] = [0x88, 0x40, 0, 0];
 /// Largest VNI: 24 bits.
 pub const MAX_VNI: u32 = (1 << 24) - 1;
 /// Prefix of IPv6 groups of networks unless an operator says otherwise. Its scope is reserved (RFC

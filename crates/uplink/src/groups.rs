@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeSet,
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use butterfly_packet::Mac;
@@ -76,5 +76,12 @@ impl Groups {
 
     fn change(&self, group: Mac, member: bool) -> io::Result<()> {
         sys::set_membership(self.socket.as_fd(), self.interface, group.0, member)
+    }
+}
+
+impl AsFd for Groups {
+    /// While a copy is open, the interface listens to the groups.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }

@@ -104,7 +104,29 @@ impl Tap {
             let error = Error::failed(format!("cannot make the TAP device \"{wanted}\""), error);
             if busy { error.help("another process uses it") } else { error }
         })?;
+        Self::on(tun, name, config)
+    }
 
+    /// Takes up the TAP device of another process. Fails if it is none any more, or does not have
+    /// the name that `config` wants.
+    pub fn take_up(config: &TapConfig, device: OwnedFd) -> Result<Tap, Error> {
+        let failed = |error| Error::failed("cannot take up the TAP device", error);
+        let tun = Tun::of(device).map_err(failed)?;
+        let name = tun.name().map_err(failed)?;
+        match &config.name {
+            Some(wanted) if !wanted.contains('%') && *wanted != name => {
+                Err(Error::refused(format!("the TAP device is {name}, and not {wanted}")))
+            }
+            _ => Self::on(tun, name, config),
+        }
+    }
+
+    /// The device's file, for who keeps it.
+    pub fn device(&self) -> BorrowedFd<'_> {
+        self.tun.as_fd()
+    }
+
+    fn on(tun: Tun, name: String, config: &TapConfig) -> Result<Tap, Error> {
         let mut kernel = Kernel::open()?;
         let made = kernel.interface(&name)?;
         if let Some(mtu) = config.mtu {

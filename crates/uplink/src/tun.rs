@@ -32,6 +32,13 @@ impl Tun {
         })
     }
 
+    /// Takes a file that another process opened. Fails if it is no device.
+    pub fn of(file: OwnedFd) -> io::Result<Tun> {
+        let tun = Tun(file);
+        tun.name()?;
+        Ok(tun)
+    }
+
     /// Makes it a TAP device in the network namespace of this thread. Each frame has a virtio-net
     /// header of `header` bytes in the host's byte order before it, and is complete: no offloads.
     /// Returns the name it got; `%d` in `name` is a number of the kernel's choice. Needs

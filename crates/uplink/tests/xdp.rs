@@ -10,11 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use butterfly_packet::build::ethernet;
+use butterfly_packet::{Mac, build::ethernet};
 use butterfly_uplink::{
     BURST, Uplink,
     packet::PacketSocket,
-    xdp::{MAX_MTU, Mode, SMALL_MTU, Xdp, XdpConfig},
+    xdp::{MAX_MTU, Mode, Parts, SMALL_MTU, Xdp, XdpConfig, end},
 };
 use common::{PATIENCE, Wire, expect, ip, readable, receive, run, send, until, wait};
 
@@ -38,12 +38,16 @@ fn both(wire: &Wire, endpoints: [IpAddr; 2], mode: Mode) -> [Xdp; 2] {
 
 /// A datagram of VXLAN's port, its length and bytes by its number.
 fn frame(from: &Xdp, to: &Xdp, addresses: [IpAddr; 2], number: u32) -> Vec<u8> {
+    frame_to(from.info().mac, to.info().mac, addresses, number)
+}
+
+fn frame_to(from: Mac, to: Mac, addresses: [impl Into<IpAddr>; 2], number: u32) -> Vec<u8> {
     let payload: Vec<u8> = (0..number % 1400)
         .map(|at| (number.wrapping_mul(31) + at) as u8)
         .chain(number.to_be_bytes())
         .collect();
-    let link = ethernet(from.info().mac, to.info().mac);
-    let ip = match addresses {
+    let link = ethernet(from, to);
+    let ip = match addresses.map(Into::into) {
         [IpAddr::V4(source), IpAddr::V4(destination)] => link.ipv4(source, destination),
         [IpAddr::V6(source), IpAddr::V6(destination)] => link.ipv6(source, destination),
         _ => unreachable!("one family"),
@@ -249,6 +253,235 @@ fn the_program_goes_when_the_process_is_killed() {
     // The kernel frees sockets and programs a moment after the process is gone.
     until("the program to go", || !program_is_attached());
     Xdp::open("wire", &config(NEAR, Mode::Best)).unwrap();
+}
+
+/// Returns what another process keeps of an uplink whose process dies.
+fn die(mut uplink: Xdp) -> Parts {
+    uplink.outlast().unwrap();
+    let kept = |(name, part): (String, std::os::fd::BorrowedFd<'_>)| {
+        (name, part.try_clone_to_owned().unwrap())
+    };
+    // Nothing of it is taken down, as after a death.
+    uplink.parts().into_iter().map(kept).collect()
+}
+
+fn again(parts: Parts, endpoint: IpAddr, mode: Mode) -> Xdp {
+    Xdp::adopt("wire", &config(endpoint, mode), parts).unwrap().0
+}
+
+/// Frames that came while there was no process are there, and those that were queued leave.
+#[test]
+fn an_uplink_outlasts_its_process() {
+    for mode in [Mode::Best, Mode::Copy, Mode::Generic] {
+        let wire = Wire::new("");
+        let addresses = [NEAR.into(), FAR.into()];
+        let [mut near, mut far] = both(&wire, addresses, mode);
+        let info = near.info().clone();
+        for death in 0..40 {
+            exchange(&mut near, &mut far, addresses, 7);
+            let parts = die(near);
+            assert!(program_is_attached());
+            for number in 0..3 * BURST as u32 {
+                let frame = frame_to(far.info().mac, info.mac, [FAR, NEAR], number);
+                assert!(send(&mut far, &frame));
+            }
+            far.flush();
+            near = again(parts, NEAR.into(), mode);
+            assert_eq!(near.info(), &info, "death {death}");
+            let mut wanted = 0..3 * BURST as u32;
+            while !wanted.is_empty() {
+                wait(near.descriptor(), "frames that waited");
+                for received in receive(&mut near) {
+                    let number = wanted.next().expect("no frame twice");
+                    let sent = frame_to(far.info().mac, info.mac, [FAR, NEAR], number);
+                    assert!(received == sent, "frame {number}: {received:02x?}");
+                }
+            }
+        }
+        exchange(&mut near, &mut far, addresses, 200);
+        assert_eq!(
+            moved(&near),
+            BTreeSet::from(["received", "received-bytes", "sent", "sent-bytes"])
+        );
+        end(die(near));
+        assert!(!program_is_attached());
+    }
+}
+
+/// A frame that the process held is lost, and comes to no other process: neither twice nor as
+/// another frame. What it had not shown to the kernel never leaves.
+#[test]
+fn what_a_dead_process_held_is_lost_and_its_chunks_are_not() {
+    let wire = Wire::new("");
+    let addresses = [NEAR.into(), FAR.into()];
+    let [mut near, mut far] = both(&wire, addresses, Mode::Best);
+    let (near_mac, far_mac) = (near.info().mac, far.info().mac);
+    let (mut number, mut held, mut wanted) = (0, 0, 0);
+    for death in 0..100u32 {
+        for _ in 0..BURST as u32 {
+            assert!(send(&mut far, &frame_to(far_mac, near_mac, [FAR, NEAR], number)));
+            number += 1;
+        }
+        far.flush();
+        // Some are held by the process that dies.
+        let some = (death as usize * 7) % (BURST + 1);
+        until("frames", || some == 0 || near.receive(some) == some);
+        for index in 0..some {
+            let sent = frame_to(far_mac, near_mac, [FAR, NEAR], wanted + index as u32);
+            assert!(near.frame(index) == sent, "frame {}", wanted + index as u32);
+        }
+        wanted += some as u32;
+        // These never leave.
+        for lost in 0..death % 20 {
+            assert!(send(&mut near, &frame_to(near_mac, far_mac, [NEAR, FAR], lost)));
+        }
+        let parts = die(near);
+        let (next, adopted) = Xdp::adopt("wire", &config(NEAR, Mode::Best), parts).unwrap();
+        assert_eq!(adopted.held as usize, some);
+        held += some;
+        near = next;
+        while wanted < number {
+            wait(near.descriptor(), "the others");
+            for received in receive(&mut near) {
+                assert!(received == frame_to(far_mac, near_mac, [FAR, NEAR], wanted));
+                wanted += 1;
+            }
+        }
+        assert_eq!(far.receive(BURST), 0, "nothing left that was not shown");
+    }
+    assert!(held > 2048, "each chunk of the ring was held once");
+    exchange(&mut near, &mut far, addresses, 100);
+    // All chunks are there: the ring of the receiver holds as many frames as ever.
+    for number in 0..2048 {
+        assert!(send(&mut far, &frame_to(far_mac, near_mac, [FAR, NEAR], number)));
+        if number % 64 == 63 {
+            far.flush();
+        }
+    }
+    let mut all = 0;
+    while readable(near.descriptor(), Duration::from_millis(300)) {
+        all += receive(&mut near).len();
+    }
+    assert_eq!(all, 2048);
+}
+
+#[test]
+fn an_uplink_outlasts_the_process_on_an_interface_that_is_down() {
+    for mode in [Mode::Best, Mode::Generic] {
+        let wire = Wire::new("");
+        let addresses = [NEAR.into(), FAR.into()];
+        let [mut near, mut far] = both(&wire, addresses, mode);
+        exchange(&mut near, &mut far, addresses, 3);
+        ip("link set wire down");
+        near = again(die(near), NEAR.into(), mode);
+        ip("link set wire up");
+        until("the carrier", || ip("-o link show dev wire").contains("LOWER_UP"));
+        exchange(&mut near, &mut far, addresses, 50);
+    }
+}
+
+#[test]
+fn every_queue_outlasts_the_process() {
+    let wire = Wire::new("numrxqueues 2 numtxqueues 2");
+    let mut near = Xdp::open("wire", &config(NEAR, Mode::Best)).unwrap();
+    for _ in 0..5 {
+        assert_eq!(flows(&wire, &mut near, 200), 200);
+        near = again(die(near), NEAR.into(), Mode::Best);
+        assert_eq!(near.info().queues, 2);
+    }
+    assert_eq!(flows(&wire, &mut near, 200), 200);
+    let counters = near.counters();
+    assert_eq!((counters.rx_no_buffer, counters.rx_ring_full), (0, 0));
+}
+
+/// Frames beyond the room of the ring are lost, counted by the kernel, and none of the others.
+#[test]
+fn a_ring_that_ran_full_without_a_process_goes_on() {
+    let wire = Wire::new("");
+    let addresses = [NEAR.into(), FAR.into()];
+    let [mut near, mut far] = both(&wire, addresses, Mode::Best);
+    assert!(near.can_be_adopted(), "Linux 6.4 or later");
+    let (near_mac, far_mac) = (near.info().mac, far.info().mac);
+    for _ in 0..3 {
+        exchange(&mut near, &mut far, addresses, 11);
+        let parts = die(near);
+        for number in 0..3000 {
+            assert!(send(&mut far, &frame_to(far_mac, near_mac, [FAR, NEAR], number)));
+            if number % BURST as u32 == 0 {
+                far.flush();
+            }
+        }
+        far.flush();
+        near = again(parts, NEAR.into(), Mode::Best);
+        let mut wanted = 0..2048;
+        while !wanted.is_empty() {
+            wait(near.descriptor(), "frames that waited");
+            for received in receive(&mut near) {
+                let number = wanted.next().expect("no more than there was room for");
+                assert!(received == frame_to(far_mac, near_mac, [FAR, NEAR], number));
+            }
+        }
+    }
+    exchange(&mut near, &mut far, addresses, 100);
+    let counters = near.counters();
+    assert_eq!(counters.rx_no_buffer, 3 * 952);
+}
+
+/// Parts that a holder gives are not believed. A set that is refused is ended, and another one can
+/// be opened.
+#[test]
+fn parts_that_are_not_what_they_seem_are_refused() {
+    let _wire = Wire::new("numrxqueues 2 numtxqueues 2");
+    let best = config(NEAR, Mode::Best);
+    let one = XdpConfig { queues: Some(1), ..best.clone() };
+    let refused = |spoil: &dyn Fn(&mut Parts), config: &XdpConfig, why: &str| {
+        let mut parts = die(Xdp::open("wire", &best).unwrap());
+        spoil(&mut parts);
+        let error = Xdp::adopt("wire", config, parts).unwrap_err().to_string();
+        assert!(error.contains(why), "{why}: {error}");
+    };
+    let swap = |parts: &mut Parts, a: &str, b: &str| {
+        let (one, other) = (parts.remove(a).unwrap(), parts.remove(b).unwrap());
+        parts.insert(b.to_owned(), one);
+        parts.insert(a.to_owned(), other);
+    };
+    refused(&|_| (), &one, "another number of queues");
+    refused(&|_| (), &config(NEAR, Mode::Generic), "another mode");
+    refused(&|parts| drop(parts.remove("xdp:memory:1")), &best, "not all of it was kept");
+    refused(&|parts| drop(parts.remove("xdp:socket:0")), &best, "not all of it was kept");
+    refused(&|parts| swap(parts, "xdp:memory:0", "xdp:memory:1"), &best, "another queue's");
+    refused(&|parts| swap(parts, "xdp:socket:0", "xdp:socket:1"), &best, "is not bound to it");
+    refused(&|parts| swap(parts, "xdp:socket:0", "xdp:memory:0"), &best, "its memory");
+    let put = |parts: &mut Parts, name: &str| {
+        parts.insert(name.to_owned(), std::fs::File::open("/dev/null").unwrap().into());
+    };
+    refused(&|parts| put(parts, "xdp:memory:0"), &best, "record is not one");
+    refused(&|parts| put(parts, "xdp:socket:1"), &best, "is not bound to it");
+    refused(&|parts| put(parts, "xdp:socket:2"), &best, "more queues");
+    // Another interface's, and a link that was detached.
+    ip("link add other type veth peer name others");
+    ip("link set other up");
+    let parts = die(Xdp::open("wire", &best).unwrap());
+    let error = Xdp::adopt("other", &best, parts).unwrap_err().to_string();
+    assert!(error.contains("is attached to interface"), "{error}");
+    until("the program to go", || !program_is_attached());
+    let mut parts = die(Xdp::open("wire", &best).unwrap());
+    put(&mut parts, "xdp:link");
+    let error = Xdp::adopt("wire", &best, parts).unwrap_err().to_string();
+    assert!(error.contains("its BPF link"), "{error}");
+}
+
+#[test]
+fn an_interface_that_is_another_one_by_now_is_not_taken_for_it() {
+    let _wire = Wire::new("");
+    let best = config(NEAR, Mode::Best);
+    let parts = die(Xdp::open("wire", &best).unwrap());
+    ip("link del wire");
+    ip("link add wire type veth peer name peer");
+    ip("link set wire up");
+    let error = Xdp::adopt("wire", &best, parts).unwrap_err().to_string();
+    assert!(error.contains("is attached to interface 0"), "{error}");
+    Xdp::open("wire", &best).unwrap();
 }
 
 #[test]

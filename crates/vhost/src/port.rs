@@ -75,6 +75,8 @@ pub struct Port {
     rx: Mutex<Option<RxRing>>,
     /// The transmit ring runs and is disabled.
     tx_disabled: AtomicBool,
+    /// The rings are held: nothing is taken from them, and nothing put into them.
+    held: AtomicBool,
     interrupts: Arc<Interrupts>,
     touches: Arc<Touches>,
 }
@@ -85,6 +87,7 @@ impl Default for Port {
             tx: Mutex::default(),
             rx: Mutex::default(),
             tx_disabled: AtomicBool::new(false),
+            held: AtomicBool::new(false),
             interrupts: Arc::default(),
             touches: Touches::new(),
         }
@@ -159,18 +162,24 @@ impl Port {
         if used != base {
             split = Split::new(setup, used)?;
         }
-        split.enabled = enabled;
         split.touches = self.touches.clone();
         split.disarm();
         match queue {
             Queue::Tx => {
-                let old = lock(&self.tx).replace(TxRing::new(split));
+                let mut ring = TxRing::new(split);
+                let mut tx = lock(&self.tx);
+                ring.split.serve(enabled, self.is_held());
+                let old = tx.replace(ring);
                 self.tx_disabled.store(!enabled, Relaxed);
+                drop(tx);
                 drop(old);
             }
             Queue::Rx => {
-                let ring = RxRing::new(split);
-                let old = lock(&self.rx).replace(ring);
+                let mut ring = RxRing::new(split);
+                let mut rx = lock(&self.rx);
+                ring.split.serve(enabled, self.is_held());
+                let old = rx.replace(ring);
+                drop(rx);
                 drop(old);
             }
         }
@@ -217,12 +226,32 @@ impl Port {
             }
             Queue::Rx => {
                 if let Some(ring) = lock(&self.rx).as_mut() {
-                    ring.split.enabled = enabled;
+                    ring.split.want(enabled);
                     // Buffers looked at in advance would still be filled.
                     ring.forget_prepared();
                 }
             }
         }
+    }
+
+    /// Holds the rings, those that there are and later ones, or lets them go. When this returns, no
+    /// worker touches the guest's memory through rings that are held. Who lets them go has the
+    /// transmit ring looked at.
+    pub fn hold(&self, held: bool) {
+        self.held.store(held, Relaxed);
+        // A ring that starts meanwhile reads it under its lock.
+        if let Some(ring) = lock(&self.tx).as_mut() {
+            ring.split.hold(held);
+        }
+        if let Some(ring) = lock(&self.rx).as_mut() {
+            ring.split.hold(held);
+            ring.forget_prepared();
+        }
+    }
+
+    /// True if the rings are held.
+    pub fn is_held(&self) -> bool {
+        self.held.load(Relaxed)
     }
 
     /// True if the transmit ring runs and is disabled.

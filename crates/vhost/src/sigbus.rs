@@ -13,6 +13,8 @@ use std::{
     },
 };
 
+use butterfly_mem::blackbox::signals;
+
 /// Slots are allocated once and never freed, so that the handler can walk the list at any moment.
 struct Slot {
     start: AtomicUsize,
@@ -121,6 +123,9 @@ extern "C" fn handler(
         if repair(address) {
             return;
         }
+    }
+    if code > 0 {
+        signals::bus_error();
     }
     // Not ours. Put the default action back and return: a faulting access faults again and ends the
     // process with a core. SAFETY: sigaction with SIG_DFL is always valid; raise is

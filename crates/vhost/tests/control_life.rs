@@ -14,7 +14,7 @@ use butterfly_guest_driver::{
     raw::{self, FrontendReq},
 };
 use butterfly_vhost::{
-    control::{Device, DeviceConfig, DeviceState, Role},
+    control::{Device, DeviceConfig, DeviceState, Name, Named, Role},
     net::{Features, NetHeader},
     port::Queue,
 };
@@ -110,11 +110,12 @@ fn a_state_is_checked_like_messages() {
         ("not offered", |state| state.protocol_features = Some(1 << 9)),
         ("power of two", |state| state.rings[0].size = Some(1000)),
         ("not an eventfd", |state| {
-            state.rings[1].call = Some(std::fs::File::open("/dev/null").unwrap().into())
+            let it = std::fs::File::open("/dev/null").unwrap().into();
+            state.rings[1].call = Some(Named { name: Name::default(), it })
         }),
-        ("its file", |state| state.regions[0].size = 1 << 30),
+        ("its file", |state| state.regions[0].it.size = 1 << 30),
         ("regular file", |state| {
-            state.regions[0].file = std::fs::File::open("/dev/null").unwrap().into()
+            state.regions[0].it.file = std::fs::File::open("/dev/null").unwrap().into()
         }),
     ];
     let mut exported: Vec<_> = break_it.iter().map(|_| old.device().export().unwrap()).collect();

@@ -76,6 +76,29 @@ pub(super) fn refused() -> Vec<u8> {
     encoded(&Messages { messages: vec![refusal(error::Code::REJECTED)], ..Default::default() })
 }
 
+/// A reply whose answers from number `first` on are `failure`.
+pub(super) fn undone(
+    replied: &[u8],
+    first: u64,
+    failure: &Failure,
+) -> Result<Vec<u8>, scan::Malformed> {
+    let mut answers = scan::Fields::within(replied, 0..replied.len());
+    let mut made = Vec::new();
+    let mut number = 0;
+    while let Some((field, content)) = answers.next()? {
+        let (MESSAGES, scan::Content::Bytes(place)) = (field, content) else { continue };
+        let mut answer = Message::parse_from_bytes(replied.get(place).unwrap_or_default())
+            .unwrap_or_else(|_| Message::new());
+        if number >= first {
+            let status = MessageField::some(status(failure.clone()));
+            answer = reply(Response { status, ..Default::default() }, &answer);
+        }
+        append(&mut made, &answer);
+        number += 1;
+    }
+    Ok(made)
+}
+
 /// A response to a message.
 pub(super) fn reply(response: Response, to: &Message) -> Message {
     let reply = MessageV0 {

@@ -8,7 +8,7 @@ use crate::{
     crypt::ReplyTo,
     envelope::{
         encrypted::{ENCRYPTED, encrypted_fields},
-        handler::Context,
+        handler::{Context, Failure},
         scan::{self, Content, Fields},
     },
 };
@@ -34,6 +34,14 @@ pub struct Task {
     /// The shortest answers to all messages that have none yet.
     pub(super) answers: u64,
     pub(super) reply: Vec<u8>,
+    /// True if it has a message that changes what is declared.
+    pub(super) declares: bool,
+    /// Answers so far.
+    pub(super) answered: u64,
+    /// Number of answers before that of the first message whose change a store has to keep.
+    pub(super) first_change: Option<u64>,
+    /// Why its changes are refused, if they are without asking the handler.
+    pub(super) refused: Option<Failure>,
 }
 
 /// Progress of a request. Places are those where the next message begins.
@@ -41,6 +49,8 @@ pub struct Task {
 pub(super) enum Stage {
     Checked(usize),
     CarriedOut(usize),
+    /// All is carried out, and not committed.
+    Kept,
     Answered,
 }
 
@@ -48,6 +58,21 @@ impl Task {
     /// Bytes of the reply so far.
     pub fn reply_so_far(&self) -> usize {
         self.reply.len()
+    }
+
+    /// True if it made changes that are not committed.
+    pub fn has_changed(&self) -> bool {
+        self.first_change.is_some() && self.stage != Stage::Answered
+    }
+
+    /// True if nothing is left to do but to commit its changes.
+    pub fn waits_for_commit(&self) -> bool {
+        self.stage == Stage::Kept
+    }
+
+    /// Has its changes refused.
+    pub fn refuse_changes(&mut self, why: Failure) {
+        self.refused = Some(why);
     }
 
     pub(super) fn next_message(&self, at: usize) -> Result<Next, scan::Malformed> {

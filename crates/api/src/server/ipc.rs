@@ -1,13 +1,18 @@
 //! The socket files of ipc endpoints.
 
-use rustix::io::Errno;
+use rustix::{
+    fs::{Mode, OFlags, fstat, open as open_at},
+    io::Errno,
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
+};
 use std::{
     fs, io,
-    os::unix::{
-        fs::{DirBuilderExt, FileTypeExt, MetadataExt},
-        net::UnixStream,
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 /// Makes way for a socket: removes one that no process serves. Refuses one that is served, and a
@@ -17,10 +22,13 @@ pub(super) fn make_free(path: &Path) -> io::Result<()> {
     if !found.file_type().is_socket() {
         return Err(Errno::NOTSOCK.into());
     }
-    match UnixStream::connect(path) {
+    // Where somebody listens and accepts nobody, a connect that may sleep does so for ever.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&socket, &SocketAddrUnix::new(path)?) {
         // No process listens: it died without cleaning up.
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(Errno::ACCESS.into()),
+        Err(Errno::CONNREFUSED) => fs::remove_file(path),
+        Err(Errno::ACCESS | Errno::PERM) => Err(Errno::ACCESS.into()),
         _ => Err(Errno::ADDRINUSE.into()),
     }
 }
@@ -40,18 +48,41 @@ pub(super) fn free_path() -> io::Result<PathBuf> {
 pub(super) struct SocketFile {
     path: PathBuf,
     inode: (u64, u64),
+    /// True if it stays.
+    left: AtomicBool,
 }
 
 impl SocketFile {
     pub(super) fn of(path: PathBuf) -> Option<Self> {
         let inode = inode(&path)?;
-        Some(Self { path, inode })
+        Some(Self { path, inode, left: AtomicBool::new(false) })
     }
+
+    /// The file that a process before had [opened](open), if it is still the one at that path.
+    pub(super) fn kept(path: PathBuf, kept: &OwnedFd) -> Option<Self> {
+        let kept = fstat(kept).ok()?;
+        Self::of(path).filter(|found| found.inode == (kept.st_dev, kept.st_ino))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Has it stay when this is dropped.
+    pub(super) fn leave(&self) {
+        self.left.store(true, Relaxed);
+    }
+}
+
+/// Opens the file of a socket, for nothing but to know it again.
+pub(super) fn open(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(open_at(path, flags, Mode::empty())?)
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if inode(&self.path) == Some(self.inode) {
+        if !self.left.load(Relaxed) && inode(&self.path) == Some(self.inode) {
             // If it cannot be removed, the next start replaces it.
             let _ = fs::remove_file(&self.path);
             if let Some(directory) =
@@ -61,6 +92,11 @@ impl Drop for SocketFile {
             }
         }
     }
+}
+
+/// True if it is a path that [`free_path`] made.
+pub(super) fn is_free_path(path: &Path) -> bool {
+    path.parent().is_some_and(is_of_free_path)
 }
 
 /// True if it is a directory that [`free_path`] made.

@@ -10,6 +10,7 @@ use super::{
     exchange::{Exchange, Job, Reply, heard},
     fair::Fair,
     peer::{Cut, Origin, Peer, Transfer, Who},
+    place::{Listening, Place},
 };
 use crate::{MAX_FRAME, zmtp::ALLOWANCE};
 use rustix::{
@@ -32,6 +33,10 @@ use tracing::warn;
 const LOOK: Duration = Duration::from_millis(100);
 /// Least poll token of a peer; all else has smaller ones.
 const FIRST_PEER: u64 = 1 << 32;
+/// Poll token of the exchange; listeners have smaller ones.
+const EXCHANGE: u64 = FIRST_PEER - 1;
+/// Time between two attempts to listen on an endpoint that was refused.
+const AGAIN: Duration = Duration::from_secs(1);
 /// Events that are taken in one turn.
 const EVENTS: usize = 64;
 /// Bytes that one connection is written in one turn.
@@ -40,9 +45,13 @@ const WRITTEN: usize = 1 << 20;
 /// All connections.
 pub(super) struct Mover<'a> {
     epoll: OwnedFd,
-    listeners: &'a [Listener],
+    places: &'a mut Vec<Place>,
+    /// Time of the last attempt to listen where it was refused.
+    tried: Instant,
     exchange: &'a Exchange,
     told: &'a (dyn Fn(&CutClient) + Send + Sync),
+    /// Hears of an endpoint that is listened on after all.
+    listening: &'a (dyn Fn(Listening<'_>) + Send + Sync),
     most: usize,
     peers: HashMap<u64, Peer>,
     next: u64,
@@ -57,26 +66,26 @@ pub(super) struct Mover<'a> {
 
 impl<'a> Mover<'a> {
     pub(super) fn new(
-        listeners: &'a [Listener],
+        places: &'a mut Vec<Place>,
         exchange: &'a Exchange,
         most: usize,
         told: &'a (dyn Fn(&CutClient) + Send + Sync),
+        listening: &'a (dyn Fn(Listening<'_>) + Send + Sync),
     ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for (number, listener) in listeners.iter().enumerate() {
-            epoll::add(&epoll, listener, EventData::new_u64(number as u64), EventFlags::IN)?;
+        for (number, place) in places.iter().enumerate() {
+            if let Some(listener) = &place.listener {
+                watch(&epoll, number, listener)?;
+            }
         }
-        epoll::add(
-            &epoll,
-            exchange.to_send(),
-            EventData::new_u64(listeners.len() as u64),
-            EventFlags::IN,
-        )?;
+        epoll::add(&epoll, exchange.to_send(), EventData::new_u64(EXCHANGE), EventFlags::IN)?;
         Ok(Self {
             epoll,
-            listeners,
+            places,
+            tried: Instant::now(),
             exchange,
             told,
+            listening,
             most,
             peers: HashMap::new(),
             next: FIRST_PEER,
@@ -113,7 +122,10 @@ impl<'a> Mover<'a> {
         let has_its_time = |peer: &Peer| {
             !peer.machine.is_open() || peer.receiving.is_some() || peer.sending.is_some()
         };
-        self.starved || self.paused.is_some() || self.peers.values().any(has_its_time)
+        self.places.iter().any(|place| place.listener.is_none())
+            || self.starved
+            || self.paused.is_some()
+            || self.peers.values().any(has_its_time)
     }
 
     fn turn(&mut self, wait: Option<Duration>) -> io::Result<()> {
@@ -127,12 +139,10 @@ impl<'a> Mover<'a> {
             let (id, flags) = (event.data.u64(), event.flags);
             if id >= FIRST_PEER {
                 self.moved(id, flags);
-            } else if let Some(listener) =
-                usize::try_from(id).ok().and_then(|number| self.listeners.get(number))
-            {
-                self.accept(listener);
-            } else {
+            } else if id == EXCHANGE {
                 heard(self.exchange.to_send());
+            } else {
+                self.accept(id);
             }
         }
         self.deliver();
@@ -158,10 +168,32 @@ impl<'a> Mover<'a> {
         if self.starved {
             self.cut_slow(now);
         }
+        if now.saturating_duration_since(self.tried) >= AGAIN {
+            self.tried = now;
+            self.listen_after_all();
+        }
     }
 
-    fn accept(&mut self, listener: &Listener) {
+    /// Tries again to listen where it was refused.
+    fn listen_after_all(&mut self) {
+        let refused = self.places.iter_mut().enumerate();
+        for (number, place) in refused.filter(|(_, place)| place.listener.is_none()) {
+            if place.bind().is_err() {
+                continue;
+            }
+            let watched =
+                place.listener.as_ref().map(|listener| watch(&self.epoll, number, listener));
+            match watched {
+                Some(Ok(())) => place.listening().into_iter().for_each(self.listening),
+                _ => place.listener = None,
+            }
+        }
+    }
+
+    fn accept(&mut self, number: u64) {
         for _ in 0..ACCEPTED {
+            let place = usize::try_from(number).ok().and_then(|number| self.places.get(number));
+            let Some(listener) = place.and_then(|place| place.listener.as_ref()) else { return };
             match listener.accept() {
                 Ok((socket, who)) => self.admit(socket, who),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -180,7 +212,8 @@ impl<'a> Mover<'a> {
     }
 
     fn listen(&self, interest: EventFlags) {
-        for (number, listener) in self.listeners.iter().enumerate() {
+        for (number, place) in self.places.iter().enumerate() {
+            let Some(listener) = &place.listener else { continue };
             if let Err(error) =
                 epoll::modify(&self.epoll, listener, EventData::new_u64(number as u64), interest)
             {
@@ -466,4 +499,9 @@ impl<'a> Mover<'a> {
             let _ = epoll::delete(&self.epoll, socket.as_fd());
         }
     }
+}
+
+/// Has the clients of a listener noticed.
+fn watch(epoll: &OwnedFd, number: usize, listener: &Listener) -> io::Result<()> {
+    Ok(epoll::add(epoll, listener, EventData::new_u64(number as u64), EventFlags::IN)?)
 }

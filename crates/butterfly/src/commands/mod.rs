@@ -16,6 +16,7 @@ mod sg;
 mod show;
 mod top;
 mod tunnels;
+mod upgrade;
 mod uplink;
 mod watch;
 mod words;
@@ -57,6 +58,7 @@ pub fn root() -> Node {
             replay::dump(),
             apply::node(),
             process::log_level(),
+            upgrade::node(),
             process::shutdown(),
             manual::node(),
             words::help(),

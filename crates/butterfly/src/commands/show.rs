@@ -96,6 +96,12 @@ fn page(found: &Overview) -> String {
         "running",
         &format!("{}, since {}", duration(uptime), date(health.start_date())),
     );
+    if let Some(began) = health.service_start_date {
+        field(&mut page, "service", &service(health, began));
+    }
+    if let Some(upgrade) = upgrade(health) {
+        field(&mut page, "upgrade", &upgrade);
+    }
     if let Some(open) = &health.open_endpoint {
         field(
             &mut page,
@@ -104,6 +110,16 @@ fn page(found: &Overview) -> String {
                 "{open} has no key: whoever reaches it commands the switch (butterflyd -k, or -e)"
             ),
         );
+    }
+    if let Some(reloaded) = health.reload_date {
+        field(&mut page, "configuration", &format!("read again {}", date(reloaded)));
+    }
+    if let Some(directory) = &health.state_dir {
+        field(&mut page, "store", &store(health, directory));
+    }
+    if let Some(why) = &health.degraded {
+        let left = duration(health.degraded_for_s());
+        field(&mut page, "degraded", &format!("{}; it is opened in {left}", safe(why)));
     }
     field(&mut page, "uplink", &uplink(found.uplink.as_ref()));
     field(&mut page, "tunnels", &tunnels(found.tunnels.as_ref()));
@@ -177,6 +193,41 @@ fn tunnels(tunnels: Option<&TunnelShow>) -> String {
     )
 }
 
+/// The store of what is declared, in a line.
+fn store(health: &AppHealthRes, directory: &str) -> String {
+    let mut line = format!("{}, commit {}", safe(directory), health.store_commit());
+    if let Some(layout) = health.store_layout {
+        line.push_str(&format!(", layout {layout}"));
+        if layout != health.newest_layout() {
+            line.push_str("; the release before can go on, until `butterfly upgrade --commit`");
+        }
+    }
+    if let Some(why) = health.store_trouble.as_ref().filter(|_| health.degraded.is_none()) {
+        line.push_str(&format!("; changes are refused: {}", safe(why)));
+    }
+    if let Some(aside) = &health.store_set_aside {
+        line.push_str(&format!("; a damaged one is set aside: {}", safe(aside)));
+    }
+    line
+}
+
+/// The service whose processes go on for each other.
+fn service(health: &AppHealthRes, began: u64) -> String {
+    let restarts = match health.restarts() {
+        0 => return format!("since {}, not restarted", date(began)),
+        1 => "restarted once".to_owned(),
+        more => format!("restarted {more} times"),
+    };
+    let resumed = health.resumed.as_deref().unwrap_or("nothing was taken over");
+    format!("since {}, {restarts}; {}", date(began), safe(resumed))
+}
+
+/// The upgrade that is under way, or why the last one failed.
+fn upgrade(health: &AppHealthRes) -> Option<String> {
+    let failed = health.upgrade_failed.as_ref().map(|why| format!("failed: {}", safe(why)));
+    health.upgrade.as_ref().map(|step| safe(step)).or(failed)
+}
+
 fn object(found: &Overview) -> Value {
     let health = &found.health;
     let states: BTreeMap<&str, usize> =
@@ -186,7 +237,24 @@ fn object(found: &Overview) -> Value {
         "start_date": seconds(health.start_date()),
         "start_date_s": health.start_date(),
         "uptime_s": health.current_date().saturating_sub(health.start_date()),
+        "service": health.service_start_date.map(|began| json!({
+            "start_date": seconds(began), "start_date_s": began, "restarts": health.restarts(),
+            "resumed": health.resumed, "stood_still_ms": health.stood_still_ms,
+        })),
+        "upgrade": health.upgrade,
+        "upgrade_failed": health.upgrade_failed,
         "open_endpoint": health.open_endpoint,
+        "reload_date": health.reload_date.map(seconds),
+        "reload_date_s": health.reload_date,
+        "store": health.state_dir.as_ref().map(|directory| json!({
+            "directory": directory, "commit": health.store_commit(), "trouble": health.store_trouble,
+            "set_aside": health.store_set_aside, "layout": health.store_layout,
+            "newest_layout": health.newest_layout,
+        })),
+        "degraded": health.degraded,
+        "degraded_for_s": health.degraded_for_s,
+        "uplink_held": health.uplink_held,
+        "uplink_held_for_s": health.uplink_held_for_s,
         "uplink": found.uplink.as_ref().map(|uplink| json!({
             "interface": uplink.interface(), "kind": uplink.kind(), "state": uplink.state, "attached": uplink.attached, "mtu": uplink.mtu(),
         })),

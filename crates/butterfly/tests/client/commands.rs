@@ -1,7 +1,7 @@
 //! Contract of the commands: what each asks for, given its words.
 
 use crate::refused;
-use crate::support::{Daemon, Row, answer, asked_for, check, in_full};
+use crate::support::{Daemon, Row, answer, asked_for, check, in_full, run};
 
 #[test]
 fn nic_add() {
@@ -51,6 +51,49 @@ fn nic_add() {
         let line = format!("nic add --id a --mac 52:54:00:00:00:01 --vni 42 {options} @");
         check(&[Row { line: &line, asks: &[&[asked]], answers: path, out, ..Row::default() }]);
     }
+}
+
+#[test]
+fn nic_release() {
+    let held: &[&[&str]] = &[&["nic_release { was_held: true }"]];
+    let not_held: &[&[&str]] = &[&["nic_release { was_held: false }"]];
+    let row = |line, asks, answers, out| Row { line, asks, answers, out, ..Row::default() };
+    check(&[
+        row("nic release a @", &[&["nic_release: \"a\""]], held, "served again\n"),
+        row("nic release a @", &[&["nic_release: \"a\""]], not_held, "nic a was not held\n"),
+        row("nic release --all @", &[&["nic_release: \"\""]], held, "served again\n"),
+        row("nic release --all @", &[&["nic_release: \"\""]], not_held, "nothing was held\n"),
+        row(
+            "nic release a --json @",
+            &[&["nic_release: \"a\""]],
+            held,
+            "{\n  \"was_held\": true\n}\n",
+        ),
+    ]);
+}
+
+#[test]
+fn upgrade_commit() {
+    let asks: &[&[&str]] = &[&["upgrade_commit: true"]];
+    let raised: &[&[&str]] = &[&["upgrade_commit { from: 1 to: 2 records: 7 }"]];
+    let not: &[&[&str]] = &[&["upgrade_commit { from: 2 to: 2 records: 1 }"]];
+    let row = |line, answers, out| Row { line, asks, answers, out, ..Row::default() };
+    check(&[
+        row(
+            "upgrade --commit @",
+            raised,
+            "the store is rewritten in layout 2, after layout 1: 7 records; a release that does not \
+             read layout 2 cannot go on any more\n",
+        ),
+        row(
+            "upgrade --commit @",
+            not,
+            "the store is of the newest layout already, 2: nothing to do\n",
+        ),
+    ]);
+    let both = run("upgrade /new --commit");
+    assert_eq!(both.code, Some(1));
+    assert!(both.err.contains("name a program, or give --commit"), "{}", both.err);
 }
 
 /// Accepted, as by the original, with a word about it.
@@ -791,4 +834,29 @@ fn request_refuses_files_it_cannot_send() {
         assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)), "{file}");
         daemon.assert_silent(file);
     }
+}
+
+/// A vnic that moves: the export is printed as it is, and read from a file.
+#[test]
+fn nic_export_and_import() {
+    let answers =
+        &[&["nic_export { fw_data { data: \"{}\" } sessions: 1 left_out: 0 }"] as &[&str]];
+    for (line, asked) in [
+        ("nic export a @", "nic_export: \"a\""),
+        ("nic export a --to 192.0.2.7 @", "nic_export_to { id: \"a\" to: \"192.0.2.7\" }"),
+    ] {
+        check(&[Row { line, asks: &[&[asked]], answers, out: "{}\n", ..Row::default() }]);
+    }
+    let file = std::env::temp_dir().join(format!("butterfly-export-{}", std::process::id()));
+    std::fs::write(&file, "{}").unwrap();
+    let line = format!("nic import {} @", file.display());
+    let imported = "nic_import { id: \"a\" taken: 2 known: 1 ended: 0 refused { name: \"it is over\" value: 3 } left_out: 4 }";
+    check(&[Row {
+        line: &line,
+        asks: &[&["nic_import { data: \"{}\" }"]],
+        answers: &[&[imported]],
+        out: "a: 2 sessions taken over, 1 known here, 0 of an earlier import ended\nrefused: 3 (it is over)\nleft out by the other host: 4\n",
+        ..Row::default()
+    }]);
+    std::fs::remove_file(&file).unwrap();
 }

@@ -57,6 +57,13 @@ fn commands_of_the_original_print_objects() {
 }
 
 #[test]
+fn a_commit_of_an_upgrade_is_an_object() {
+    let commit: &[&str] = &["upgrade_commit { from: 1 to: 2 records: 7 }"];
+    let expected = json!({ "from": 1, "to": 2, "records": 7 });
+    assert_eq!(printed("upgrade --commit", &[commit]), expected);
+}
+
+#[test]
 fn dumps_and_replies_are_objects_too() {
     let nics = "nic_details { id: \"a\" mac: \"52:54:00:00:00:01\" vni: 1 type: TAP }";
     let found = printed("dump", &[&[nics, ""], &["peer_list { address: \"10.9.0.2\" }"]]);
@@ -107,6 +114,7 @@ fn every_command_that_prints_has_it() {
         "shutdown",
         "capture",
         "generate",
+        "nic export",
         "help",
     ];
     for name in crate::manual::commands("").into_iter().map(|(name, _)| name) {

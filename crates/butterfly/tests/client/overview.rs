@@ -28,6 +28,36 @@ b    42  52:54:00:00:00:02  -                 (unfiltered)  tap     trouble   - 
 c     7  52:54:00:00:00:03  -                 web,db        client  detached  -          0    0      0  no such security group: db
 ";
 
+/// A vnic that is held is in trouble, and the state of the daemon comes before others.
+#[test]
+fn what_is_held_is_told() {
+    let daemon = Daemon::new();
+    let mut client = daemon.start("show @");
+    daemon.receive("health");
+    let health = "app_health { start_date: 5 current_date: 9 state_dir: \"/s\" store_trouble: \"w\" \
+                  store_layout: 1 newest_layout: 2 degraded: \"w\" degraded_for_s: 90 uplink_held: \"u\" uplink_held_for_s: 30 }";
+    daemon.send(&answer(&[health]));
+    daemon.receive("uplink");
+    daemon.send(&answer(&PLAIN));
+    daemon.receive("drops");
+    daemon.send(&answer(&["drop_list { window_ms: 5000 }"]));
+    daemon.receive("nic list");
+    daemon.send(&answer(&["nic_list: \"a\""]));
+    daemon.receive("nic show");
+    daemon.send(&answer(&["nic_show { id: \"a\" attached: true held: \"h\" held_for_s: 61 }"]));
+    let out = client.end().out;
+    for line in [
+        "  store             /s, commit 0, layout 1; the release before can go on, until \
+         `butterfly upgrade --commit`\n",
+        "  degraded          w; it is opened in 1 min 30 s\n",
+        "  NICs              1: 1 trouble\n",
+        "  uplink: its frames are held for 30 s, as u: `butterfly nic release --all`\n",
+        "  NIC a: its rings are held for 1 min 1 s, as h: `butterfly nic release`\n",
+    ] {
+        assert!(out.contains(line), "{line}{out}");
+    }
+}
+
 #[test]
 fn nics_are_a_table_if_asked() {
     check(&[Row {
@@ -174,7 +204,7 @@ dropped in the last minute
             line: "show @",
             asks: &quiet,
             answers: &[
-                &["app_health { version: \"1\" start_date: 0 current_date: 0 open_endpoint: \"tcp://0.0.0.0:9999\" }"],
+                &["app_health { version: \"1\" start_date: 0 current_date: 0 open_endpoint: \"tcp://0.0.0.0:9999\" reload_date: 1000000000 }"],
                 &PLAIN,
                 &["drop_list { window_ms: 5000 }"],
                 &[""],
@@ -183,6 +213,34 @@ dropped in the last minute
 butterflyd 1
   running           0 s, since 1970-01-01 00:00:00 UTC
   API               tcp://0.0.0.0:9999 has no key: whoever reaches it commands the switch (butterflyd -k, or -e)
+  configuration     read again 2001-09-09 01:46:40 UTC
+  uplink            none: networks end at this host
+  tunnels           none
+  NICs              0
+  security groups   0
+  sessions          7 of 1000
+
+wrong now
+  nothing
+
+dropped in the last minute
+  nothing
+",
+            ..Row::default()
+        },
+        Row {
+            line: "show @",
+            asks: &quiet,
+            answers: &[
+                &["app_health { version: \"1\" start_date: 0 current_date: 0 service_start_date: 1000000000 restarts: 2 resumed: \"took over 3 vnics\" stood_still_ms: 210 }"],
+                &PLAIN,
+                &["drop_list { window_ms: 5000 }"],
+                &[""],
+            ],
+            out: "\
+butterflyd 1
+  running           0 s, since 1970-01-01 00:00:00 UTC
+  service           since 2001-09-09 01:46:40 UTC, restarted 2 times; took over 3 vnics
   uplink            none: networks end at this host
   tunnels           none
   NICs              0

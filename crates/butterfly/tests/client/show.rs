@@ -231,6 +231,7 @@ fn nic_show_for_programs() {
         "flooded": 5,
         "learn_refused": 6,
         "announced": 7,
+        "passed_on": 0,
         "sessions": 9,
         "host_mtu": 1450,
         "packet_trace": null,
@@ -243,7 +244,9 @@ fn nic_show_for_programs() {
     expected["router"] = false.into();
     expected["state"] = "trouble".into();
     expected["missing_groups"] = serde_json::json!([]);
-    expected["waits_for"] = serde_json::Value::Null;
+    for absent in ["waits_for", "held", "held_for_s"] {
+        expected[absent] = serde_json::Value::Null;
+    }
     // As many as the macro can take are above.
     for absent in ["mirror", "netns", "interface_refused", "pings"] {
         expected[absent] = serde_json::Value::Null;

@@ -12,7 +12,7 @@ use crate::config::{
     problems::Problems,
     timeouts::{self, Timeout},
     tunnel,
-    values::{api_endpoints, core, directory, level, metrics, name, number, seconds},
+    values::{api_endpoints, core, directory, level, metrics, name, number, seconds, state_dir},
 };
 
 /// Time that IEEE 802.1Q recommends for learnt addresses.
@@ -40,6 +40,7 @@ pub(super) fn check(mut options: Options, problems: &mut Problems) -> Option<Con
         Some(mtu)
     });
     let socket_dir = options.socket_dir.and_then(|path| problems.sort_out(directory(&path)));
+    let state_dir = options.state_dir.as_deref().map(|path| problems.sort_out(state_dir(path)));
     let name = options.name.as_deref().map(|text| problems.sort_out(name(text)));
     let metrics = problems.sort_out(metrics(options.metrics.as_deref().unwrap_or_default()));
     let encryption =
@@ -66,6 +67,7 @@ pub(super) fn check(mut options: Options, problems: &mut Problems) -> Option<Con
     Some(Config {
         ip: endpoint?.0,
         socket_dir: socket_dir?,
+        state_dir: state_dir.map_or(Some(None), |dir| dir.map(Some))?,
         name: name.map_or(Some(None), |name| name.map(Some))?,
         endpoints: endpoints?,
         metrics: metrics?,

@@ -7,7 +7,7 @@ use crate::config::tunnel::interface;
 pub const DEFAULT_ARGS: &str = "-c1 -n1 --socket-mem 64 --no-shconf --huge-unlink";
 
 /// Result of `--dpdk-args` and `--dpdk-port`.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dpdk {
     /// The way to other hosts, if one is named.
     pub device: Option<Device>,

@@ -4,7 +4,7 @@ use butterfly_api::crypt::{Gate, Key, KeyFile};
 use std::path::{Path, PathBuf};
 
 /// The key, and what is taken under it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Encryption {
     path: PathBuf,
     key: Key,
@@ -24,6 +24,11 @@ impl PartialEq for Encryption {
 impl Eq for Encryption {}
 
 impl Encryption {
+    /// True if a gate of either decides alike.
+    pub fn acts_like(&self, other: &Self) -> bool {
+        self.legacy == other.legacy && self.key.is(&other.key)
+    }
+
     /// Makes the gate that decides on requests.
     pub fn gate(self) -> Result<Gate, String> {
         Gate::new(self.key, self.legacy)

@@ -15,6 +15,7 @@ pub(super) fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut
     }
     stronger(&mut options.ip, ini.take("general", "ip"));
     stronger(&mut options.socket_dir, ini.take("general", "socket-dir"));
+    stronger(&mut options.state_dir, ini.take("general", "state-dir"));
     stronger(&mut options.name, ini.take("general", "name"));
     stronger(&mut options.metrics, ini.take("general", "metrics"));
     stronger(&mut options.log_level, ini.take("general", "log-level"));

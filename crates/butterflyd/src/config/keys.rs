@@ -9,6 +9,7 @@ pub fn keys() -> impl Iterator<Item = (&'static str, &'static str, &'static str)
     let same = [
         "ip",
         "socket-dir",
+        "state-dir",
         "name",
         "endpoint",
         "metrics",

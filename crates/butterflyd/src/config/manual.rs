@@ -27,8 +27,8 @@ fn page() -> String {
         "Gives every virtual network card (vnic) a vhost-user socket that QEMU attaches to. Each vnic lives in a network of its own number \
          (VNI); networks span hosts over VXLAN; security groups filter every vnic. There is one daemon per host, and `butterfly`(1) \
          tells it what to do.\n\n\
-         It runs in the foreground until a signal or a client stops it, and remembers nothing: vnics are declared again after a restart \
-         (`butterfly dump`, `butterfly apply`).",
+         It runs in the foreground until a signal or a client stops it. With `--state-dir` machines do not notice that it ends and starts \
+         again, and what was declared is kept; else vnics are declared again after a restart (`butterfly dump`, `butterfly apply`).",
     );
     page.section("OPTIONS");
     page.arguments(command.get_arguments());
@@ -37,11 +37,18 @@ fn page() -> String {
     page.term(
         "`SIGINT`, `SIGQUIT`, `SIGTERM`",
         "Stop: machines are detached, sockets and the table of sessions removed. A second one ends the process at once. `butterfly shutdown` \
-         does the same.",
+         does the same. With `--state-dir` a signal leaves all that to the next daemon: the holder, a process that keeps it, waits ten seconds \
+         for that and then takes it down; `butterfly shutdown` takes it down at once.",
     );
-    page.text(
-        "Nothing else is handled; `SIGHUP` ends it as it ends any process. SIGSEGV and SIGABRT are defects: please report them.",
+    page.term(
+        "`SIGHUP`",
+        "Read the configuration file again, with the command line of the start, and check all of it. If something is wrong, nothing changes, and \
+         the log and an event tell what it is. Else these change at once, where the configuration says something else than before: `log-level`, \
+         `metrics` (the new address is served before the old one is closed), `peer`, `fdb-ageing`, `tcp-pickup` and the time-outs, also of sessions \
+         that there are. What clients changed stays. Every other setting takes effect at the next start, and the log and the event name it. \
+         A terminal that is closed sends SIGHUP, too: the daemon goes on.",
     );
+    page.text("Nothing else is handled. SIGSEGV and SIGABRT are defects: please report them.");
     page.section("EXIT STATUS");
     page.term("`0`", "It was stopped, by a signal or by a client.");
     page.term(

@@ -1,9 +1,11 @@
 //! Settings of the daemon: the command line, overridden by the configuration file, checked.
 
 mod check;
+pub mod difference;
 pub mod dpdk;
 pub mod encryption;
 mod file;
+mod identity;
 pub mod ini;
 pub mod keys;
 pub mod manual;
@@ -37,12 +39,14 @@ use crate::{
 };
 
 /// A configuration with nothing left to doubt.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The VXLAN endpoint.
     pub ip: IpAddr,
     /// Folder of the sockets: absolute, without symbolic links.
     pub socket_dir: PathBuf,
+    /// Folder of what outlasts the daemon; without one, nothing does.
+    pub state_dir: Option<PathBuf>,
     /// Name that tells it from other daemons of the host, if that is not its API's address.
     pub name: Option<String>,
     /// Endpoints of the API.

@@ -6,8 +6,10 @@ use std::path::PathBuf;
 /// A virtual switch: one daemon per host, a vhost-user socket per virtual NIC.
 ///
 /// Runs in the foreground until SIGINT, SIGQUIT or SIGTERM. Values of the configuration file
-/// override the command line.
-#[derive(Debug, Parser, PartialEq, Eq)]
+/// override the command line. SIGHUP has it read the file again: the log level, the address of the
+/// metrics, peers, time-outs, --tcp-pickup and --fdb-ageing change at once, anything else at the
+/// next start. If something is wrong, nothing changes.
+#[derive(Clone, Debug, Parser, PartialEq, Eq)]
 #[command(
     name = "butterflyd",
     disable_version_flag = true,
@@ -25,6 +27,11 @@ pub struct Options {
     /// Existing directory for the vhost-user sockets (mandatory)
     #[arg(short, long, value_name = "DIR")]
     pub socket_dir: Option<PathBuf>,
+    /// Directory of what outlasts the daemon: what is declared, and with it the connections of
+    /// machines, which notice neither a crash nor a restart. Made if it is not there. [default:
+    /// nothing outlasts it]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
     /// Name of this daemon where a host has several: what it keeps outside of its memory carries it
     /// [default: the first endpoint of its API, and its socket folder]
     #[arg(long, value_name = "NAME")]
@@ -119,6 +126,9 @@ pub struct Options {
     #[arg(short = 'V', long)]
     pub version: bool,
 
+    /// Be the writer of the store: the daemon starts itself so
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub write_store: Option<PathBuf>,
     /// Print the manual page, or completions for bash, zsh or fish
     #[arg(long, value_name = "WHAT", hide = true, value_parser = butterfly_manual::KINDS)]
     pub generate: Option<String>,

@@ -27,6 +27,7 @@ fn the_least_is_an_address_and_a_directory() {
     let expected = Config {
         ip: "192.0.2.1".parse().unwrap(),
         socket_dir: directory,
+        state_dir: None,
         name: None,
         endpoints: vec!["tcp://0.0.0.0:9999".into()],
         metrics: None,
@@ -109,6 +110,7 @@ fn the_file_overrides_the_command_line() {
     let expected = Config {
         ip: "2001:db8::1".parse().unwrap(),
         socket_dir: directory,
+        state_dir: None,
         name: Some("second".into()),
         endpoints: vec!["ipc://@x".into()],
         metrics: Some("[::1]:9998".parse().unwrap()),

@@ -32,6 +32,21 @@ pub(super) fn directory(path: &Path) -> Result<PathBuf, String> {
     Ok(real)
 }
 
+/// Returns the folder of what outlasts the daemon, which need not be there yet.
+pub(super) fn state_dir(path: &Path) -> Result<PathBuf, String> {
+    let refused = |why: &dyn fmt::Display| format!("state folder {path:?} is refused: {why}");
+    let path = std::path::absolute(path).map_err(|error| refused(&error))?;
+    if path.exists() && !path.is_dir() {
+        return Err(refused(&"it is not a directory"));
+    }
+    // The holder's socket is in it.
+    let most = butterfly_holder::MAX_PATH - "/holder".len();
+    if path.as_os_str().len() > most {
+        return Err(refused(&format_args!("its path may have {most} bytes")));
+    }
+    Ok(path)
+}
+
 /// Returns the endpoints of the API; of several that are the same, one.
 pub(super) fn api_endpoints(given: &[String]) -> Result<Vec<String>, String> {
     let mut endpoints = Vec::new();

@@ -57,6 +57,20 @@ macro_rules! kinds {
 kinds! {
     /// The daemon started: its version, its API, its sockets.
     DaemonStarted = "daemon-started", CHANGE;
+    /// The daemon took over from one that ended: how that one ended, what goes on, and what does
+    /// not.
+    DaemonResumed = "daemon-resumed", CHANGE;
+    /// An upgrade began: the program that is to go on proves itself.
+    UpgradeBegan = "upgrade-began", CHANGE;
+    /// An upgrade failed, and why. The program before it goes on.
+    UpgradeFailed = "upgrade-failed", CHANGE;
+    /// An upgrade was committed: what is kept has another layout, and the release before cannot go
+    /// on with it any more.
+    UpgradeCommitted = "upgrade-committed", CHANGE;
+    /// A change is in force and would not outlast the daemon, and why.
+    NotKept = "not-kept", USUAL;
+    /// The API or the metrics cannot be reached where they should be, and why; or can be after all.
+    NotListening = "not-listening", USUAL;
     /// A client or a signal asked the daemon to stop.
     DaemonStopping = "daemon-stopping", CHANGE;
     /// A vnic was added.
@@ -73,9 +87,27 @@ kinds! {
     NicWaits = "nic-waits", CHANGE;
     /// A vnic that waited has its MAC address.
     NicTookOver = "nic-took-over", CHANGE;
+    /// A vnic was exported for a VM that leaves for another host: which one, and how many
+    /// sessions.
+    NicExported = "nic-exported", CHANGE;
+    /// A vnic took over what it was on another host: how many sessions, and how many were refused.
+    NicImported = "nic-imported", CHANGE;
     /// The vnic, or the uplink, is to be recorded and is not, as its file cannot be written, and
     /// why.
     NotRecorded = "not-recorded", USUAL;
+    /// The vnic's rings are held: workers ended the daemon twice within ten minutes while they
+    /// touched them. Why, and for how long.
+    NicHeld = "nic-held", CHANGE;
+    /// The vnic's rings are served again, and why.
+    NicReleased = "nic-released", CHANGE;
+    /// Frames from the uplink are not looked at: workers ended the daemon three times within ten
+    /// minutes by them. Why, and for how long.
+    UplinkHeld = "uplink-held", CHANGE;
+    /// Frames from the uplink are looked at again.
+    UplinkReleased = "uplink-released", CHANGE;
+    /// The daemon did not come as far as to run for a minute, three times in a row, and leaves out
+    /// what may be the cause: the store is not read, and changes are refused. Or that is over.
+    DaemonDegraded = "daemon-degraded", CHANGE;
     /// A VM attached to the vnic's socket.
     GuestAttached = "guest-attached", USUAL;
     /// The VM left or was detached, and why.
@@ -120,6 +152,16 @@ kinds! {
     SessionsFlushed = "sessions-flushed", CHANGE;
     /// The log level was changed.
     LogLevel = "log-level", CHANGE;
+    /// The configuration was read again: which settings changed, and which wait for the next start.
+    ConfigReloaded = "config-reloaded", CHANGE;
+    /// The configuration was read again and is wrong, and why. Nothing has changed.
+    ConfigRefused = "config-refused", CHANGE;
+    /// The store was read, and what it has is declared.
+    StoreOpened = "store-opened", CHANGE;
+    /// The store cannot be used, so that changes are refused, and why; or it can be used again.
+    StoreTrouble = "store-trouble", USUAL;
+    /// The store was damaged. It has another name now, and an empty one its place.
+    StoreSetAside = "store-set-aside", CHANGE;
     /// A request was refused, and why. Nothing has changed by it unless the text says so.
     RequestFailed = "request-failed", USUAL;
     /// The connection of a client was ended because it took more of the API than its part: which

@@ -4,12 +4,14 @@
 //! and a time, sums up events that come too fast, and forgets the oldest.
 
 pub mod announce;
+mod carried;
 mod kind;
 mod note;
 mod pace;
 mod ring;
 mod switch;
 
+pub use carried::RecordTaken;
 pub use kind::Kind;
 pub use note::{Event, Note, Origin, counted};
 pub use ring::{Listing, Query};
@@ -18,7 +20,11 @@ pub use switch::note as switch_note;
 use pace::Pace;
 use ring::{Bounds, Ring};
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    borrow::Cow,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -34,7 +40,7 @@ pub struct Events(Arc<Shared>);
 struct Shared {
     record: Mutex<Record>,
     began: Instant,
-    started: u64,
+    started: AtomicU64,
 }
 
 struct Record {
@@ -48,7 +54,7 @@ impl Default for Events {
         Self(Arc::new(Shared {
             record,
             began: Instant::now(),
-            started: milliseconds_since_epoch(),
+            started: milliseconds_since_epoch().into(),
         }))
     }
 }
@@ -56,7 +62,7 @@ impl Default for Events {
 impl Events {
     /// Returns when the record began, in milliseconds since the epoch.
     pub fn started(&self) -> u64 {
-        self.0.started
+        self.0.started.load(Ordering::Relaxed)
     }
 
     /// Records an event. Returns whether it is reported now: frequent events are only counted at
@@ -91,19 +97,26 @@ impl Events {
         record.pace.held_mut().filter(|note| is_of(note.origin, request)).for_each(|note| {
             note.taken_back = true;
         });
-        record.ring.after_mut(since).filter(|event| event.request == Some(request)).for_each(
-            |event| {
+        record
+            .ring
+            .after_mut(since)
+            .filter(|event| event.request.as_deref() == Some(request))
+            .for_each(|event| {
                 event.taken_back = true;
-            },
-        );
+            });
     }
 
     /// Returns the kept events that match a query.
     pub fn list(&self, query: &Query<'_>) -> Listing {
+        self.catch_up().ring.list(query)
+    }
+
+    /// Returns the record after it has told what is due.
+    fn catch_up(&self) -> MutexGuard<'_, Record> {
         let now = self.now();
         let mut record = self.record();
         record.catch_up(now);
-        record.ring.list(query)
+        record
     }
 
     fn now(&self) -> u64 {
@@ -134,7 +147,7 @@ fn event(note: Note, more: u64) -> Event {
         nic,
         vni,
         text: shortened(text),
-        request: origin.and_then(|origin| origin.request),
+        request: origin.and_then(|origin| origin.request).map(Cow::from),
         client: origin.and_then(|origin| origin.caller),
         more,
         taken_back,
@@ -185,7 +198,10 @@ mod tests {
             (event.seq, event.kind, event.nic.as_deref(), event.vni),
             (1, Kind::NicAdded, Some("n"), Some(7))
         );
-        assert_eq!((event.request, event.more, &*event.text), (Some("nic_add"), 0, "made"));
+        assert_eq!(
+            (event.request.as_deref(), event.more, &*event.text),
+            (Some("nic_add"), 0, "made")
+        );
         assert!((events.started()..=milliseconds_since_epoch()).contains(&event.time));
     }
 

@@ -2,7 +2,7 @@
 
 use super::kind::Kind;
 use butterfly_api::Caller;
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 /// An event, as it is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct Event {
     pub nic: Option<Arc<str>>,
     pub vni: Option<u32>,
     pub text: String,
-    pub request: Option<&'static str>,
+    pub request: Option<Cow<'static, str>>,
     pub client: Option<Caller>,
     /// Number of similar events left out since the one before.
     pub more: u64,

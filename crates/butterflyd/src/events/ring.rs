@@ -68,17 +68,24 @@ pub struct Ring {
     of: HashMap<Subject, VecDeque<u64>>,
     bytes: usize,
     last: u64,
+    /// Counts changes.
+    version: u64,
 }
 
 impl Ring {
     pub fn new(bounds: Bounds) -> Self {
-        Self { bounds, events: BTreeMap::new(), of: HashMap::new(), bytes: 0, last: 0 }
+        Self { bounds, events: BTreeMap::new(), of: HashMap::new(), bytes: 0, last: 0, version: 0 }
     }
 
     /// Adds an event, which gets the next number. A subject with too many loses its oldest.
     pub fn push(&mut self, event: Event) {
-        self.last += 1;
-        let event = Event { seq: self.last, ..event };
+        self.push_as(Event { seq: self.last + 1, ..event });
+    }
+
+    /// Adds an event with its number, which is above all others.
+    pub fn push_as(&mut self, event: Event) {
+        self.last = event.seq;
+        self.version += 1;
         let subject = Subject::of(&event);
         self.bytes += event.bytes();
         self.events.insert(event.seq, event);
@@ -95,6 +102,26 @@ impl Ring {
         }
     }
 
+    /// Has the next event get a number behind this one.
+    pub fn go_on_behind(&mut self, last: u64) {
+        self.last = self.last.max(last);
+        self.version += 1;
+    }
+
+    /// Returns the kept events in their order.
+    pub fn all(&self) -> impl Iterator<Item = &Event> {
+        self.events.values()
+    }
+
+    pub fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
+    /// Returns a number that is another one after each change.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
     /// Returns the number of the newest event.
     pub fn last(&self) -> u64 {
         self.last
@@ -102,6 +129,7 @@ impl Ring {
 
     /// The kept events after a number.
     pub fn after_mut(&mut self, since: u64) -> impl Iterator<Item = &mut Event> {
+        self.version += 1;
         self.events.range_mut(since.saturating_add(1)..).map(|(_, event)| event)
     }
 

@@ -1,18 +1,20 @@
 //! Requests about the daemon itself.
 
 use super::Daemon;
-use crate::{dataplane::Dataplane, events::Kind, handlers::graph, log::Level};
+use crate::{
+    dataplane::Dataplane,
+    events::Kind,
+    handlers::graph,
+    host::time::seconds_since_epoch,
+    log::Level,
+    poison::{Degraded, Poison},
+};
 use butterfly_api::{
     Answer, Context, Failure,
     proto::{AppConfigReq, AppHealthRes, AppStatusRes, Response},
 };
 use protobuf::MessageField;
-use std::time::{SystemTime, UNIX_EPOCH};
-
-/// Seconds since the epoch.
-pub fn seconds_since_epoch(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
+use std::time::SystemTime;
 
 impl<D: Dataplane> Daemon<D> {
     pub(super) fn app_status(&self, context: &Context) -> Answer {
@@ -32,6 +34,10 @@ impl<D: Dataplane> Daemon<D> {
     /// Looks at no vnic: probes of a busy host ask often.
     pub(super) fn app_health(&self, context: &Context) -> Answer {
         let count = |number: usize| Some(u32::try_from(number).unwrap_or(u32::MAX));
+        let service = self.service.as_ref();
+        let left_alone = self.degraded.as_ref().map(|it| it.directory.as_path());
+        let directory = self.keeper.as_ref().map(|it| it.directory.as_path()).or(left_alone);
+        let uplink_held = self.poison.as_ref().and_then(Poison::uplink_held);
         let health = AppHealthRes {
             version: Some(butterfly_version::VERSION.to_owned()),
             start_date: Some(self.start_date),
@@ -40,6 +46,26 @@ impl<D: Dataplane> Daemon<D> {
             nics: count(self.desired.vnics().len()),
             security_groups: count(self.desired.groups().len()),
             open_endpoint: self.open_endpoint.clone(),
+            reload_date: self.reload.last(),
+            state_dir: directory.map(|it| it.display().to_string()),
+            store_commit: self.keeper.as_ref().map(|it| it.sequence),
+            store_trouble: self.store_trouble(),
+            store_set_aside: self.keeper.as_ref().and_then(|it| it.aside.clone()),
+            service_start_date: service.map(|it| it.start_date),
+            restarts: service.map(|it| it.restarts),
+            upgrade: self.upgrade.step.name().map(str::to_owned),
+            upgrade_failed: self.upgrade.failed.clone(),
+            upgraded: Some(self.upgrade.came),
+            store_layout: self.keeper.as_ref().filter(|it| it.read).map(|it| it.layout),
+            newest_layout: Some(butterfly_layout::newest()),
+            resumed: service.and_then(|it| it.resumed.clone()),
+            stood_still_ms: service
+                .filter(|it| it.resumed.is_some())
+                .map(|it| it.stood_still.as_millis() as u64),
+            degraded: self.degraded.as_ref().map(|it| it.why().to_owned()),
+            degraded_for_s: self.degraded.as_ref().map(Degraded::left),
+            uplink_held: uplink_held.as_ref().map(|it| it.why.clone()),
+            uplink_held_for_s: uplink_held.as_ref().map(|it| it.left),
             ..Default::default()
         };
         Ok(Response { app_health: MessageField::some(health), ..Default::default() })

@@ -187,7 +187,11 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     /// Makes one change of a plan. `again`: the vnics that go and come again.
-    fn change_of_plan(&mut self, change: Change, again: &BTreeSet<NicId>) -> Result<(), Failure> {
+    pub(super) fn change_of_plan(
+        &mut self,
+        change: Change,
+        again: &BTreeSet<NicId>,
+    ) -> Result<(), Failure> {
         match change {
             Change::RemoveVnic(id) if again.contains(&id) => self.remove(&id, GIVES_WAY),
             change => self.change(change),
@@ -248,7 +252,7 @@ impl<D: Dataplane> Daemon<D> {
 }
 
 /// Returns the vnics of a plan that go only to come again.
-fn come_again(changes: &[Change]) -> BTreeSet<NicId> {
+pub(super) fn come_again(changes: &[Change]) -> BTreeSet<NicId> {
     let (mut added, mut removed) = (BTreeSet::new(), BTreeSet::new());
     for change in changes {
         match change {
@@ -261,16 +265,16 @@ fn come_again(changes: &[Change]) -> BTreeSet<NicId> {
 }
 
 /// The object that a change is about.
-struct About(String);
+pub(super) struct About(String);
 
 impl About {
-    fn failure(&self, failure: Failure) -> Failure {
+    pub(super) fn failure(&self, failure: Failure) -> Failure {
         let why = failure.description.unwrap_or_else(|| "it failed".to_owned());
         Failure { description: Some(format!("{}: {why}", self.0)), help: failure.help }
     }
 }
 
-fn name_of(change: &Change) -> About {
+pub(super) fn name_of(change: &Change) -> About {
     About(match change {
         Change::AddVnic(nic) | Change::ChangeVnic(nic) | Change::RemakeVnic(nic) => {
             format!("nic {:?}", nic.id.as_str())

@@ -39,7 +39,7 @@ impl<D: Dataplane> Daemon<D> {
                     | Kind::SgMemberRemoved => self.note(kind, text),
                     _ => self.tell(kind, text),
                 }
-                self.desired.commit(prepared);
+                self.commit(prepared);
                 if let Some(name) = limited {
                     self.tell_of_egress(name.as_str(), true);
                 }

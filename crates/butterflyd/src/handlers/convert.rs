@@ -262,6 +262,15 @@ pub fn peer(peer: &proto::TunnelPeer) -> Result<TunnelPeer, Failure> {
     TunnelPeer::new(address, vni).map_err(refusal)
 }
 
+/// A tunnel endpoint as it is echoed.
+pub fn peer_details(peer: TunnelPeer) -> proto::TunnelPeer {
+    proto::TunnelPeer {
+        address: Some(canonical(peer.address())),
+        vni: peer.vni().map(|vni| vni.number()),
+        ..Default::default()
+    }
+}
+
 /// A security group as it is echoed.
 pub fn group_details(group: &SecurityGroup) -> proto::Sg {
     proto::Sg {

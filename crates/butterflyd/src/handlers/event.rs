@@ -10,6 +10,7 @@ use butterfly_api::{
     proto::{self, EventListReq, EventListRes, Response},
 };
 use protobuf::MessageField;
+use std::borrow::Cow;
 
 /// Events listed if no limit is given.
 const DEFAULT_LIMIT: u32 = 1000;
@@ -49,7 +50,7 @@ fn event(event: Event) -> proto::Event {
         nic_id: event.nic.map(|nic| (*nic).to_owned()),
         vni: event.vni,
         text: Some(event.text),
-        request: event.request.map(str::to_owned),
+        request: event.request.map(Cow::into_owned),
         client: event.client.map(|client| client.to_string()),
         more: (event.more != 0).then_some(event.more),
         taken_back: event.taken_back.then_some(true),

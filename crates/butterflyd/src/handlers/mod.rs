@@ -5,13 +5,20 @@ mod app;
 mod apply;
 mod change;
 mod convert;
+mod degraded;
 mod drops;
 mod event;
 mod explain;
 mod graph;
+mod keep;
+mod kept;
 mod meant;
+mod moved;
 mod nic;
 mod record;
+mod records;
+mod release;
+mod reload;
 mod report;
 mod security_group;
 mod session;
@@ -19,20 +26,27 @@ mod session;
 mod tests;
 mod trace;
 mod tunnel;
+mod upgrade;
 
-pub use app::seconds_since_epoch;
+pub use records::{declared_in, stored_in};
+pub use reload::Reload;
 
 use crate::{
+    checkpoint::Kept,
     dataplane::Dataplane,
     events::{Events, Kind, Note, Origin, announce::Announcer},
+    holding::{Holding, Service},
     host::watchdog::Turns,
+    keeper::Keeper,
     log::LogLevel,
+    poison::{Degraded, Poison},
     recorder::Recorder,
+    upgrade::Upgrade,
 };
-use butterfly_api::{Action, Answer, Context, Handler};
+use butterfly_api::{Action, Answer, Context, Failure, Handler};
 use butterfly_control::Desired;
 use butterfly_model::SocketDir;
-use std::net::IpAddr;
+use std::{net::IpAddr, os::fd::BorrowedFd};
 
 /// State that the daemon knows and may change.
 pub struct Daemon<D> {
@@ -50,14 +64,30 @@ pub struct Daemon<D> {
     /// Traces and captures.
     pub recorder: Recorder,
     pub log_level: LogLevel,
+    /// The configuration, and what it takes to read it again.
+    pub reload: Reload,
+    /// The upgrade that is under way, if there is one.
+    pub upgrade: Upgrade,
     /// Counts of its turns.
     pub turns: Turns,
     /// An endpoint of the API where other hosts may command the switch without a key.
     pub open_endpoint: Option<String>,
     /// Seconds since the epoch.
     pub start_date: u64,
+    /// Checkpoint that holds what was told, if a successor is to go on with it.
+    pub kept: Option<Kept>,
+    /// The store of what is declared, if there is one.
+    pub keeper: Option<Keeper>,
     /// True if a client asked it to quit.
     pub quit: bool,
+    /// The holder, if anything outlasts this process.
+    pub holding: Option<Holding>,
+    /// The service, if it is longer than this process.
+    pub service: Option<Service>,
+    /// Vnics that are held, if anything outlasts this process.
+    pub poison: Option<Poison>,
+    /// Reason for which the store is left alone, if it is.
+    pub degraded: Option<Degraded>,
 }
 
 impl<D: Dataplane> Handler for Daemon<D> {
@@ -65,13 +95,47 @@ impl<D: Dataplane> Handler for Daemon<D> {
         // A batch may take long: systemd's watchdog sees it get on.
         self.turns.taken();
         self.origin = Some(Origin { request: Some(action.name()), caller: context.caller });
-        let answer = self.carry_out(action, context);
+        let version = self.desired.version();
+        let answer = match action.declares() {
+            true => self.is_kept().and_then(|()| self.carry_out(action, context)),
+            false => {
+                self.seeing_committed_state(context, |daemon| daemon.carry_out(action, context))
+            }
+        };
+        // Before the answer leaves: who was answered finds it after a crash. With a store, that is
+        // when it has the change.
+        if self.desired.version() != version && self.keeper.is_none() {
+            self.keep_declared();
+        }
         if let Err(failure) = &answer
             && !matches!(action, Action::Apply(request) if request.dry_run())
         {
             self.note_failure(&action, failure);
         }
+        self.kept.iter().for_each(|kept| kept.before_answer(&action));
         answer
+    }
+
+    fn changes_made(&self) -> u64 {
+        self.keeper.as_ref().map_or(0, Keeper::changes_made)
+    }
+
+    fn may_change(&self) -> bool {
+        self.keeper.as_ref().is_none_or(Keeper::may_change)
+    }
+
+    fn hand_over(&mut self) {
+        self.hand_over_changes();
+    }
+
+    fn outcome(&mut self) -> Option<Result<(), Failure>> {
+        self.try_without_less();
+        self.hear_store()
+    }
+
+    fn news(&self) -> Option<BorrowedFd<'_>> {
+        let store = self.keeper.as_ref().map(Keeper::news);
+        store.or_else(|| self.degraded.as_ref().map(Degraded::news))
     }
 
     fn not_understood(&mut self, why: &str, context: &Context) {
@@ -79,9 +143,38 @@ impl<D: Dataplane> Handler for Daemon<D> {
         self.events
             .note(Note { origin, ..Note::new(Kind::RequestFailed, format!("refused: {why}")) });
     }
+
+    fn called(&mut self) {
+        self.hear_calls();
+    }
+
+    fn passes_on(&self) -> bool {
+        self.is_proved()
+    }
 }
 
 impl<D: Dataplane> Daemon<D> {
+    /// Answers a question. It sees what is committed, and what its own envelope changed.
+    fn seeing_committed_state(
+        &mut self,
+        context: &Context,
+        ask: impl FnOnce(&mut Self) -> Answer,
+    ) -> Answer {
+        let other = !context.sees_own_changes;
+        if !self.keeper.as_ref().is_some_and(|keeper| other && keeper.differs()) {
+            return ask(self);
+        }
+        let exchange = |daemon: &mut Self| {
+            if let Some(keeper) = &mut daemon.keeper {
+                keeper.exchange(&mut daemon.desired);
+            }
+        };
+        exchange(self);
+        let answer = ask(self);
+        exchange(self);
+        answer
+    }
+
     fn carry_out(&mut self, action: Action<'_>, context: &Context) -> Answer {
         match action {
             Action::NicAdd(nic) => self.nic_add(nic),
@@ -123,6 +216,11 @@ impl<D: Dataplane> Daemon<D> {
             Action::Capture(request) => self.capture(request),
             Action::AppHealth => self.app_health(context),
             Action::Apply(request) => self.apply(request),
+            Action::Upgrade(request) => self.begin_upgrade(request),
+            Action::UpgradeCommit => self.commit_upgrade(),
+            Action::NicRelease(id) => self.nic_release(id),
+            Action::NicExportTo(request) => self.nic_export_to(request),
+            Action::NicImport(request) => self.nic_import(request),
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::{
 };
 use butterfly_api::{
     Answer, Failure,
-    proto::{self, FwData, NicAddRes, NicExportRes, Response},
+    proto::{self, NicAddRes, Response},
 };
 use butterfly_control::{Change, Desired, NicChange, difference};
 use butterfly_datapath::{AddError, Front, GuestReport, Mac, Machine, VnicPolicy, VnicSpec};
@@ -101,16 +101,6 @@ impl<D: Dataplane> Daemon<D> {
         Ok(Response { nic_details, ..Default::default() })
     }
 
-    /// The protocol has it, and its data has always been empty. The machine is about to leave for
-    /// another host.
-    pub(super) fn nic_export(&self, id: &str) -> Answer {
-        self.desired.vnics().get(id).ok_or_else(|| unknown(id))?;
-        self.dataplane.export_vnic(id);
-        let data = FwData { data: Some(Vec::new()), ..Default::default() };
-        let result = NicExportRes { fw_data: MessageField::some(data), ..Default::default() };
-        Ok(Response { nic_export: MessageField::some(result), ..Default::default() })
-    }
-
     /// Removes all vnics, as when the daemon stops.
     pub fn remove_all(&mut self) {
         for nic in self.desired.vnics().iter() {
@@ -147,7 +137,7 @@ impl<D: Dataplane> Daemon<D> {
             warn!(NIC = id, VNI = nic.vni.number(), "nic {id} {text}");
         }
         let waited = self.waiting_beside(&nic);
-        self.desired.commit(prepared);
+        self.commit(prepared);
         self.tell_of_turns(&nic, &waited);
         Ok(())
     }
@@ -157,10 +147,11 @@ impl<D: Dataplane> Daemon<D> {
         let prepared = self.prepare(Change::RemoveVnic(id.clone()))?;
         let nic = self.desired.vnics().get(id.as_str()).cloned();
         let waited = nic.as_ref().map(|nic| self.waiting_beside(nic)).unwrap_or_default();
-        self.desired.commit(prepared);
+        self.commit(prepared);
         self.dataplane.remove_vnic(id.as_str());
         self.announcer.forget(id.as_str());
         self.recorder.forget(id.as_str());
+        self.forget_held(id.as_str());
         if let Some(nic) = nic {
             self.tell_nic(EventKind::NicRemoved, &nic, told.to_owned());
             self.tell_of_turns(&nic, &waited);
@@ -196,11 +187,12 @@ impl<D: Dataplane> Daemon<D> {
             policy: policy(nic),
             sniff_target: nic.sniff_target.clone(),
             order: self.desired.vnics().order(nic),
+            birth: 0,
         }
     }
 
     /// A vnic as it is echoed.
-    fn details(&self, nic: &Nic) -> proto::Nic {
+    pub(super) fn details(&self, nic: &Nic) -> proto::Nic {
         proto::Nic { waiting: self.place_in_line(nic), ..convert::nic_details(nic, self.path(nic)) }
     }
 
@@ -367,7 +359,7 @@ impl<D: Dataplane> Daemon<D> {
         if self.recorder.without(id) != told {
             self.tell_of_recording(&new);
         }
-        self.desired.commit(prepared);
+        self.commit(prepared);
         self.tell_of_turns(&new, &waited);
         Ok(())
     }
@@ -398,7 +390,7 @@ impl<D: Dataplane> Daemon<D> {
             );
             self.recorder.commit(id, recording);
             self.tell_of_recording(&new);
-            self.desired.commit(prepared);
+            self.commit(prepared);
             let [beside_old, beside_new] = waited;
             match old.filter(|old| (old.vni, old.mac.octets()) != (new.vni, new.mac.octets())) {
                 Some(old) => {
@@ -419,7 +411,7 @@ impl<D: Dataplane> Daemon<D> {
                 error!(NIC = id, VNI = new.vni.number(), "nic {id} {text}");
                 self.note_nic(EventKind::NicRemoved, &new, text);
                 if let Ok(gone) = self.desired.prepare(Change::RemoveVnic(new.id.clone())) {
-                    self.desired.commit(gone);
+                    self.commit(gone);
                 }
                 self.recorder.forget(id);
                 if let (Some(old), [beside_old, _]) = (&old, &waited) {

@@ -61,11 +61,13 @@ fn nic_of<'a>(action: &Action<'a>) -> Option<&'a str> {
     match action {
         Action::NicAdd(nic) => Some(nic.id()),
         Action::NicUpdate(update) => Some(update.id()),
+        Action::NicExportTo(request) => Some(request.id()),
         Action::NicDel(id)
         | Action::NicDetails(id)
         | Action::NicExport(id)
         | Action::NicStats(id)
-        | Action::NicShow(id) => Some(id),
+        | Action::NicShow(id)
+        | Action::NicRelease(id) => Some(id),
         Action::SessionList(list) => list.filter.nic_id.as_deref(),
         Action::SessionFlush(filter) => filter.nic_id.as_deref(),
         _ => None,

@@ -1,7 +1,7 @@
 //! Requests that tell what the data path does.
 
-use super::{Daemon, app::seconds_since_epoch, nic::unknown};
-use crate::{dataplane::Dataplane, handlers::convert};
+use super::{Daemon, nic::unknown};
+use crate::{dataplane::Dataplane, handlers::convert, host::time::seconds_since_epoch};
 use butterfly_api::{
     Answer, Failure,
     proto::{
@@ -59,6 +59,7 @@ impl<D: Dataplane> Daemon<D> {
             .iter()
             .filter(|name| !nic.bypass_filtering && !self.desired.groups().contains_key(*name));
         let missing_group = missing_group.map(|name| name.as_str().to_owned()).collect();
+        let held = self.held_for(id);
         let show = NicShow {
             path: self.path(nic),
             host_mtu,
@@ -66,6 +67,8 @@ impl<D: Dataplane> Daemon<D> {
             mirror: mirror.into(),
             mirrored_by,
             missing_group,
+            held: held.as_ref().map(|held| held.why.clone()),
+            held_for_s: held.as_ref().map(|held| held.left),
             ..show(nic, &report)
         };
         Ok(Response { nic_show: MessageField::some(show), ..Default::default() })
@@ -147,6 +150,7 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         flooded: Some(report.flooded),
         learn_refused: Some(report.learn_refused),
         announced: Some(report.announced),
+        passed_on: Some(report.passed_on),
         sessions: Some(report.sessions),
         netns: convert::netns(&nic.kind),
         interface_refused: match &report.guest {

@@ -6,6 +6,8 @@ mod events;
 mod explain;
 mod guests;
 mod host;
+mod moved;
+mod reload;
 mod security_groups;
 mod sequences;
 mod sessions;
@@ -462,7 +464,6 @@ fn requests_about_vnics_follow_the_table() {
         ("nic_details: \"x\"", Err("NIC: x not found")),
         ("nic_stats: \"n\"", Ok("nic_stats { in: 100 out: 200 }")),
         ("nic_stats: \"x\"", Err("NIC does not exist with id x")),
-        ("nic_export: \"n\"", Ok("nic_export { fw_data { data: \"\" } }")),
         ("nic_export: \"x\"", Err("NIC does not exist with id x")),
         ("nic_show: \"x\"", Err("NIC does not exist with id x")),
         ("nic_del: \"x\"", Ok("")),
@@ -628,7 +629,7 @@ fn a_vnic_is_shown_whole() {
         ip: \"10.0.0.1\" security_group: \"web\" trouble: \"trouble\" peer_pid: 77 others_waiting: true migrating: true \
         flooded: 5 learn_refused: 6 sessions: 8 announced: 7 \
         interrupts { costly: 2 confirmed: 1 apart: true worst_ns: 94000000 } \
-        first_touches { pages: 70000 rests: 3 stalls: 1 stalled_us: 306000 } missing_group: \"web\"";
+        first_touches { pages: 70000 rests: 3 stalls: 1 stalled_us: 306000 } missing_group: \"web\" passed_on: 9";
     assert_eq!(one_line(&text::print(&rest)), expected);
 }
 

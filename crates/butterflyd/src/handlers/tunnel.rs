@@ -53,12 +53,7 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     pub(super) fn peer_list(&self) -> Answer {
-        let row = |peer: butterfly_control::TunnelPeer| TunnelPeer {
-            address: Some(canonical(peer.address())),
-            vni: peer.vni().map(|vni| vni.number()),
-            ..Default::default()
-        };
-        let peer_list = self.desired.peers().iter().map(row).collect();
+        let peer_list = self.desired.peers().iter().map(convert::peer_details).collect();
         Ok(Response { peer_list, ..Default::default() })
     }
 }

@@ -5,4 +5,5 @@ pub mod listen;
 pub mod mtu;
 pub mod notify;
 pub mod signals;
+pub mod time;
 pub mod watchdog;

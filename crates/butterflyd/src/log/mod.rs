@@ -43,6 +43,17 @@ impl Level {
         })
     }
 
+    /// Returns its name in options and requests.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Info => "info",
+            Self::Debug => "debug",
+        }
+    }
+
     fn filter(self) -> LevelFilter {
         match self {
             Self::None => LevelFilter::OFF,

@@ -52,6 +52,15 @@ families! {
     BuildInfo = Gauge "butterfly_build_info" ["version", "commit"];
     /// Time at which the daemon started, in seconds since the epoch.
     StartTime = Gauge "butterfly_start_time_seconds" [];
+    /// Processes of this service that went on for one that ended. Absent if nothing outlasts a
+    /// process.
+    Restarts = Counter "butterfly_restarts_total" [];
+    /// Time for which traffic stood still before this process went on for another one, in seconds.
+    StoodStill = Gauge "butterfly_stood_still_seconds" [];
+    /// Most frames of which a flood, a copy for a mirror or a packet of the uplink may have come
+    /// twice when this process went on for another one. Unicast between vnics never does. A death
+    /// costs either that, or at most 64 frames.
+    MayComeAgain = Gauge "butterfly_may_come_again_frames" [];
 
     /// Frames received from the VM, faulty ones included.
     NicInPackets = Counter "butterfly_nic_in_packets_total" ["nic", "vni"];
@@ -69,12 +78,16 @@ families! {
     NicLearnRefused = Counter "butterfly_nic_learn_refused_packets_total" ["nic", "vni"];
     /// Frames that said for the VM where it is now, as after a live migration.
     NicAnnounced = Counter "butterfly_nic_announced_packets_total" ["nic", "vni"];
+    /// Frames of other hosts that were passed on to the host for which the VM left.
+    NicPassedOn = Counter "butterfly_nic_passed_on_packets_total" ["nic", "vni"];
     /// Addresses learnt behind the vnic.
     NicLearnt = Gauge "butterfly_nic_learnt_addresses" ["nic", "vni"];
     /// Sessions that the vnic is an end of.
     NicSessions = Gauge "butterfly_nic_sessions" ["nic", "vni"];
     /// 1 if a VM is attached, else 0.
     NicAttached = Gauge "butterfly_nic_attached" ["nic", "vni"];
+    /// 1 if the vnic's rings are held, as workers ended the daemon while they touched them, else 0.
+    NicHeld = Gauge "butterfly_nic_held" ["nic", "vni"];
     /// Times that a VM attached.
     NicAttachments = Counter "butterfly_nic_attachments_total" ["nic", "vni"];
 

@@ -8,8 +8,9 @@ mod families;
 mod page;
 mod server;
 
-pub use server::Server;
+pub use server::{Bound, MetricsError, Server};
 
+use crate::{checkpoint::Kept, holding::Service};
 use butterfly_api::Requests;
 use butterfly_datapath::Switch;
 use std::{
@@ -23,6 +24,7 @@ use std::{
 const PAUSE: u32 = 3;
 
 /// Sources of the numbers.
+#[derive(Clone)]
 pub struct Source {
     /// The switch that moves frames.
     pub switch: Arc<Switch>,
@@ -30,6 +32,10 @@ pub struct Source {
     pub requests: Arc<Requests>,
     /// Time at which the daemon started, in seconds since the epoch.
     pub start_date: u64,
+    /// The service, if it is longer than this process.
+    pub service: Option<Service>,
+    /// Checkpoint that holds what was told, if a successor is to go on with it.
+    pub kept: Option<Kept>,
 }
 
 /// The last page, and how long it is good enough.
@@ -39,7 +45,15 @@ struct Cache(Mutex<Option<(String, Instant)>>);
 impl Source {
     /// Returns the page for a scrape. Fails only if something is declared wrong.
     fn page(&self) -> Result<String, prometheus::Error> {
-        page::page(&self.switch.observe(), &self.requests, self.start_date)
+        let page = page::page(
+            &self.switch.observe(),
+            &self.requests,
+            self.start_date,
+            self.service.as_ref(),
+        );
+        // What the page tells is in the checkpoint before the page leaves.
+        self.kept.iter().for_each(Kept::keep_counts);
+        page
     }
 }
 

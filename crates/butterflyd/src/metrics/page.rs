@@ -1,6 +1,7 @@
 //! The page that a scrape gets: what was observed, in Prometheus' text format.
 
 use super::families::{Declaration, FAMILIES, Family, MOST_PEERS, MetricKind};
+use crate::holding::Service;
 use butterfly_api::Requests;
 use butterfly_datapath::{
     Observation, PeerObservation, SessionObservation, UplinkObservation, WorkerReport,
@@ -16,10 +17,18 @@ pub fn page(
     observed: &Observation,
     requests: &Requests,
     start_date: u64,
+    service: Option<&Service>,
 ) -> Result<String, prometheus::Error> {
     let mut page = Page { series: FAMILIES.iter().map(|_| Vec::new()).collect() };
     page.add(Family::BuildInfo, &[butterfly_version::VERSION, butterfly_version::COMMIT], 1u64);
     page.add(Family::StartTime, &[], start_date);
+    if let Some(service) = service {
+        page.add(Family::Restarts, &[], service.restarts);
+        if service.resumed.is_some() {
+            page.add_exact(Family::StoodStill, &[], service.stood_still.as_secs_f64());
+            page.add(Family::MayComeAgain, &[], service.may_come_again);
+        }
+    }
     page.nics(observed);
     page.networks(observed);
     for (info, count) in &observed.drops {
@@ -85,9 +94,11 @@ impl Page {
             self.add(Family::NicFlooded, &own, vnic.flooded);
             self.add(Family::NicLearnRefused, &own, vnic.learn_refused);
             self.add(Family::NicAnnounced, &own, vnic.announced);
+            self.add(Family::NicPassedOn, &own, vnic.passed_on);
             self.add(Family::NicLearnt, &own, vnic.learnt);
             self.add(Family::NicSessions, &own, vnic.sessions);
             self.add(Family::NicAttached, &own, vnic.attached);
+            self.add(Family::NicHeld, &own, vnic.held);
             self.add(Family::NicAttachments, &own, vnic.attachments);
         }
     }

@@ -13,8 +13,15 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::sockopt::socket_acceptconn;
 use std::{
-    collections::VecDeque, convert::Infallible, io, net::SocketAddr, sync::Arc, thread::JoinHandle,
+    collections::VecDeque,
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+    thread::JoinHandle,
     time::Duration,
 };
 use tokio::{
@@ -64,11 +71,23 @@ pub struct Bound {
 
 /// The thread that serves. Dropped, it stops.
 pub struct Server {
+    address: SocketAddr,
+    socket: OwnedFd,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
+    /// Returns the address on which it serves.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns its socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
     /// Listens on `address`.
     pub fn bind(address: SocketAddr) -> Result<Bound, MetricsError> {
         let refused = |reason: io::Error| MetricsError::Bind {
@@ -81,12 +100,29 @@ impl Server {
         let address = listener.local_addr().map_err(refused)?;
         Ok(Bound { listener, address })
     }
+
+    /// Goes on with the socket of a process before, if it is one that listens on `address`.
+    pub fn take_over(address: SocketAddr, kept: &OwnedFd) -> Option<Bound> {
+        if !socket_acceptconn(kept).unwrap_or(false) {
+            return None;
+        }
+        let listener = std::net::TcpListener::from(kept.try_clone().ok()?);
+        let bound = listener.local_addr().ok()?;
+        let is_wanted = bound.ip() == address.ip() && [0, bound.port()].contains(&address.port());
+        let is_ready = is_wanted && listener.set_nonblocking(true).is_ok();
+        is_ready.then_some(Bound { listener, address: bound })
+    }
 }
 
 impl Bound {
     /// Returns the address on which it listens, with the port that the system chose if that was 0.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Returns the socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 
     /// Serves what `source` has, from a thread of its own.
@@ -102,6 +138,8 @@ impl Bound {
             .enable_all()
             .build()
             .map_err(MetricsError::Thread)?;
+        let address = self.address;
+        let socket = OwnedFd::from(self.listener.try_clone().map_err(MetricsError::Thread)?);
         let listener = {
             let _entered = runtime.enter();
             TcpListener::from_std(self.listener).map_err(MetricsError::Thread)?
@@ -121,7 +159,7 @@ impl Bound {
             .name("metrics".into())
             .spawn(body)
             .map_err(MetricsError::Thread)?;
-        Ok(Server { stop: Some(stop), thread: Some(thread) })
+        Ok(Server { address, socket, stop: Some(stop), thread: Some(thread) })
     }
 }
 

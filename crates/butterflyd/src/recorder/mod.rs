@@ -411,6 +411,17 @@ impl Recorder {
         Ok(told)
     }
 
+    /// Returns whether the thread gets on: it has written what came until now, in that time.
+    pub fn gets_on(&mut self, within: Duration) -> bool {
+        let (done, through) = mpsc::sync_channel(1);
+        // The end of a sink that there is not.
+        let asked = Order::End(self.number(), done);
+        match &self.orders {
+            Some(orders) => orders.send(asked).is_err() || through.recv_timeout(within).is_ok(),
+            None => true,
+        }
+    }
+
     /// Looks for the watched vnics again, as vnics came or went.
     pub fn refresh(&self) {
         self.choose(|_| {});

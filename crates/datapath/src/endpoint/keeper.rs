@@ -10,6 +10,7 @@ mod uplink;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    os::fd::OwnedFd,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -49,6 +50,16 @@ pub(crate) struct HostSide {
     /// The network card's filter.
     pub groups: Option<Groups>,
     pub link: LinkWatch,
+    /// Packet sockets of a former process, if there are some.
+    pub left: Option<LeftSockets>,
+}
+
+/// Packet sockets of a former process. The interface goes on listening to their groups until ours
+/// are joined. If this process dies before, they are for its successor.
+pub(crate) struct LeftSockets {
+    pub former: Vec<OwnedFd>,
+    /// Has ours kept in their place.
+    pub keep: Box<dyn FnOnce() + Send>,
 }
 
 /// A next hop that the kernel looks for.
@@ -97,7 +108,6 @@ pub(crate) struct Keeper {
     /// The other end of the uplink was attached.
     returned: AtomicBool,
     began: Instant,
-    ageing: u32,
 }
 
 impl Keeper {
@@ -105,7 +115,6 @@ impl Keeper {
         plane: Arc<Plane>,
         config: ControlConfig,
         host: Option<HostSide>,
-        ageing: u32,
         events: Arc<dyn SwitchEvents>,
     ) -> Keeper {
         let state = State {
@@ -130,7 +139,7 @@ impl Keeper {
             silences: Silences::default(),
         };
         let (stop, returned) = (AtomicBool::new(false), AtomicBool::new(false));
-        Keeper { plane, state: Mutex::new(state), stop, returned, began: Instant::now(), ageing }
+        Keeper { plane, state: Mutex::new(state), stop, returned, began: Instant::now() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -164,13 +173,13 @@ impl Keeper {
             state.ask_again(tunnel, now);
             if now >= state.next_second {
                 state.next_second = now + 1_000;
-                state.every_second(&self.plane, tunnel, self.ageing, now);
+                state.every_second(&self.plane, tunnel, self.plane.shared.fdb.ageing(), now);
                 let clock = self.plane.shared.clock.now();
-                tunnel.peers.expire(clock, self.ageing.saturating_add(10));
+                tunnel.peers.expire(clock, self.plane.shared.fdb.ageing().saturating_add(10));
             }
             let State { control, out, .. } = &mut *state;
             control.tick(now, out);
-            state.carry_out(&self.plane, tunnel, self.ageing);
+            state.carry_out(&self.plane, tunnel, self.plane.shared.fdb.ageing());
         }
     }
 
@@ -213,7 +222,7 @@ impl Keeper {
             for vni in std::mem::take(joined) {
                 control.leave(vni, out);
             }
-            state.carry_out(&self.plane, tunnel, self.ageing);
+            state.carry_out(&self.plane, tunnel, self.plane.shared.fdb.ageing());
         }
         let begin = Instant::now();
         while tunnel.punt.wants_to_send() && begin.elapsed() < Duration::from_millis(FAREWELL) {

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv6Addr},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
     sync::{Arc, Mutex},
 };
@@ -14,11 +15,15 @@ use butterfly_uplink::{
     kernel::Kernel,
     packet::PacketSocket,
     tap::{Tap, TapConfig},
-    xdp::{Xdp, XdpConfig},
+    xdp::{self, Adopted, Ending, Parts, Xdp, XdpConfig},
 };
 use butterfly_vhost::{control::Role, port::Port};
 
-use crate::endpoint::{control::ControlConfig, keeper::HostSide, link::LinkWatch};
+use crate::endpoint::{
+    control::ControlConfig,
+    keeper::{HostSide, LeftSockets},
+    link::LinkWatch,
+};
 use crate::engine::writer::PerWorker;
 use crate::overlay::{Tunnel, TunnelConfig, UplinkPort};
 
@@ -74,6 +79,50 @@ pub enum UplinkSpec {
 /// MTU of an uplink that has none of its own.
 const DEFAULT_MTU: u32 = 1500;
 
+/// Name of the TAP device among the parts that outlast this process. No vnic's has it.
+pub(crate) const TAP: &str = "tap:\u{1}uplink";
+
+/// Beginning of the names of packet sockets on the uplink's interface. They are kept so that the
+/// interface listens to groups until a successor does, and so that a process that dies need not
+/// close them: each takes the kernel some milliseconds.
+pub(crate) const PACKETS: &str = "packets:";
+
+/// A place for descriptors that outlast this process.
+pub(crate) trait Outlasting {
+    /// Takes those that a former process left and whose names begin so.
+    fn former(&self, beginning: &str) -> Parts;
+
+    /// Has one kept.
+    fn keep(&self, name: &str, file: BorrowedFd<'_>) -> std::io::Result<()>;
+
+    /// Has one let go.
+    fn forget(&self, name: &str);
+
+    /// Returns what has some kept, in place of those before, when it is called.
+    fn later(&self, files: Vec<(String, OwnedFd)>) -> Box<dyn FnOnce() + Send>;
+}
+
+/// Fate of the uplink that a former process left.
+#[derive(Clone, Debug)]
+pub(crate) enum FormerUplink {
+    /// It goes on.
+    Adopted(Adopted),
+    /// It was ended, and another one was opened, because of this.
+    OpenedAnew(String),
+}
+
+impl std::fmt::Display for FormerUplink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            FormerUplink::Adopted(Adopted { held: 0 }) => write!(f, "taken over"),
+            FormerUplink::Adopted(Adopted { held }) => {
+                write!(f, "taken over, but for {held} frames that were under way")
+            }
+            FormerUplink::OpenedAnew(why) => write!(f, "opened anew: {why}"),
+        }
+    }
+}
+
 /// An uplink that was opened.
 pub(crate) struct OpenedUplink {
     pub tunnel: Tunnel,
@@ -83,10 +132,68 @@ pub(crate) struct OpenedUplink {
     pub wire: Option<(Info, Meter)>,
     /// The port in which a vhost-user device puts its rings.
     pub ring: Option<Arc<Port>>,
+    /// Fate of a former process's uplink on an interface, if there was one.
+    pub former: Option<FormerUplink>,
+    /// Lets go of the interface, if the uplink outlasts this process.
+    pub ending: Option<Ending>,
 }
 
-/// Opens an uplink for one worker.
-pub(crate) fn open(spec: &TunnelSpec) -> Result<OpenedUplink, std::io::Error> {
+/// Ends what a former process left of an uplink on an interface.
+pub(crate) fn end_former(outlasting: &dyn Outlasting) {
+    let parts = outlasting.former(xdp::PARTS);
+    let names: Vec<String> = parts.keys().cloned().collect();
+    xdp::end(parts);
+    names.iter().for_each(|name| outlasting.forget(name));
+}
+
+/// Opens an interface, or goes on with the uplink there that a former process left. What that left
+/// and cannot be used is ended.
+fn open_xdp(
+    interface: &str,
+    config: &XdpConfig,
+    outlasting: Option<&dyn Outlasting>,
+) -> Result<(Xdp, Option<FormerUplink>), std::io::Error> {
+    let parts = outlasting.map(|it| it.former(xdp::PARTS)).unwrap_or_default();
+    let names: Vec<String> = parts.keys().cloned().collect();
+    let mut former = None;
+    if !parts.is_empty() {
+        match Xdp::adopt(interface, config, parts) {
+            Ok((xdp, adopted)) => return Ok((xdp, Some(FormerUplink::Adopted(adopted)))),
+            Err(why) => {
+                tracing::warn!(interface, %why, "the uplink is opened anew");
+                former = Some(FormerUplink::OpenedAnew(why.to_string()));
+            }
+        }
+        outlasting.iter().for_each(|it| names.iter().for_each(|name| it.forget(name)));
+    }
+    let xdp = Xdp::open(interface, config).map_err(std::io::Error::other)?;
+    Ok((xdp, former))
+}
+
+/// Has an uplink outlast this process, if all of its parts can be kept.
+fn outlast(xdp: &mut Xdp, outlasting: &dyn Outlasting) -> Result<Ending, std::io::Error> {
+    let ending = xdp.outlast().map_err(std::io::Error::other)?;
+    if !xdp.can_be_adopted() {
+        tracing::warn!("this kernel is older than Linux 6.4: a restart pauses the tunnel");
+    }
+    let parts = xdp.parts();
+    let kept = parts.iter().try_for_each(|(name, part)| outlasting.keep(name, *part));
+    if let Err(error) = kept {
+        tracing::error!(%error, "the uplink would not outlast this process");
+        parts.iter().for_each(|(name, _)| outlasting.forget(name));
+    }
+    Ok(ending)
+}
+
+/// Opens an uplink for one worker, or goes on with the one that a former process left there.
+pub(crate) fn open(
+    spec: &TunnelSpec,
+    outlasting: Option<&dyn Outlasting>,
+) -> Result<OpenedUplink, std::io::Error> {
+    let (mut former, mut ending) = (None, None);
+    if !matches!(spec.uplink, UplinkSpec::Xdp { .. }) {
+        outlasting.into_iter().for_each(end_former);
+    }
     let mut host = None;
     let mut answers = true;
     let mut wire = None;
@@ -98,8 +205,15 @@ pub(crate) fn open(spec: &TunnelSpec) -> Result<OpenedUplink, std::io::Error> {
             (UplinkPort::Ring(port), own_mac(spec.endpoint), spec.mtu.unwrap_or(DEFAULT_MTU))
         }
         UplinkSpec::Tap { name } => {
-            let tap = Tap::open(&TapConfig { name: name.clone(), mtu: spec.mtu })
-                .map_err(std::io::Error::other)?;
+            let config = TapConfig { name: name.clone(), mtu: spec.mtu };
+            let left = outlasting.and_then(|it| it.former(TAP).remove(TAP));
+            let tap = match left.and_then(|left| Tap::take_up(&config, left).ok()) {
+                Some(tap) => tap,
+                None => Tap::open(&config).map_err(std::io::Error::other)?,
+            };
+            if let Some(Err(error)) = outlasting.map(|it| it.keep(TAP, tap.device())) {
+                tracing::error!(%error, "the uplink's TAP device would not outlast this process");
+            }
             let kernel = Kernel::open().map_err(std::io::Error::other)?;
             let (info, meter) = (tap.info().clone(), tap.meter());
             let (mac, mtu) = (info.mac, info.mtu);
@@ -108,6 +222,7 @@ pub(crate) fn open(spec: &TunnelSpec) -> Result<OpenedUplink, std::io::Error> {
                 packets: None,
                 groups: None,
                 link: LinkWatch::new(&info, mtu, spec.vlan),
+                left: None,
             });
             wire = Some((info, meter));
             (on_wire(Box::new(tap)), mac, mtu)
@@ -125,14 +240,31 @@ pub(crate) fn open(spec: &TunnelSpec) -> Result<OpenedUplink, std::io::Error> {
                 vlan: spec.vlan,
                 ..XdpConfig::new(spec.endpoint)
             };
-            let xdp = Xdp::open(interface, &config).map_err(std::io::Error::other)?;
+            let (mut xdp, left) = open_xdp(interface, &config, outlasting)?;
+            former = left;
+            ending = outlasting.map(|it| outlast(&mut xdp, it)).transpose()?;
             let packets =
                 PacketSocket::open(found.index, spec.vlan).map_err(std::io::Error::other)?;
             let groups = Groups::open(found.index).map_err(std::io::Error::other)?;
             let (info, meter) = (xdp.info().clone(), xdp.meter());
             let (mac, mtu) = (info.mac, spec.mtu.unwrap_or(info.mtu).min(info.mtu));
             let link = LinkWatch::new(&info, mtu, spec.vlan);
-            host = Some(HostSide { kernel, packets: Some(packets), groups: Some(groups), link });
+            let mut left = None;
+            if let Some(it) = outlasting {
+                let former: Vec<OwnedFd> = it.former(PACKETS).into_values().collect();
+                let ours = [("control", packets.as_fd()), ("groups", groups.as_fd())];
+                let ours = ours.map(|(name, socket)| {
+                    Ok((format!("{PACKETS}{name}"), socket.try_clone_to_owned()?))
+                });
+                let ours = ours.into_iter().collect::<Result<_, std::io::Error>>()?;
+                let keep = it.later(ours);
+                match former.is_empty() {
+                    true => keep(),
+                    false => left = Some(LeftSockets { former, keep }),
+                }
+            }
+            let (packets, groups) = (Some(packets), Some(groups));
+            host = Some(HostSide { kernel, packets, groups, link, left });
             wire = Some((info, meter));
             (on_wire(Box::new(xdp)), mac, mtu)
         }
@@ -154,7 +286,8 @@ pub(crate) fn open(spec: &TunnelSpec) -> Result<OpenedUplink, std::io::Error> {
         gateways: spec.gateways.clone(),
         group6: spec.group6,
     };
-    Ok(OpenedUplink { tunnel: Tunnel::new(&config, port, 1)?, control, host, wire, ring })
+    let tunnel = Tunnel::new(&config, port, 1)?;
+    Ok(OpenedUplink { tunnel, control, host, wire, ring, former, ending })
 }
 
 fn on_wire(uplink: Box<dyn Uplink>) -> UplinkPort {

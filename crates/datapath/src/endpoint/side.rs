@@ -1,15 +1,16 @@
 //! The tunnel endpoint while it runs: its keeper, and the device of a vhost-user uplink.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
 };
 
-use butterfly_uplink::{Info, Meter};
+use butterfly_uplink::{Info, Meter, xdp::Ending};
 use butterfly_vhost::{
     control::{Device, DeviceConfig, DeviceEvents},
     net::Features,
@@ -18,7 +19,7 @@ use butterfly_vhost::{
 
 use crate::endpoint::{
     keeper::Keeper,
-    open::{OpenedUplink, TunnelSpec, UplinkSpec, check_peer},
+    open::{FormerUplink, OpenedUplink, TunnelSpec, UplinkSpec, check_peer},
 };
 use crate::engine::events::{About, Happening, SwitchEvents};
 use crate::engine::place::PollSource;
@@ -35,7 +36,21 @@ pub(crate) struct EndpointSide {
     pub device: Option<Device>,
     /// True if the other end of a vhost-user uplink is there.
     pub(crate) attached: Arc<AtomicBool>,
+    former: Mutex<FormerEvents>,
+    /// Fate of a former process's uplink on an interface, if there was one.
+    pub(crate) former_uplink: Option<FormerUplink>,
+    ending: Option<Ending>,
 }
+
+/// Counts of the port, and of frames for the endpoint itself, of former processes.
+#[derive(Default)]
+struct FormerEvents {
+    port: BTreeMap<&'static str, u64>,
+    control: BTreeMap<&'static str, u64>,
+}
+
+/// Name, meaning and value of a counter.
+type CountRow = (&'static str, &'static str, u64);
 
 /// Description of an uplink.
 pub(crate) struct PortInfo {
@@ -96,28 +111,31 @@ pub(crate) struct Rest {
     pub host: Option<crate::endpoint::keeper::HostSide>,
     pub wire: Option<(Info, Meter)>,
     pub ring: Option<Arc<butterfly_vhost::port::Port>>,
+    pub former: Option<FormerUplink>,
+    pub ending: Option<Ending>,
 }
 
 impl OpenedUplink {
     /// Splits off the part that the plane takes.
     pub fn split(self) -> (Tunnel, Rest) {
-        let OpenedUplink { tunnel, control, host, wire, ring } = self;
-        (tunnel, Rest { control, host, wire, ring })
+        let OpenedUplink { tunnel, control, host, wire, ring, former, ending } = self;
+        (tunnel, Rest { control, host, wire, ring, former, ending })
     }
 }
 
 impl EndpointSide {
-    /// Starts the keeper, and lets the worker look at the uplink.
+    /// Starts the keeper, and lets the worker look at the uplink. `start` starts the device of a
+    /// vhost-user uplink.
     pub fn start(
         plane: &Arc<Plane>,
         spec: TunnelSpec,
         rest: Rest,
-        ageing: u32,
         events: Arc<dyn SwitchEvents>,
+        start: impl FnOnce(DeviceConfig) -> Result<Device, String>,
     ) -> Result<EndpointSide, std::io::Error> {
-        let Rest { control, host, wire, ring } = rest;
+        let Rest { control, host, wire, ring, former, ending } = rest;
         let answers = control.answers;
-        let keeper = Arc::new(Keeper::new(plane.clone(), control, host, ageing, events.clone()));
+        let keeper = Arc::new(Keeper::new(plane.clone(), control, host, events.clone()));
         for peer in &spec.peers {
             check_peer(*peer, spec.endpoint).map_err(std::io::Error::other)?;
         }
@@ -147,7 +165,7 @@ impl EndpointSide {
                     offered: Features::OFFERED,
                     events: Arc::new(link),
                 };
-                Some(Device::start(config).map_err(std::io::Error::other)?)
+                Some(start(config).map_err(std::io::Error::other)?)
             }
             _ => {
                 if let (Some(handle), Some(tunnel)) = (plane.workers.first(), &plane.shared.tunnel)
@@ -162,7 +180,18 @@ impl EndpointSide {
         let running = keeper.clone();
         let thread =
             std::thread::Builder::new().name("keeper".into()).spawn(move || running.run())?;
-        Ok(EndpointSide { keeper, thread: Some(thread), spec, answers, wire, device, attached })
+        Ok(EndpointSide {
+            keeper,
+            thread: Some(thread),
+            spec,
+            answers,
+            wire,
+            device,
+            attached,
+            former: Mutex::default(),
+            former_uplink: former,
+            ending,
+        })
     }
 
     /// Returns the description of the uplink; `None` if it leads nowhere.
@@ -186,12 +215,49 @@ impl EndpointSide {
         }
     }
 
-    /// Returns name, meaning and value of the counters of the port and the kernel.
-    pub(crate) fn counted(&self) -> Vec<(&'static str, &'static str, u64)> {
+    /// Returns the counters of the port and the kernel.
+    pub(crate) fn counted(&self) -> Vec<CountRow> {
+        with(self.port_counts(), &self.former().port)
+    }
+
+    /// Returns the counters of frames for the endpoint itself.
+    pub(crate) fn control_counts(&self) -> Vec<CountRow> {
+        with(self.keeper.counts(), &self.former().control)
+    }
+
+    /// Adds what former processes counted. A port that went on counting by itself is not counted
+    /// twice. Returns the names that no counter has.
+    pub(crate) fn add_former(
+        &self,
+        port: &BTreeMap<Cow<'static, str>, u64>,
+        control: &BTreeMap<Cow<'static, str>, u64>,
+    ) -> Vec<String> {
+        let mut former = self.former();
+        let mut unknown = Vec::new();
+        let now = [self.port_counts(), self.keeper.counts()];
+        let FormerEvents { port: to_port, control: to_control } = &mut *former;
+        for ((now, told), into) in now.iter().zip([port, control]).zip([to_port, to_control]) {
+            for (name, count) in told {
+                match now.iter().find(|(known, ..)| known == name) {
+                    Some((known, _, now)) => {
+                        into.insert(known, count.saturating_sub(*now));
+                    }
+                    None => unknown.push(name.to_string()),
+                }
+            }
+        }
+        unknown
+    }
+
+    fn port_counts(&self) -> Vec<CountRow> {
         self.wire.as_ref().map(|(_, meter)| meter.read().named().collect()).unwrap_or_default()
     }
 
-    /// Leaves all groups, and ends the keeper. Workers must still run.
+    fn former(&self) -> MutexGuard<'_, FormerEvents> {
+        self.former.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves all groups, ends the keeper, and lets go of the interface. Workers must still run.
     pub fn stop(&mut self) {
         self.keeper.stop();
         if let Some(thread) = self.thread.take() {
@@ -200,5 +266,16 @@ impl EndpointSide {
         if let Some(device) = self.device.take() {
             device.stop();
         }
+        if let Some(ending) = self.ending.take() {
+            ending.end();
+        }
     }
+}
+
+/// Returns counts with those of former processes added.
+fn with(mut counts: Vec<CountRow>, former: &BTreeMap<&'static str, u64>) -> Vec<CountRow> {
+    for (name, _, count) in &mut counts {
+        *count = count.wrapping_add(former.get(name).copied().unwrap_or(0));
+    }
+    counts
 }

@@ -6,8 +6,8 @@ use butterfly_vhost::{
 };
 
 use crate::engine::{
-    inside::{Inside, PLAIN_IP},
-    place::PeerRef,
+    inside::Inside,
+    place::{NetworkRef, PeerRef},
     reason::DropReason,
 };
 
@@ -84,12 +84,12 @@ const _: () = assert!(size_of::<Meta>() <= 64, "facts about a frame are one cach
 pub(crate) struct Metas {
     each: [Meta; BATCH],
     /// Networks by which some frames leave: see [`Exits`].
-    exits: [u32; BATCH],
+    exits: [NetworkRef; BATCH],
 }
 
 impl Metas {
     pub fn new() -> Box<Metas> {
-        Box::new(Metas { each: [Meta::NEW; BATCH], exits: [0; BATCH] })
+        Box::new(Metas { each: [Meta::NEW; BATCH], exits: [NetworkRef(0); BATCH] })
     }
 
     /// Returns the facts, for what is known before the batch begins.
@@ -104,20 +104,20 @@ impl Metas {
 pub(crate) struct Exits<'a> {
     /// A bit for each frame that leaves by another network.
     crossed: u64,
-    networks: &'a [u32; BATCH],
+    networks: &'a [NetworkRef; BATCH],
 }
 
 const _: () = assert!(BATCH <= u64::BITS as usize, "a mask has a bit for each frame");
 
 impl Exits<'_> {
-    /// Returns the place of the network by which a frame leaves; `None` if it came by the same.
+    /// Returns the network by which a frame leaves; `None` if it came by the same.
     #[inline(always)]
-    pub fn of(&self, index: usize) -> Option<u32> {
+    pub fn of(&self, index: usize) -> Option<NetworkRef> {
         if self.crossed == 0 { None } else { self.look_up(index) }
     }
 
     #[cold]
-    fn look_up(&self, index: usize) -> Option<u32> {
+    fn look_up(&self, index: usize) -> Option<NetworkRef> {
         let crossed = self.crossed.wrapping_shr(index as u32) & 1 == 1;
         self.networks.get(index).copied().filter(|_| crossed)
     }
@@ -157,6 +157,8 @@ pub(crate) struct Batch<'a> {
     pub segments: bool,
     /// One of them goes to several receivers.
     pub floods: bool,
+    /// One of them came from another host and is to be passed on to a third one.
+    pub relays: bool,
     pub origin: BatchOrigin,
     /// True if [`Meta::inside`] was read.
     read: bool,
@@ -175,6 +177,7 @@ impl<'a> Batch<'a> {
             unusual: false,
             segments: false,
             floods: false,
+            relays: false,
             origin,
             read: false,
             crossed: 0,
@@ -184,9 +187,8 @@ impl<'a> Batch<'a> {
 
     /// Notes that a stage read the contents of all frames, while it had their first bytes at hand.
     #[inline(always)]
-    pub fn was_read(&mut self, unusual: bool) {
+    pub fn was_read(&mut self) {
         self.read = true;
-        self.unusual = unusual;
     }
 
     /// Reads the contents of all frames, if no stage has, by `inside`.
@@ -201,14 +203,16 @@ impl<'a> Batch<'a> {
     fn read_each(&mut self, inside: impl Fn(&[u8]) -> Inside) {
         for (index, meta) in self.metas.each.iter_mut().take(self.frames.len()).enumerate() {
             meta.inside = inside(self.frames.head(index));
-            self.unusual |= meta.inside != PLAIN_IP;
         }
         self.read = true;
     }
 
-    /// Has a frame leave by the network in this place.
-    #[cfg_attr(not(feature = "every-second"), expect(dead_code, reason = "routers will do it"))]
-    pub fn cross(&mut self, index: usize, network: u32) {
+    /// Has a frame leave by this network.
+    #[cfg_attr(
+        not(any(test, feature = "every-second")),
+        expect(dead_code, reason = "routers will do it")
+    )]
+    pub fn cross(&mut self, index: usize, network: NetworkRef) {
         if let Some(exit) = self.metas.exits.get_mut(index) {
             *exit = network;
             self.crossed |= 1 << index;

@@ -41,6 +41,22 @@ pub(crate) enum Counter {
     LearnRefused,
     /// Frames that the switch sent in the guest's name to announce its place.
     Announced,
+    /// Frames of other hosts that were passed on to the host for which the guest left.
+    PassedOn,
+}
+
+impl Counter {
+    /// All counters, each with the name under which a later release finds it.
+    pub const NAMED: [(Counter, &'static str); 8] = [
+        (Counter::InPackets, "in-packets"),
+        (Counter::InBytes, "in-bytes"),
+        (Counter::OutPackets, "out-packets"),
+        (Counter::OutBytes, "out-bytes"),
+        (Counter::Flooded, "flooded"),
+        (Counter::LearnRefused, "learn-refused"),
+        (Counter::Announced, "announced"),
+        (Counter::PassedOn, "passed-on"),
+    ];
 }
 
 const PLAIN: usize = 8;
@@ -48,6 +64,12 @@ const PLAIN: usize = 8;
 /// One worker's counters of one vnic.
 #[repr(align(128))]
 pub(crate) struct CounterCells([AtomicU64; PLAIN + CAPACITY]);
+
+impl Default for CounterCells {
+    fn default() -> Self {
+        CounterCells(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
 
 impl CounterCells {
     fn add_at(&self, index: usize, n: u64) {
@@ -62,6 +84,13 @@ impl CounterCells {
         self.add_at(counter as usize, n);
     }
 
+    /// Adds what was counted elsewhere.
+    pub fn merge(&self, totals: &Totals) {
+        for (index, n) in totals.0.iter().enumerate().filter(|(_, n)| **n > 0) {
+            self.add_at(index, *n);
+        }
+    }
+
     /// Counts drops without a packet to keep.
     pub fn drop(&self, reason: DropReason, n: u64) {
         self.add_at(PLAIN + reason.index(), n);
@@ -71,15 +100,16 @@ impl CounterCells {
 /// A vnic's counters, and the packets that were dropped last.
 pub(crate) struct Counters {
     cells: PerWorker<CounterCells>,
+    /// Counts of the vnic on another host. The thread that answers requests adds to them.
+    moved: CounterCells,
     last: PerWorker<LastDrops>,
 }
 
 impl Counters {
     pub fn new(workers: usize) -> Counters {
         Counters {
-            cells: PerWorker::new(workers, || {
-                CounterCells(std::array::from_fn(|_| AtomicU64::new(0)))
-            }),
+            cells: PerWorker::new(workers, CounterCells::default),
+            moved: CounterCells::default(),
             last: PerWorker::new(workers, LastDrops::new),
         }
     }
@@ -117,20 +147,29 @@ impl Counters {
         self.at(PLAIN + reason.index())
     }
 
+    /// Adds counts of the vnic on another host.
+    pub fn add_moved(&self, totals: &Totals) {
+        for (cell, n) in self.moved.0.iter().zip(&totals.0).filter(|(_, n)| **n > 0) {
+            cell.fetch_add(*n, Ordering::Relaxed);
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &CounterCells> {
+        self.cells.iter().chain([&self.moved])
+    }
+
     fn at(&self, index: usize) -> u64 {
-        self.cells
-            .iter()
+        self.all()
             .filter_map(|cells| cells.0.get(index))
-            .map(|cell| cell.load(Ordering::Relaxed))
-            .sum()
+            .fold(0, |sum, cell| sum.wrapping_add(cell.load(Ordering::Relaxed)))
     }
 
     /// Returns the sums of all counters over all workers.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
-        for cells in self.cells.iter() {
+        for cells in self.all() {
             for (sum, cell) in totals.0.iter_mut().zip(&cells.0) {
-                *sum += cell.load(Ordering::Relaxed);
+                *sum = sum.wrapping_add(cell.load(Ordering::Relaxed));
             }
         }
         totals
@@ -156,10 +195,17 @@ impl Totals {
         self.0.get(PLAIN + reason.index()).copied().unwrap_or(0)
     }
 
+    /// Adds to a counter what was counted elsewhere.
+    pub fn add(&mut self, counter: Counter, n: u64) {
+        if let Some(sum) = self.0.get_mut(counter as usize) {
+            *sum = sum.wrapping_add(n);
+        }
+    }
+
     /// Adds drops that were counted elsewhere.
     pub fn add_drops(&mut self, reason: DropReason, n: u64) {
         if let Some(sum) = self.0.get_mut(PLAIN + reason.index()) {
-            *sum += n;
+            *sum = sum.wrapping_add(n);
         }
     }
 
@@ -169,9 +215,16 @@ impl Totals {
         self
     }
 
+    /// Returns how much each is more than in `base`; 0 if it is less.
+    pub fn beyond(&self, base: &Totals) -> Totals {
+        let mut beyond = self.clone();
+        beyond.0.iter_mut().zip(&base.0).for_each(|(n, base)| *n = n.saturating_sub(*base));
+        beyond
+    }
+
     pub fn merge(&mut self, other: &Totals) {
         for (sum, n) in self.0.iter_mut().zip(&other.0) {
-            *sum += n;
+            *sum = sum.wrapping_add(*n);
         }
     }
 }

@@ -9,6 +9,8 @@ pub(crate) mod clock;
 pub(crate) mod counters;
 pub(crate) mod crowd;
 pub(crate) mod events;
+#[cfg(debug_assertions)]
+pub(crate) mod fail_points;
 pub(crate) mod inside;
 pub(crate) mod last_drops;
 pub(crate) mod mac;

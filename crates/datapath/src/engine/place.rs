@@ -10,6 +10,10 @@ pub(crate) struct PortRef {
 /// Most vnics of a switch. File descriptors run out earlier. An FDB entry has room for 24 bits.
 pub(crate) const MAX_SLOTS: u32 = 1 << 20;
 
+/// Place of a network in the snapshot that a batch is judged by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct NetworkRef(pub u32);
+
 /// Origin of frames that a worker polls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PollSource {
@@ -36,6 +40,10 @@ pub(crate) enum Place {
 pub(crate) struct PeerRef(pub u32);
 
 impl PeerRef {
+    /// Stands for the host behind which the sender of a frame is that another host passed on: it is
+    /// not known, and no peer has this place.
+    pub const PASSED_ON: PeerRef = PeerRef(u32::MAX);
+
     pub fn new(index: usize, generation: u16) -> PeerRef {
         PeerRef(u32::from(generation) << 16 | index as u32)
     }

@@ -55,8 +55,15 @@ impl<T> Slab<T> {
 
     /// Returns the lowest index without a value.
     pub fn vacant(&self) -> u32 {
-        let at = self.0.iter().flat_map(|chunk| chunk.iter()).position(Option::is_none);
-        u32::try_from(at.unwrap_or(self.0.len() * CHUNK)).unwrap_or(u32::MAX)
+        self.vacant_but(|_| false)
+    }
+
+    /// Returns the lowest index without a value that is not taken otherwise.
+    pub fn vacant_but(&self, taken: impl Fn(u32) -> bool) -> u32 {
+        let here = self.0.iter().flat_map(|chunk| chunk.iter());
+        let vacant = here.map(Option::is_none).chain(std::iter::repeat(true));
+        let mut all = (0..u32::MAX).zip(vacant);
+        all.find(|(at, vacant)| *vacant && !taken(*at)).map_or(u32::MAX, |(at, _)| at)
     }
 }
 
@@ -75,5 +82,7 @@ mod tests {
         assert_eq!(b.get(200).map(|v| **v), None);
         assert_eq!(a.iter().map(|(i, v)| (i, **v)).collect::<Vec<_>>(), [(3, 2), (200, 3)]);
         assert_eq!((a.vacant(), Slab::<u8>::default().vacant()), (0, 0));
+        assert_eq!((a.vacant_but(|at| at < 3), a.vacant_but(|at| at < 200)), (4, 201));
+        assert_eq!(a.vacant_but(|at| at < 9999), 9999);
     }
 }

@@ -67,6 +67,7 @@ fn named(id: &str, totals: &Totals, into: &mut BTreeMap<String, u64>) {
         ("flooded", Counter::Flooded),
         ("learn-refused", Counter::LearnRefused),
         ("announced", Counter::Announced),
+        ("passed-on", Counter::PassedOn),
     ];
     for (name, counter) in plain {
         into.insert(format!("{id}.{name}"), totals.get(counter));

@@ -6,6 +6,7 @@ use crate::harness::{
     Host,
     halves::{Changes, Guests, Turns},
 };
+use crate::session::{SessionTimes, Timeouts};
 use crate::worker::Worker;
 
 impl Host {
@@ -64,6 +65,11 @@ impl Host {
         self.plane.shared.clock.pass(seconds);
         self.plane.expire();
         self.plane.sweep(0, 1);
+    }
+
+    /// Gives sessions other times, as [`crate::Switch::set_session_times`] does.
+    pub fn set_session_times(&self, timeouts: Timeouts, tcp_pickup: u32) {
+        self.plane.set_session_times(SessionTimes { timeouts, tcp_pickup });
     }
 
     /// Lets tenths of a second pass on the clock of drops.

@@ -1,6 +1,7 @@
 //! Vnics of a host: declared, changed, with guests that come and go.
 
 use std::{
+    collections::BTreeMap,
     os::fd::AsFd,
     sync::{Arc, atomic::Ordering},
 };
@@ -118,13 +119,29 @@ impl Host {
     ) -> Result<(), Error> {
         let memory = Memory::new(memory)?;
         let guest = Guest::new(&memory, features, config)?;
+        self.seat(id, features, guest)
+    }
+
+    fn seat(&mut self, id: &str, features: Features, guest: Guest) -> Result<(), Error> {
         let attached = self.vnics.get_mut(id).ok_or("no such vnic")?;
         attach_rings(&attached.vnic.shared.port, &attached.attachment, &guest, features)?;
-        attached.vnic.shared.attached.store(self.plane.shared.clock.now(), Ordering::Relaxed);
+        attached.vnic.shared.guest_came(self.plane.shared.clock.now());
         attached.vnic.shared.driving.store(true, Ordering::Relaxed);
         attached.guest = Some(guest);
         self.plane.is_here(attached.vnic.place);
         Ok(())
+    }
+
+    /// Attaches a guest that another host left: its rings go on where they stand in its memory.
+    pub fn go_on(&mut self, id: &str, guest: Guest) -> Result<(), Error> {
+        let features = guest.features();
+        self.seat(id, features, guest)
+    }
+
+    /// Ends as a process that dies: nothing more is done to guests, which are returned.
+    pub fn die(self) -> BTreeMap<String, Guest> {
+        let guests = self.vnics.into_iter();
+        guests.filter_map(|(id, attached)| Some((id, attached.guest?))).collect()
     }
 
     /// Adds a vnic with a guest as Linux makes them.

@@ -96,6 +96,11 @@ impl<V: Copy> Fragments<V> {
         }
     }
 
+    /// Has entries live for `life` seconds from now on, also those that there are.
+    pub fn set_life(&mut self, life: u32) {
+        self.life = life;
+    }
+
     /// Remembers a first fragment that passes. `now` is in seconds.
     pub fn first(
         &mut self,

@@ -22,7 +22,7 @@ use crate::ip::tcp::{
 
 pub(crate) use butterfly_packet::tcp::{ACK, FIN, RST, SYN};
 pub(crate) use segment::Segment;
-pub(crate) use track::{TcpState, Track, UNKNOWN};
+pub(crate) use track::{ADRIFT, TcpState, Track, UNKNOWN};
 
 /// Outcome of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +70,25 @@ pub(crate) fn pick_up(segment: &Segment) -> Track {
         ],
         acked: [segment.acknowledgement, segment.sequence],
     }
+}
+
+/// Returns the record of a connection that came from another host, with its marks set anew by a
+/// segment from its middle. `None` if the segment cannot tell them, or if they are not out of date.
+pub(crate) fn catch_up(track: &Track, direction: usize, segment: &Segment) -> Option<Track> {
+    use TcpState::{Closing, Established, HalfClosed, PickedUp};
+    let alive = matches!(track.state, PickedUp | Established | HalfClosed | Closing);
+    if !track.is_adrift() || !alive || segment.flags & (SYN | RST | ACK) != ACK {
+        return None;
+    }
+    let (mut sender, mut receiver) = track.sides(direction);
+    sender.end = segment.end();
+    sender.fin = segment.has(FIN);
+    sender.acked = segment.acknowledgement;
+    sender.allow = segment.acknowledgement.wrapping_add(window(segment, &sender));
+    receiver.end = segment.acknowledgement;
+    receiver.acked = segment.sequence;
+    receiver.allow = segment.end().wrapping_add(receiver.widest());
+    Some(Track::from_sides(track.state, direction, sender, receiver))
 }
 
 /// Returns a segment's effect on its connection. `direction` is 0 from the opener, 1 from the other

@@ -10,7 +10,7 @@ use butterfly_packet::{
     ethernet,
     mac::Mac,
     protocol::{FRAGMENT, HOP_BY_HOP, ICMP, ICMPV6, IGMP, UDP},
-    vxlan::PORT,
+    vxlan::{PASSED_ON, PORT},
 };
 use butterfly_vhost::{net::NetHeader, ring::Frames};
 
@@ -54,6 +54,8 @@ struct Header {
     checksum: bool,
     /// True if it is of another VLAN than the underlay's.
     other_vlan: bool,
+    /// True if its sender is behind another host than the one that it came from.
+    passed_on: bool,
 }
 
 /// Reason for which an outer header names no inner frame.
@@ -158,7 +160,7 @@ impl<'a> Arrivals<'a> {
         };
         heard.packets += 1;
         heard.bytes += u64::from(header.len);
-        let peer = heard.at;
+        let peer = if header.passed_on { Some(PeerRef::PASSED_ON) } else { heard.at };
         if !frames.strip(index, header.inner, header.len) {
             return Arrived::Dropped(OUTER_MALFORMED);
         }
@@ -285,6 +287,7 @@ impl Found {
             l4,
             checksum: self.checksum,
             other_vlan: false,
+            passed_on: false,
         }
     }
 }
@@ -383,7 +386,8 @@ fn read(head: &[u8], len: u32, vlan: u16) -> Result<Header, Other> {
     let (Some(flags), Some(vni)) = (be32(datagram, 8), be32(datagram, 12)) else {
         return Err(SHORT);
     };
-    if flags != 0x0800_0000 || vni & 0xff != 0 {
+    let passed_on = flags == u32::from_be_bytes(PASSED_ON);
+    if (flags != 0x0800_0000 && !passed_on) || vni & 0xff != 0 {
         return Err(Other::Dropped(VXLAN_FLAGS));
     }
     let checksum = be16(datagram, 6) != Some(0);
@@ -397,6 +401,7 @@ fn read(head: &[u8], len: u32, vlan: u16) -> Result<Header, Other> {
         l4,
         checksum,
         other_vlan,
+        passed_on,
     })
 }
 
@@ -408,7 +413,7 @@ fn is_mapped(address: Address) -> bool {
 }
 
 /// Returns whether an outer source address is impossible: it is ours, or no station's.
-fn impossible(from: Address, own: Address) -> bool {
+pub(crate) fn impossible(from: Address, own: Address) -> bool {
     match crate::world::rules::address(from) {
         _ if from == own => true,
         IpAddr::V4(ip) => ip.is_unspecified() || ip.is_multicast() || ip.is_broadcast(),

@@ -30,7 +30,7 @@ use crate::engine::{
 };
 use crate::ip::{Address, mapped};
 
-pub(crate) use arrive::{Arrivals, Arrived};
+pub(crate) use arrive::{Arrivals, Arrived, impossible};
 pub(crate) use outer::Source;
 pub(crate) use peers::PeerTable;
 pub(crate) use port::UplinkPort;
@@ -110,6 +110,13 @@ drop_reasons! { 7;
     CONTROL_FULL = "control-full" {
         cause: "a storm on the underlay",
         remedy: "look with tcpdump at the underlay for who sends so much ARP, discovery, ping or membership messages to the endpoint",
+        charged: "the uplink",
+    }
+    /// The daemon before this one ended by a frame from a vhost-user uplink. The frames that waited
+    /// there were given back unseen.
+    SKIPPED = "skipped" {
+        cause: "a fault of the switch that a frame from another host sets off",
+        remedy: "`butterfly events` tells of the end; please report it, with the log of the daemon that ended",
         charged: "the uplink",
     }
 }

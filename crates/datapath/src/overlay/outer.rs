@@ -4,7 +4,12 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use arrayvec::ArrayVec;
-use butterfly_packet::{checksum::Sum, ethernet, mac::Mac, vxlan::PORT};
+use butterfly_packet::{
+    checksum::Sum,
+    ethernet,
+    mac::Mac,
+    vxlan::{PASSED_ON, PORT},
+};
 use butterfly_vhost::ring::{FIELDS, Front, OUTER_MAX};
 
 /// Length of an Ethernet header, and of a VLAN's tag in it.
@@ -55,6 +60,16 @@ pub(crate) struct Outer {
 
 impl Outer {
     pub fn new(source: &Source, to: (Mac, IpAddr), vni: u32) -> Option<Outer> {
+        Outer::with(source, to, vni, [FLAGS, 0, 0, 0])
+    }
+
+    /// Makes the header of a frame that another host sent here, and that is passed on to where its
+    /// receiver went: the next host does not learn its sender behind this one.
+    pub fn passed_on(source: &Source, to: (Mac, IpAddr), vni: u32) -> Option<Outer> {
+        Outer::with(source, to, vni, PASSED_ON)
+    }
+
+    fn with(source: &Source, to: (Mac, IpAddr), vni: u32, flags: [u8; 4]) -> Option<Outer> {
         let mut bytes = ArrayVec::<u8, OUTER_MAX>::new();
         let mut put = |part: &[u8]| bytes.try_extend_from_slice(part).ok();
         let (mac, ip) = to;
@@ -79,7 +94,8 @@ impl Outer {
         }
         put(&[0, 0])?;
         put(&PORT.to_be_bytes())?;
-        put(&[0, 0, 0, 0, FLAGS, 0, 0, 0])?;
+        put(&[0, 0, 0, 0])?;
+        put(&flags)?;
         put(&(vni << 8).to_be_bytes())?;
         let l3 = if source.vlan == 0 { ETHERNET } else { ETHERNET + TAG };
         let fields = if v6 {

@@ -37,12 +37,19 @@ impl DropWindow {
         }
     }
 
+    /// Begins anew: what was counted until now counts for no rate.
+    fn begin(&mut self, now: u32, counts: impl Fn() -> DropCounts) {
+        let sample = || Sample { when: now, counts: counts() };
+        (self.older, self.newer) = (sample(), sample());
+    }
+
     /// Returns a place's count at the start of the window.
     pub fn before(&self, place: Place, reason: DropReason) -> u64 {
         let counts = self.older.counts.get(&place).map(Vec::as_slice).unwrap_or_default();
         counts.iter().find(|(other, _)| *other == reason).map_or(0, |(_, count)| *count)
     }
 }
+
 impl Plane {
     pub fn drop_window(&self) -> MutexGuard<'_, DropWindow> {
         self.drop_window.lock().unwrap_or_else(PoisonError::into_inner)
@@ -50,24 +57,29 @@ impl Plane {
 
     /// Notes the counts of this moment, if a period is over. Housekeeping calls it.
     pub fn sample_drops(&self) {
-        let counts = || {
-            let snapshot = self.shared.snapshot.load();
-            let vnics = snapshot
-                .vnics
-                .iter()
-                .map(|(_, vnic)| (Place::Port(vnic.place), vnic.shared.counters.totals()));
-            let uplink = self.shared.tunnel.iter().map(|tunnel| (Place::Uplink, tunnel.totals()));
-            let lists = vnics.chain(uplink).map(|(place, totals)| {
-                let list: Vec<_> =
-                    counted(&totals).map(|(info, count)| (info.reason, count)).collect();
-                (place, list)
-            });
-            lists.filter(|(_, list)| !list.is_empty()).collect()
-        };
         // Housekeeping does not wait for the lock: a tick later is soon enough.
         if let Ok(mut window) = self.drop_window.try_lock() {
-            window.look(self.shared.clock.tenths(), counts);
+            window.look(self.shared.clock.tenths(), || self.drop_counts());
         }
+    }
+
+    /// Begins the window anew, after counters of a former process were added.
+    pub fn forget_drop_rates(&self) {
+        self.drop_window().begin(self.shared.clock.tenths(), || self.drop_counts());
+    }
+
+    fn drop_counts(&self) -> DropCounts {
+        let snapshot = self.shared.snapshot.load();
+        let vnics = snapshot
+            .vnics
+            .iter()
+            .map(|(_, vnic)| (Place::Port(vnic.place), vnic.shared.counters.totals()));
+        let uplink = self.shared.tunnel.iter().map(|tunnel| (Place::Uplink, tunnel.totals()));
+        let lists = vnics.chain(uplink).map(|(place, totals)| {
+            let list: Vec<_> = counted(&totals).map(|(info, count)| (info.reason, count)).collect();
+            (place, list)
+        });
+        lists.filter(|(_, list)| !list.is_empty()).collect()
     }
 }
 

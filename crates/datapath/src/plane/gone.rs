@@ -30,6 +30,16 @@ pub(crate) struct HostTotals {
     pub trunks: Totals,
 }
 
+/// The counters of the whole host by vnic, each counted exactly once.
+pub(crate) struct HostParts {
+    /// Vnics and trunks of the snapshot.
+    pub present: Vec<(Arc<Vnic>, Totals)>,
+    /// Sum of the vnics that are not there any more.
+    pub vnics: Totals,
+    /// Sum of the trunks that are not there any more.
+    pub trunks: Totals,
+}
+
 impl Gone {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -58,6 +68,31 @@ impl Gone {
         totals
     }
 
+    /// Adds what a former process counted for vnics, and for trunks, that are not there any more.
+    pub fn add_former(&self, vnics: &Totals, trunks: &Totals) {
+        let mut state = self.state();
+        state.vnics.merge(vnics);
+        state.trunks.merge(trunks);
+    }
+
+    /// Returns the counts of all vnics, each apart while it is in the snapshot.
+    pub fn parts(&self, snapshot: &ArcSwap<Snapshot>) -> HostParts {
+        let state = self.state();
+        // Loaded under the lock: see `totals`.
+        let snapshot = snapshot.load();
+        let (mut vnics, mut trunks) = (state.vnics.clone(), state.trunks.clone());
+        for vnic in state.leaving.iter().filter(|vnic| snapshot.vnic(vnic.place).is_none()) {
+            let totals = vnic.shared.counters.totals();
+            if vnic.is_trunk() { trunks.merge(&totals) } else { vnics.merge(&totals) }
+        }
+        let present = snapshot
+            .vnics
+            .iter()
+            .map(|(_, vnic)| (vnic.clone(), vnic.shared.counters.totals()))
+            .collect();
+        HostParts { present, vnics, trunks }
+    }
+
     /// Returns the counts of all vnics, including those of the snapshot.
     pub fn totals(&self, snapshot: &ArcSwap<Snapshot>) -> HostTotals {
         let state = self.state();
@@ -82,7 +117,7 @@ mod tests {
     use butterfly_packet::mac::Mac;
 
     use crate::engine::counters::Counter;
-    use crate::plane::{Plane, PlaneConfig};
+    use crate::plane::{Plane, PlaneConfig, nowhere};
     use crate::session::SessionConfig;
     use crate::stages::reasons::reasons;
     use crate::world::policy::VnicPolicy;
@@ -92,8 +127,14 @@ mod tests {
     #[test]
     fn sums_never_decrease() {
         let sessions = SessionConfig { capacity: 64, ..SessionConfig::default() };
-        let plane = Plane::new(PlaneConfig { workers: 1, fdb_ageing: 300, sessions, tunnel: None })
-            .unwrap();
+        let plane = Plane::new(PlaneConfig {
+            workers: 1,
+            fdb_ageing: 300,
+            sessions,
+            tunnel: None,
+            black_box: nowhere(),
+        })
+        .unwrap();
         let reason = reasons().next().unwrap().reason;
         let sums = || {
             let totals = plane.gone.totals(&plane.shared.snapshot).all;

@@ -1,6 +1,7 @@
 //! The plane: the control side of the packet path. Makes each change in a copy of the snapshot,
 //! puts the copy in its place, and waits until every worker uses it.
 
+mod adopted;
 pub(crate) mod announce;
 pub(crate) mod attachment;
 mod claims;
@@ -9,6 +10,7 @@ pub(crate) mod drop_window;
 pub(crate) mod gone;
 mod learnt;
 mod mirrors;
+pub(crate) mod moves;
 mod networks;
 pub(crate) mod policies;
 pub(crate) mod sessions;
@@ -28,6 +30,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use butterfly_mem::blackbox::BlackBox;
 
 use crate::engine::{
     clock::Clock,
@@ -38,7 +41,9 @@ use crate::engine::{
 };
 use crate::overlay::Tunnel;
 use crate::plane::{departed::Departed, drop_window::DropWindow, gone::Gone, updates::Updates};
-use crate::session::{FormerTable, HashKey, Here, SessionConfig, Shares, Table, tally::Tally};
+use crate::session::{
+    self, FIRST_STAMP, FormerTable, HashKey, SessionConfig, SessionTimes, Shares, tally::Tally,
+};
 use crate::worker::{Handle, Shared};
 use crate::world::{
     bindings::Bindings,
@@ -54,6 +59,14 @@ pub(crate) struct PlaneConfig {
     pub sessions: SessionConfig,
     /// The tunnel endpoint, if there is one.
     pub tunnel: Option<Tunnel>,
+    /// Box in which workers note whose rings they touch.
+    pub black_box: Arc<BlackBox>,
+}
+
+/// Returns a box that nobody reads.
+#[cfg(any(test, feature = "harness"))]
+pub(crate) fn nowhere() -> Arc<BlackBox> {
+    Arc::new(BlackBox::nowhere())
 }
 
 /// Reason for which a vnic could not be added or changed.
@@ -71,7 +84,7 @@ pub enum AddError {
 }
 
 /// First version of a policy, with which session stamps begin. 0 is older than all.
-const FIRST_VERSION: u32 = 1;
+const FIRST_VERSION: u32 = FIRST_STAMP;
 
 /// State that changes under the lock.
 struct State {
@@ -107,6 +120,7 @@ pub(crate) struct Plane {
     pub updates: Updates,
     /// Drop counts of some time ago.
     pub(crate) drop_window: Mutex<DropWindow>,
+    pub black_box: Arc<BlackBox>,
     /// Rings for the tap, one for each worker, while there are sinks.
     pub rings: Mutex<Option<Arc<PerWorker<Ring>>>>,
     /// Tables of sessions that were found at the start.
@@ -115,29 +129,18 @@ pub(crate) struct Plane {
 
 impl Plane {
     pub fn new(config: PlaneConfig) -> Result<Plane, std::io::Error> {
-        let PlaneConfig { workers, fdb_ageing, sessions, tunnel } = config;
+        let PlaneConfig { workers, fdb_ageing, sessions, tunnel, black_box } = config;
         let clock = Clock::new();
         let key = HashKey(secrets()?);
-        let mut former = Vec::new();
-        let table = match &sessions.file {
-            None => Table::new(sessions.capacity, key),
-            Some(name) => {
-                let here = Here::read();
-                Table::in_file(sessions.capacity, name, key, here, |path, left| {
-                    former.push(FormerTable::look(
-                        path,
-                        left,
-                        &here,
-                        &sessions.timeouts,
-                        clock.now(),
-                    ));
-                })
-            }
-        };
-        let table = table.map_err(std::io::Error::other)?;
+        let (table, former) =
+            session::open(&sessions, key, clock.now()).map_err(std::io::Error::other)?;
         let shared = Shared {
             snapshot: ArcSwap::from_pointee(Snapshot {
                 version: FIRST_VERSION,
+                times: SessionTimes {
+                    timeouts: sessions.timeouts,
+                    tcp_pickup: sessions.tcp_pickup,
+                },
                 ..Snapshot::default()
             }),
             epoch: AtomicU64::new(0),
@@ -148,13 +151,15 @@ impl Plane {
             shares: Shares::new(table.capacity(), sessions.share, sessions.rate),
             bindings: Bindings::new().map_err(std::io::Error::other)?,
             table,
-            sessions,
             tunnel,
+            uplink_held: AtomicBool::new(false),
+            skip_uplink: AtomicBool::new(false),
         };
-        Ok(Plane {
+        let adopted = former.iter().any(|former| former.adopted.is_some());
+        let plane = Plane {
             shared: Arc::new(shared),
             workers: (0..workers.max(1))
-                .map(|index| Handle::new(index).map(Arc::new))
+                .map(|index| Handle::new(index, black_box.line(index)).map(Arc::new))
                 .collect::<Result<_, _>>()?,
             state: Mutex::new(State {
                 by_id: HashMap::new(),
@@ -169,9 +174,14 @@ impl Plane {
             tally: Tally::default(),
             updates: Updates::default(),
             drop_window: Mutex::default(),
+            black_box,
             rings: Mutex::default(),
             former,
-        })
+        };
+        if adopted {
+            plane.await_adopted();
+        }
+        Ok(plane)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -187,6 +197,11 @@ impl Plane {
     pub fn vnic(&self, id: &str) -> Option<Arc<Vnic>> {
         let place = self.state().by_id.get(id).copied()?;
         self.shared.snapshot.load().vnic(place).cloned()
+    }
+
+    /// Returns the place of the vnic with an id.
+    pub fn place(&self, id: &str) -> Option<PortRef> {
+        self.state().by_id.get(id).copied()
     }
 
     /// Looks at the place of a vnic, the snapshot, and the counts of vnics that are gone. No vnic

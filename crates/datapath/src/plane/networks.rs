@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use butterfly_packet::mac::Mac;
 
 use crate::engine::{mac::number, numbers::Numbers, slab::Slab};
-use crate::plane::policies::copy_with;
+use crate::plane::{FIRST_VERSION, policies::copy_with};
 use crate::world::{
     holders::addresses,
     snapshot::{Network, Remote, Snapshot, Vnic},
@@ -56,11 +56,16 @@ pub(super) fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote
     let stations = members.iter().filter(|vnic| !vnic.mac.is_group() && vnic.mac != Mac::ZERO);
     let learnt =
         snapshot.networks.get(at).map(|network| network.learnt.clone()).unwrap_or_default();
-    let sessions =
-        snapshot.networks.get(at).map(|network| network.sessions.clone()).unwrap_or_default();
+    // Those of an adopted table, if it has sessions of this network.
+    let adopted = snapshot.adopted.as_ref().and_then(|adopted| adopted.sessions_in(vni)).cloned();
+    let first = if adopted.is_some() { FIRST_VERSION } else { snapshot.version };
+    let relaying =
+        snapshot.networks.get(at).map(|network| network.relaying.clone()).unwrap_or_default();
+    let sessions = snapshot.networks.get(at).map(|network| network.sessions.clone());
+    let sessions = sessions.or(adopted).unwrap_or_default();
     let holders =
         snapshot.networks.get(at).map(|network| network.holders.clone()).unwrap_or_default();
-    let born = snapshot.networks.get(at).map_or(snapshot.version, |network| network.born);
+    let born = snapshot.networks.get(at).map_or(first, |network| network.born);
     // The network stays while it has vnics, even if all of them are mirrors.
     let network = own().next().is_some().then(|| {
         Arc::new(Network {
@@ -72,6 +77,7 @@ pub(super) fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote
             holders,
             remote,
             learnt,
+            relaying,
             sessions,
             born,
         })

@@ -6,7 +6,7 @@ use butterfly_model::{GroupName, Rule};
 
 use crate::ip::tcp::TcpState;
 use crate::plane::Plane;
-use crate::session::{Admitted, Key, Record, State, Timeouts};
+use crate::session::{Admitted, Key, Record, SessionTimes, State, Timeouts};
 use crate::world::{rules::address, snapshot::Snapshot};
 
 /// Selection of sessions: all given fields must match.
@@ -142,11 +142,10 @@ impl Plane {
     fn sessions(&self, mut visit: impl FnMut(u32, Record<'_>, Key, Admitted)) {
         let shared = &self.shared;
         let now = shared.clock.now();
+        let timeouts = shared.snapshot.load().times.timeouts;
         shared.table.for_each(|index, record, key, admission| {
             let (seen, state) = record.seen();
-            if state != State::Tcp(TcpState::Cut)
-                && !shared.sessions.timeouts.over(state, seen, now)
-            {
+            if state != State::Tcp(TcpState::Cut) && !timeouts.over(state, seen, now) {
                 visit(index, record, key, admission);
             }
         });
@@ -179,6 +178,13 @@ impl Plane {
             let (opener, responder) = ((opener, alive(opener)), (responder, alive(responder)));
             let stays = match (opener, responder) {
                 ((_, Some(_)), (_, Some(_))) => true,
+                // Vnics of an adopted table that are not declared again yet.
+                ((from, here), (to, there))
+                    if (here.is_some() || snapshot.waits(from).is_some())
+                        && (there.is_some() || snapshot.waits(to).is_some()) =>
+                {
+                    true
+                }
                 ((_, Some(here)), (left, None)) | ((left, None), (_, Some(here))) => {
                     matches!(state, State::Tcp(tcp) if tcp != TcpState::Cut)
                         && !here.is_trunk()
@@ -186,11 +192,11 @@ impl Plane {
                             .networks
                             .get(here.network)
                             .is_some_and(|network| network.remote.is_some())
-                        && departed.had(left, admission.stamp, now, shared.sessions.tcp_pickup)
+                        && departed.had(left, admission.stamp, now, snapshot.times.tcp_pickup)
                 }
                 _ => false,
             };
-            if (!stays || shared.sessions.timeouts.over(state, seen, now))
+            if (!stays || snapshot.times.timeouts.over(state, seen, now))
                 && shared.table.remove(index, &key)
             {
                 shared.released(&snapshot, &key, admission.stamp);
@@ -251,7 +257,7 @@ impl Plane {
                 state: line.state.name(),
                 age: now.saturating_sub(line.made),
                 idle,
-                expires: self.shared.sessions.timeouts.of(line.state).saturating_sub(idle),
+                expires: snapshot.times.timeouts.of(line.state).saturating_sub(idle),
                 packets: line.packets,
                 bytes: line.bytes,
                 rule: [
@@ -277,15 +283,24 @@ impl Plane {
         count
     }
 
+    /// Puts other times of sessions in force. No worker uses the ones before when it returns.
+    pub fn set_session_times(&self, times: SessionTimes) {
+        let _state = self.state();
+        let mut next = Snapshot::clone(&self.shared.snapshot.load());
+        next.times = times;
+        self.publish(next);
+    }
+
     /// Returns the state of the table.
     pub fn session_table(&self) -> SessionTable {
         let shared = &self.shared;
+        let SessionTimes { timeouts, tcp_pickup } = shared.snapshot.load().times;
         SessionTable {
             capacity: shared.table.capacity(),
             used: shared.table.used(),
             memory: shared.table.units().memory().name().to_owned(),
-            timeouts: shared.sessions.timeouts,
-            tcp_pickup: shared.sessions.tcp_pickup,
+            timeouts,
+            tcp_pickup,
             share: shared.shares.network,
         }
     }

@@ -10,7 +10,7 @@ use butterfly_packet::mac::Mac;
 
 use crate::engine::place::{PeerRef, PortRef};
 use crate::plane::{
-    Plane, State,
+    FIRST_VERSION, Plane, State,
     policies::{copy_with, rules},
     updates::Update,
 };
@@ -29,7 +29,7 @@ impl Plane {
         {
             return;
         }
-        let slot = next.vnics.vacant();
+        let (slot, inherited) = next.take_slot("", vni);
         let rules = rules(&VnicPolicy { bypass: true, ..VnicPolicy::default() }, &mut state.groups);
         let trunk = Vnic {
             id: "".into(),
@@ -39,10 +39,10 @@ impl Plane {
             vni,
             network,
             kind: PortKind::Trunk,
-            born: next.version,
+            born: if inherited.is_some() { FIRST_VERSION } else { next.version },
             since: next.version,
             rules,
-            shared: self.vnic_state(true),
+            shared: inherited.unwrap_or_else(|| self.vnic_state(true)),
         };
         next.vnics.set(slot, Some(Arc::new(trunk)));
     }
@@ -124,7 +124,16 @@ impl Plane {
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         let Some(vnic) = next.vnic(place).cloned() else { return };
         vnic.shared.leaving.store(false, Ordering::Relaxed);
-        if !vnic.shared.elsewhere.swap(false, Ordering::Relaxed) || vnic.rules.bypass {
+        self.is_back(&vnic);
+        if !vnic.shared.elsewhere.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        // A front end attaches before a live migration copies memory. Connections may be picked up
+        // from when the machine runs.
+        if vnic.shared.attached.load(Ordering::Relaxed) != 0 {
+            vnic.shared.attached.store(self.shared.clock.now(), Ordering::Relaxed);
+        }
+        if vnic.rules.bypass {
             return;
         }
         self.decide_others_again(&mut next, vnic.network);

@@ -28,6 +28,16 @@ impl Updates {
         }
     }
 
+    /// Adds what a former process counted. Returns whether there is a kind with this name.
+    pub fn add_former(&self, name: &str, n: u64) -> bool {
+        let at = Self::NAMES.iter().position(|known| *known == name);
+        let cell = at.and_then(|at| self.0.get(at));
+        cell.inspect(|cell| {
+            cell.fetch_add(n, Relaxed);
+        })
+        .is_some()
+    }
+
     pub fn list(&self) -> Vec<(&'static str, u64)> {
         Self::NAMES
             .into_iter()

@@ -1,7 +1,7 @@
 //! Vnics: put into the snapshot before their rings start, and taken out when those have stopped.
 
 use std::sync::{
-    Arc, PoisonError,
+    Arc, Mutex, PoisonError,
     atomic::{AtomicBool, AtomicU32},
 };
 
@@ -15,7 +15,7 @@ use crate::engine::{
     place::{MAX_SLOTS, PollSource},
 };
 use crate::plane::{
-    AddError, Plane,
+    AddError, FIRST_VERSION, Plane,
     attachment::Attachment,
     mirrors::find_mirrors,
     networks::{rebuild_network, rehold},
@@ -27,6 +27,7 @@ use crate::worker::Handle;
 use crate::world::{
     bound::Bound,
     policy::VnicPolicy,
+    relay::Relay,
     snapshot::{PortKind, Snapshot, Vnic, VnicShared},
 };
 
@@ -61,7 +62,7 @@ impl Plane {
         self.remove(id);
         let mut state = self.state();
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
-        let slot = next.vnics.vacant();
+        let (slot, inherited) = next.take_slot(id, vni);
         // A network's first vnic may bring its trunk.
         if slot + 2 > MAX_SLOTS {
             return Err(AddError::TooMany);
@@ -71,7 +72,8 @@ impl Plane {
         let mut rules = rules(policy, &mut state.groups);
         // A mirror may not count as a trusted sender.
         rules.bypass &= mirrors.is_none();
-        let shared = self.vnic_state(false);
+        let born = if inherited.is_some() { FIRST_VERSION } else { next.version };
+        let shared = inherited.unwrap_or_else(|| self.vnic_state(false));
         prepare(&rules, &shared);
         let place = state.place(slot);
         let vnic = Arc::new(Vnic {
@@ -82,11 +84,13 @@ impl Plane {
             vni,
             network,
             kind: mirrors.map_or(PortKind::Vnic, |of| PortKind::Mirror(of.into())),
-            born: next.version,
+            born,
             since: next.version,
             rules,
             shared,
         });
+        // Before a worker can name it. Without its name, nobody is blamed.
+        let _ = self.black_box.name(slot, id);
         next.vnics.set(slot, Some(vnic.clone()));
         self.add_trunk(&mut state, &mut next, vni, network);
         let remote = self.remote(&state, &next, vni, network);
@@ -96,9 +100,11 @@ impl Plane {
         state.by_id.insert(vnic.id.clone(), place);
         find_mirrors(&state, &mut next);
         self.name_slots([Some(slot), trunk].into_iter().flatten(), &next);
+        // While vnics of a former process are declared again, nothing is learnt yet.
+        let may_be_learnt = next.adopted.is_none();
         self.publish(next);
         self.updates.add(Update::VnicAdded);
-        if !vnic.rules.bypass && mirrors.is_none() {
+        if may_be_learnt && !vnic.rules.bypass && mirrors.is_none() {
             // Its address is its own from now on.
             self.forget(|learnt| learnt.vni == vni && learnt.mac == number(mac));
         }
@@ -116,9 +122,12 @@ impl Plane {
             crowd: trunk.then(Default::default),
             sessions: VnicSessions::default(),
             attached: AtomicU32::new(0),
+            inherits: AtomicBool::new(false),
             presence: Default::default(),
             elsewhere: AtomicBool::new(true),
             leaving: AtomicBool::new(false),
+            relay: Relay::default(),
+            counted: Mutex::default(),
             bound: Bound::default(),
             driving: AtomicBool::new(false),
             announcing: Default::default(),
@@ -154,7 +163,7 @@ impl Plane {
         if let Some(trunk) = &trunk {
             next.vnics.set(trunk.place.slot, None);
         }
-        let (now, keep) = (self.shared.clock.now(), self.shared.sessions.tcp_pickup);
+        let (now, keep) = (self.shared.clock.now(), next.times.tcp_pickup);
         let mut departed = self.departed.lock().unwrap_or_else(PoisonError::into_inner);
         departed.leaves(place.slot, (vnic.born, next.version), now, keep);
         drop(departed);

@@ -49,6 +49,8 @@ pub struct VnicObservation {
     pub vni: u32,
     /// True if a guest is attached.
     pub attached: bool,
+    /// Its rings are held.
+    pub held: bool,
     /// Number of attachments.
     pub attachments: u64,
     /// Frames and bytes received from the guest.
@@ -61,6 +63,8 @@ pub struct VnicObservation {
     pub learn_refused: u64,
     /// Frames that the switch sent in the guest's name to announce its place.
     pub announced: u64,
+    /// Frames of other hosts that were passed on to the host for which the guest left.
+    pub passed_on: u64,
     /// Addresses learnt behind it.
     pub learnt: u32,
     /// Sessions that it is an end of.
@@ -222,12 +226,14 @@ fn observe_vnic(vnic: &Vnic) -> VnicObservation {
         id: vnic.id.clone(),
         vni: vnic.vni,
         attached: shared.presence.attached(),
+        held: shared.port.is_held(),
         attachments: shared.presence.attachments(),
         received: pair(&totals, Counter::InPackets, Counter::InBytes),
         delivered: pair(&totals, Counter::OutPackets, Counter::OutBytes),
         flooded: totals.get(Counter::Flooded),
         learn_refused: totals.get(Counter::LearnRefused),
         announced: totals.get(Counter::Announced),
+        passed_on: totals.get(Counter::PassedOn),
         learnt: shared.learnt.load(Relaxed),
         sessions: shared.sessions.count(),
         drops: happened(&totals),

@@ -185,8 +185,7 @@ pub(crate) fn tunnel(plane: &Plane, side: &EndpointSide) -> Option<TunnelReport>
         neighbours: side.keeper.neighbours(),
         networks: networks(&snapshot),
         control: side
-            .keeper
-            .counts()
+            .control_counts()
             .into_iter()
             .chain([("learn-refused", LEARN_REFUSED, refused)])
             .collect(),

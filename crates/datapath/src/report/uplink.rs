@@ -40,7 +40,7 @@ pub(crate) fn observe_uplink(plane: &Plane, side: &EndpointSide) -> Option<Uplin
         sent: sent(plane, &totals),
         drops: happened(&totals),
         port: side.counted().into_iter().map(|(name, _, count)| (name, count)).collect(),
-        control: side.keeper.counts().into_iter().map(|(name, _, count)| (name, count)).collect(),
+        control: side.control_counts().into_iter().map(|(name, _, count)| (name, count)).collect(),
         peers: peers.iter().map(peer).collect(),
     })
 }

@@ -94,6 +94,26 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
+    /// Begins to watch. All that was counted until now counts as told.
+    pub fn begin(plane: &Plane) -> Watch {
+        let mut watch = Watch::default();
+        for (_, vnic) in plane.shared.snapshot.load().vnics.iter() {
+            let counters = &vnic.shared.counters;
+            let mut seen = Seen::default();
+            let (drops, others) = seen.counts.split_at_mut(WATCHED);
+            for (told, reason) in drops.iter_mut().zip(DROPS) {
+                told.count = counters.drops(reason);
+            }
+            if let Some(told) = others.first_mut() {
+                told.count = counters.get(Counter::LearnRefused);
+            }
+            if seen.counts.iter().any(|told| told.count > 0) {
+                watch.seen.insert(vnic.place, seen);
+            }
+        }
+        watch
+    }
+
     /// Looks at all counts. The caller calls it about once per second.
     pub fn look(&mut self, plane: &Plane, events: &dyn SwitchEvents) {
         let now = plane.shared.clock.now();
@@ -161,7 +181,7 @@ impl Watch {
 mod tests {
     use super::*;
     use crate::engine::writer::WorkerId;
-    use crate::plane::PlaneConfig;
+    use crate::plane::{PlaneConfig, nowhere};
     use crate::session::SessionConfig;
     use crate::world::policy::VnicPolicy;
     use butterfly_packet::mac::Mac;
@@ -208,8 +228,14 @@ mod tests {
     #[test]
     fn counters_are_told_with_whom_they_are_about() {
         let sessions = SessionConfig { capacity: 1024, ..SessionConfig::default() };
-        let plane = Plane::new(PlaneConfig { workers: 2, fdb_ageing: 300, sessions, tunnel: None })
-            .unwrap();
+        let plane = Plane::new(PlaneConfig {
+            workers: 2,
+            fdb_ageing: 300,
+            sessions,
+            tunnel: None,
+            black_box: nowhere(),
+        })
+        .unwrap();
         let seven = butterfly_model::Vni::new(7).unwrap();
         let add = |id, n| {
             plane.insert(id, Mac([2, 0, 0, 0, 0, n]), seven, &VnicPolicy::default()).unwrap().0
@@ -252,6 +278,36 @@ mod tests {
         plane.remove("a");
         plane.remove("b");
         assert_eq!(look(), (none, 0));
+    }
+
+    /// Counts of a former process are no news; those that come after them are.
+    #[test]
+    fn what_was_counted_before_counts_as_told() {
+        let sessions = SessionConfig { capacity: 1024, ..SessionConfig::default() };
+        let plane = Plane::new(PlaneConfig {
+            workers: 1,
+            fdb_ageing: 300,
+            sessions,
+            tunnel: None,
+            black_box: nowhere(),
+        })
+        .unwrap();
+        let seven = butterfly_model::Vni::new(7).unwrap();
+        let mac = Mac([2, 0, 0, 0, 0, 1]);
+        let a = plane.insert("a", mac, seven, &VnicPolicy::default()).unwrap().0;
+        let id = WorkerId::new(0);
+        let cells = a.shared.counters.of(id.writer()).unwrap();
+        let count = |n| {
+            cells.drop(SPOOFED_MAC, n);
+            cells.add(Counter::LearnRefused, n);
+        };
+        count(1000);
+        let (mut watch, told) = (Watch::begin(&plane), Heard::default());
+        watch.look(&plane, &told);
+        assert!(told.0.lock().unwrap().is_empty());
+        count(3);
+        watch.look(&plane, &told);
+        assert_eq!(*told.0.lock().unwrap(), ["a 7 spoofed-mac 3", "a 7 LearnRefused(3)"]);
     }
 
     #[test]

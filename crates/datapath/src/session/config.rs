@@ -9,6 +9,10 @@ pub struct SessionConfig {
     pub capacity: u32,
     /// Name of the table's file; without one the table is in the process's own memory.
     pub file: Option<String>,
+    /// True if the table of a process that died is adopted, with its sessions, if it is there and
+    /// can be: then all vnics that are declared from then on get the slots that they had, until the
+    /// plane is told that all are declared.
+    pub adopt: bool,
     /// Percent of the table that one network may have; a vnic may have half of that. With 100 there
     /// is no bound.
     pub share: u32,
@@ -21,6 +25,23 @@ pub struct SessionConfig {
     pub timeouts: Timeouts,
 }
 
+/// Times of sessions that are in force. An operator may change them while frames pass, so they are
+/// part of the snapshot: a worker uses those of one snapshot for a whole batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SessionTimes {
+    /// Seconds that sessions last without a frame.
+    pub timeouts: Timeouts,
+    /// Seconds after an attachment in which TCP connections may be picked up mid-stream.
+    pub tcp_pickup: u32,
+}
+
+impl Default for SessionTimes {
+    fn default() -> Self {
+        let SessionConfig { timeouts, tcp_pickup, .. } = SessionConfig::default();
+        SessionTimes { timeouts, tcp_pickup }
+    }
+}
+
 /// New sessions per second. Bounds their cost for the switch to less than a tenth of a processor
 /// per opening vnic.
 const SESSION_RATE: u32 = 200_000;
@@ -30,6 +51,7 @@ impl Default for SessionConfig {
         SessionConfig {
             capacity: 1_000_000,
             file: None,
+            adopt: false,
             share: 25,
             rate: SESSION_RATE,
             tcp_pickup: 120,

@@ -4,21 +4,24 @@
 //! a session are not read, because a process that takes a session over decides it again.
 
 use std::{
+    collections::HashSet,
     fmt, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
+use crate::engine::clock::Clock;
 use crate::ip::tcp::TcpState;
 use crate::session::{
     hash::HashKind,
     key::Key,
     layout::{
         HEAD_BOOT, HEAD_CAPACITY, HEAD_FRESH, HEAD_HASH, HEAD_HOST, HEAD_MAGIC, HEAD_SLOTS,
-        HEAD_VERSION, Here, Layout, MAGIC, MAX_SESSIONS, VERSION,
+        HEAD_VERSION, Here, Layout, MAGIC, MAX_SESSIONS, REPAIRING, version,
     },
     memory::{AtomicU64, Left, Unit},
     names::{self, Name},
-    record::{Line2, Record},
+    record::{FOUND_GOOD, Line2, Record},
     state::{State, Timeouts},
 };
 
@@ -30,7 +33,7 @@ pub enum Unusable {
     Foreign,
     #[error("it is no table of sessions")]
     NotATable,
-    #[error("its layout has version {0}, and this is version {VERSION}")]
+    #[error("its layout has version {0}, and this is version {current}", current = version(butterfly_layout::newest()))]
     Version(u64),
     #[error("it is of another boot of this host")]
     OtherBoot,
@@ -42,6 +45,14 @@ pub enum Unusable {
     Hash(u64),
     #[error("its header contradicts itself")]
     Header,
+    #[error("it names a vnic twice")]
+    Names,
+    #[error("it has room for {0} sessions, and this start is for {1}")]
+    Size(u32, u32),
+    #[error("another table was adopted")]
+    Second,
+    #[error("its memory cannot be mapped")]
+    Unmapped,
     #[error("it is shorter than its header says")]
     Truncated,
 }
@@ -58,19 +69,29 @@ pub struct FormerSessions {
     pub unusable: u64,
 }
 
-/// A table that was found in place of the new one. It is replaced, as vnics are new.
+/// A table that was found in place of the new one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FormerTable {
     /// Its file.
     pub path: PathBuf,
     /// Its sessions.
     pub found: Result<FormerSessions, Unusable>,
+    /// Time that its repair took, if it is the table from then on. Otherwise it is removed.
+    pub adopted: Option<Duration>,
 }
 
 impl fmt::Display for FormerTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FormerTable { path, found } = self;
+        let FormerTable { path, found, adopted } = self;
         let path = path.display();
+        if let (Ok(FormerSessions { sessions, idle, unusable }), Some(took)) = (found, adopted) {
+            return write!(
+                f,
+                "{path} was left by a daemon that died, and is adopted: {sessions} sessions go on with their vnics \
+                 (last frame {idle} s ago), {unusable} were unusable; its repair took {} us",
+                took.as_micros()
+            );
+        }
         match found {
             Err(Unusable::Foreign) => write!(f, "{path} is not used: {}", Unusable::Foreign),
             Err(why) => write!(f, "{path} was left by a daemon that died, and is removed: {why}"),
@@ -89,11 +110,11 @@ impl fmt::Display for FormerTable {
     }
 }
 
-/// A session that was left and could go on. So far it is only counted.
+/// A session that was left and could go on.
 #[derive(Clone, Debug)]
-#[allow(dead_code)] // but by tests
-pub(crate) struct Survivor<'a> {
+pub(super) struct Survivor<'a> {
     /// The opener and the other end.
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests ask"))]
     pub ends: [&'a Name; 2],
     pub key: Key,
     pub line: Line2,
@@ -109,62 +130,113 @@ impl FormerTable {
         now: u32,
     ) -> FormerTable {
         let found = left.ok_or(Unusable::Foreign).and_then(|left| {
-            let mut seen = 0;
             let mut found = FormerSessions::default();
             found.unusable = survivors(left, here, timeouts, now, |survivor| {
-                // A connection that was cut is remembered, but is no session.
-                if survivor.line.state == State::Tcp(TcpState::Cut) {
-                    return;
-                }
-                found.sessions += 1;
-                seen = seen.max(survivor.line.seen);
+                found.count(survivor.line.state, survivor.line.seen, now);
             })?;
-            found.idle = now.saturating_sub(seen);
             Ok(found)
         });
-        FormerTable { path: path.to_owned(), found }
+        FormerTable { path: path.to_owned(), found, adopted: None }
     }
+}
+
+/// Looks whether the table in a file, which a process may be writing, could be adopted by a process
+/// that wants one of so many records. Changes nothing.
+pub fn look_at(
+    path: &Path,
+    capacity: u32,
+    timeouts: &Timeouts,
+) -> Result<FormerSessions, Unusable> {
+    let left = Left::look_at(path).map_err(|_| Unusable::Foreign)?;
+    let here = Here::read();
+    may_adopt(Some(&left), &here, capacity)?;
+    FormerTable::look(path, Some(&left), &here, timeouts, Clock::new().now()).found
+}
+
+impl FormerSessions {
+    /// Counts a session, last seen at `seen`. A connection that was cut is remembered, but is none.
+    pub(super) fn count(&mut self, state: State, seen: u32, now: u32) {
+        if state == State::Tcp(TcpState::Cut) {
+            return;
+        }
+        let idle = now.saturating_sub(seen);
+        self.idle = if self.sessions == 0 { idle } else { self.idle.min(idle) };
+        self.sessions += 1;
+    }
+}
+
+/// Checks whether a table that was left can be adopted by a process that wants one of so many
+/// records. Looks at no session.
+pub(super) fn may_adopt(left: Option<&Left>, here: &Here, capacity: u32) -> Result<(), Unusable> {
+    let left = left.ok_or(Unusable::Foreign)?;
+    let (header, _) = read(left, here)?;
+    if header.layout != Layout::new(capacity, true) {
+        return Err(Unusable::Size(header.layout.capacity, capacity));
+    }
+    Ok(())
 }
 
 /// Visits the sessions of a table that could go on here. Returns the number of other records in
 /// use.
-pub(crate) fn survivors(
+pub(super) fn survivors(
     left: &Left,
     here: &Here,
     timeouts: &Timeouts,
     now: u32,
     mut visit: impl FnMut(Survivor<'_>),
 ) -> Result<u64, Unusable> {
-    let truncated = |_: io::Error| Unusable::Truncated;
-    let mut header = [0; 16];
-    left.read(0, 1, |unit| header = unit).map_err(truncated)?;
-    let (layout, fresh) = check(&header, here)?;
-    if left.len() < layout.len as u64 {
-        return Err(Unusable::Truncated);
-    }
-    let mut owners = Vec::with_capacity(layout.slots as usize);
-    left.read(layout.names, layout.slots as usize, |unit| owners.push(names::read(&unit)))
-        .map_err(truncated)?;
+    let (Header { fresh, again, .. }, owners) = read(left, here)?;
     let mut unusable = 0;
     let visit = |unit: [u64; 16]| {
         let unit = Unit(unit.map(AtomicU64::new));
         let record = Record::of(&unit);
-        match survivor(&record, &owners, timeouts, now) {
+        match survivor(&record, &owners, again, timeouts, now) {
             Some(survivor) => visit(survivor),
             None => unusable += u64::from(!record.is_free()),
         }
     };
-    left.read(1, fresh, visit).map_err(truncated)?;
+    left.read(1, fresh, visit).map_err(|_| Unusable::Truncated)?;
     Ok(unusable)
 }
 
-/// Checks a header. Returns the layout, and the number of records that were ever used.
-fn check(header: &[u64; 16], here: &Here) -> Result<(Layout, usize), Unusable> {
+/// A header that was checked.
+struct Header {
+    layout: Layout,
+    /// Number of records that were ever used.
+    fresh: usize,
+    /// True if the process died while it repaired the table.
+    again: bool,
+}
+
+/// Reads and checks the header and the names.
+fn read(left: &Left, here: &Here) -> Result<(Header, Vec<Option<Name>>), Unusable> {
+    let truncated = |_: io::Error| Unusable::Truncated;
+    let mut words = [0; 16];
+    left.read(0, 1, |unit| words = unit).map_err(truncated)?;
+    let header = check(&words, here)?;
+    if left.len() < header.layout.len as u64 {
+        return Err(Unusable::Truncated);
+    }
+    let slots = header.layout.slots as usize;
+    let mut owners = Vec::with_capacity(slots);
+    left.read(header.layout.names, slots, |unit| owners.push(names::read(&unit)))
+        .map_err(truncated)?;
+    // Every id is one vnic's, and a network has one trunk.
+    let mut all = HashSet::new();
+    let twice =
+        |name: &Name| !all.insert((name.id.clone(), name.id.is_empty().then_some(name.vni)));
+    if owners.iter().flatten().any(twice) {
+        return Err(Unusable::Names);
+    }
+    Ok((header, owners))
+}
+
+fn check(header: &[u64; 16], here: &Here) -> Result<Header, Unusable> {
     let word = |at: usize| header.get(at).copied().unwrap_or_default();
     if word(HEAD_MAGIC) != MAGIC {
         return Err(Unusable::NotATable);
     }
-    if word(HEAD_VERSION) != VERSION {
+    if !butterfly_layout::read().map(version).any(|known| known == word(HEAD_VERSION)) {
         return Err(Unusable::Version(word(HEAD_VERSION)));
     }
     if here.boot == [0; 2] || here.boot != [word(HEAD_BOOT), word(HEAD_BOOT + 1)] {
@@ -175,7 +247,7 @@ fn check(header: &[u64; 16], here: &Here) -> Result<(Layout, usize), Unusable> {
     }
     // With another hash, sessions would be searched in the wrong buckets. The processor is the same
     // in one boot, so another kind means another program.
-    if word(HEAD_HASH) != HashKind::here() as u64 {
+    if word(HEAD_HASH) & !REPAIRING != HashKind::here() as u64 {
         return Err(Unusable::Hash(word(HEAD_HASH)));
     }
     let capacity = u32::try_from(word(HEAD_CAPACITY))
@@ -187,12 +259,17 @@ fn check(header: &[u64; 16], here: &Here) -> Result<(Layout, usize), Unusable> {
     let consistent = layout.capacity == capacity
         && u64::from(layout.slots) == word(HEAD_SLOTS)
         && fresh <= u64::from(capacity);
-    consistent.then_some((layout, fresh as usize)).ok_or(Unusable::Header)
+    let again = word(HEAD_HASH) & REPAIRING != 0;
+    let header = Header { layout, fresh: fresh as usize, again };
+    consistent.then_some(header).ok_or(Unusable::Header)
 }
 
-fn survivor<'a>(
+/// Returns the session of a record, if it can go on. `again`: a process died while it repaired the
+/// table, and may have found the session good already.
+pub(super) fn survivor<'a>(
     record: &Record<'_>,
     owners: &'a [Option<Name>],
+    again: bool,
     timeouts: &Timeouts,
     now: u32,
 ) -> Option<Survivor<'a>> {
@@ -201,13 +278,16 @@ fn survivor<'a>(
     let owner = |slot: u32| {
         let owner = owners.get(slot as usize)?.as_ref()?;
         // Otherwise the record is about a vnic that was in this slot before.
-        (owner.born <= admission.stamp && owner.vni == key.vni()).then_some(owner)
+        let good = again && admission.stamp == FOUND_GOOD;
+        ((good || owner.born <= admission.stamp) && owner.vni == key.vni()).then_some(owner)
     };
     let (opener, responder) = key.slots();
     let ends = [owner(opener)?, owner(responder)?];
     let line = record.line2();
     let in_order = 0 < line.made && line.made <= line.seen && line.seen <= now;
+    let (_, number) = record.seen_word();
     let alive = in_order
+        && line.state.number() == number
         && line.state.is_of(key.tuple().protocol)
         && !timeouts.over(line.state, line.seen, now);
     (alive && line.track.is_possible()).then_some(Survivor { ends, key, line })

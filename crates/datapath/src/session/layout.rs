@@ -20,6 +20,8 @@
 //! | 11 to 14 | boot id, host id (`/etc/machine-id`, zeros if there is none) |
 //! | 15 | the hash: 1 of AES rounds, 2 SipHash-1-3; a process with another one leaves the file |
 //!
+//! Bit 32 of word 15 is set while a process that adopts the table repairs it (`table/repair.rs`).
+//!
 //! A record with a `stamp` older than its slot's name is about an earlier vnic. Vnics in higher
 //! slots, or with ids of more than 112 bytes, have no name. An empty id stands for the network's
 //! other hosts. The counts of a bucket are the flows in their second bucket, and moves.
@@ -31,15 +33,18 @@ use crate::session::{
 
 /// Identifies the file: "BFLYSESS".
 pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"BFLYSESS");
-/// Number of the layout. 2: boot, host and names; times are CLOCK_BOOTTIME. 3: a keyed hash of two
-/// kinds, and its kind; buckets count moves.
-pub(super) const VERSION: u64 = 3;
+/// Returns the version of the table in a layout of all parts. 2: boot, host and names; times are
+/// CLOCK_BOOTTIME. 3, in the first layout: a keyed hash of two kinds, and its kind; buckets count
+/// moves. A table stays when the layout is raised, and gets its version: each layout means the same
+/// by all that the one before has.
+pub(super) fn version(layout: u32) -> u64 {
+    u64::from(layout) + 2
+}
 
-/// Words of the header unit. The first line is never written again.
+/// Words of the header unit. Of the first line only the version is ever written again.
 pub(super) const HEAD_MAGIC: usize = 0;
 pub(super) const HEAD_VERSION: usize = 1;
 pub(super) const HEAD_CAPACITY: usize = 2;
-#[cfg(test)]
 pub(super) const HEAD_HASH_KEY: usize = 3;
 /// Number of slots with names.
 pub(super) const HEAD_SLOTS: usize = 7;
@@ -50,8 +55,11 @@ pub(super) const HEAD_FRESH: usize = 9;
 pub(super) const HEAD_USED: usize = 10;
 pub(super) const HEAD_BOOT: usize = 11;
 pub(super) const HEAD_HOST: usize = 13;
-/// Number of a [`super::hash::HashKind`].
+/// Number of a [`super::hash::HashKind`], and [`REPAIRING`].
 pub(super) const HEAD_HASH: usize = 15;
+/// Stands in the header from the first store of a repair to the last: a process that finds it
+/// repairs again. A process that does not know it sees a hash that it does not have.
+pub(super) const REPAIRING: u64 = 1 << 32;
 
 /// Most records of a table: an index fits in its part of an entry's word.
 pub(crate) const MAX_SESSIONS: u32 = 1 << 24;
@@ -125,7 +133,8 @@ pub(super) fn header(layout: &Layout, hasher: &Hasher, here: Here) -> [u64; 16] 
     let Here { boot: [b0, b1], host: [h0, h1] } = here;
     let HashKey([k0, k1, k2, k3]) = hasher.key();
     let (capacity, slots) = (layout.capacity.into(), layout.slots.into());
-    [MAGIC, VERSION, capacity, k0, k1, k2, k3, slots, 0, 0, 0, b0, b1, h0, h1, hasher.kind() as u64]
+    let version = version(butterfly_layout::in_force());
+    [MAGIC, version, capacity, k0, k1, k2, k3, slots, 0, 0, 0, b0, b1, h0, h1, hasher.kind() as u64]
 }
 
 #[cfg(test)]

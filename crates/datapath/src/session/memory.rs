@@ -13,7 +13,7 @@ mod real {
 
     pub(crate) use butterfly_mem::{
         cpu::prefetch,
-        units::{Left, Unit, Units, UnitsError},
+        units::{Fate, Left, Unit, Units, UnitsError},
     };
 
     /// Tries for a lock: its holder needs some hundred cycles, unless it is interrupted.
@@ -44,7 +44,7 @@ mod model {
     use std::{ops::Deref, path::Path};
 
     use butterfly_mem::units::Memory;
-    pub(crate) use butterfly_mem::units::{Left, UnitsError};
+    pub(crate) use butterfly_mem::units::{Fate, Left, UnitsError};
     pub(crate) use loom::{
         hint::spin_loop,
         sync::atomic::{AtomicU64, fence},
@@ -69,6 +69,8 @@ mod model {
     pub(crate) struct Units(Vec<Unit>);
 
     impl Units {
+        pub fn map_ahead(&self, _: std::ops::Range<usize>) {}
+
         pub fn anonymous(len: usize) -> Result<Units, UnitsError> {
             Ok(Units((0..len).map(|_| Unit(std::array::from_fn(|_| AtomicU64::new(0)))).collect()))
         }
@@ -76,9 +78,13 @@ mod model {
         pub fn file(
             len: usize,
             _name: &str,
-            _look: impl FnMut(&Path, Option<&Left>),
+            _look: impl FnMut(&Path, Option<&Left>) -> Fate,
         ) -> Result<Units, UnitsError> {
             Units::anonymous(len)
+        }
+
+        pub fn adopted(&self) -> bool {
+            false
         }
 
         pub fn memory(&self) -> Memory {

@@ -4,7 +4,11 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use butterfly_model::NicId;
 
-use crate::session::memory::{AtomicU64, Unit, fence};
+use crate::session::{
+    memory::{AtomicU64, Unit, fence},
+    pen::{Died, Pen},
+    record::FIRST_STAMP,
+};
 
 const BORN: usize = 0;
 /// VNI 32, length of the id 32.
@@ -23,8 +27,12 @@ pub(crate) struct Name {
     pub born: u32,
 }
 
-/// Writes the vnic of a slot. A process that dies in the middle leaves an empty slot.
+/// Writes the vnic of a slot. A process that dies in the middle leaves an empty slot. The name that
+/// is there already is not written again: an adopted vnic keeps its sessions at any moment.
 pub(super) fn write(unit: &Unit, name: Option<&Name>) {
+    if name.is_some() && read_unit(unit).as_ref() == name {
+        return;
+    }
     let word = |at: usize| unit.0.get(at);
     let store = |at, value| {
         let _ = word(at).map(|word: &AtomicU64| word.store(value, Relaxed));
@@ -41,6 +49,17 @@ pub(super) fn write(unit: &Unit, name: Option<&Name>) {
     if let Some(word) = word(BORN) {
         word.store(name.born.into(), Release);
     }
+}
+
+/// Returns the vnic of a slot, as [`read`].
+pub(super) fn read_unit(unit: &Unit) -> Option<Name> {
+    read(&std::array::from_fn(|at| unit.0.get(at).map_or(0, |word| word.load(Relaxed))))
+}
+
+/// Has the vnic of a slot begin with the first version; empties the slot if its name is impossible.
+pub(super) fn begin_again(unit: &Unit, name: Option<&Name>, pen: &mut Pen) -> Result<(), Died> {
+    let Some(word) = unit.0.get(BORN) else { return Ok(()) };
+    pen.write(word, if name.is_some() { FIRST_STAMP.into() } else { 0 })
 }
 
 /// Reads the vnic of a slot; `None` if the slot is empty or its name is impossible.

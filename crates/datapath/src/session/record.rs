@@ -6,6 +6,7 @@ use crate::ip::tcp::{TcpState, Track};
 use crate::session::{
     key::Key,
     memory::{AtomicU64, LOOKS, Unit, fence, spin_loop, yield_now},
+    pen::{Died, Pen},
     state::{State, tcp_state},
 };
 
@@ -28,6 +29,23 @@ pub(crate) struct Life {
     pub now: u32,
     pub state: State,
     pub track: Track,
+    pub past: Past,
+}
+
+/// History of a session on another host, before it came here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Past {
+    /// Seconds since it was made, and since its last frame.
+    pub age: u32,
+    pub idle: u32,
+    /// Packets and bytes, of the opener and of the other end.
+    pub packets: [u64; 2],
+    pub bytes: [u64; 2],
+}
+
+impl Past {
+    /// Of a session that begins.
+    pub const NONE: Past = Past { age: 0, idle: 0, packets: [0; 2], bytes: [0; 2] };
 }
 
 // The first line: sequence number (high half; its own high half also counts the sessions that were
@@ -51,6 +69,12 @@ const PACKETS: u64 = (1 << 48) - 1;
 /// ICMP errors about a UDP session that pass per second without a rule: nothing that they quote is
 /// hard to guess.
 const ERRORS_PER_SECOND: u32 = 4;
+
+/// Stamp of adopted sessions: the first version of a policy, older than every decision of this
+/// process.
+pub(crate) const FIRST_STAMP: u32 = 1;
+/// Stamp of sessions that a repair found good, until all are. No process decides under it.
+pub(super) const FOUND_GOOD: u32 = 0;
 
 /// Track of a session that is not TCP.
 pub(crate) const NO_TRACK: Track = Track {
@@ -196,13 +220,16 @@ impl<'a> Record<'a> {
 
     fn set_line2(&self, life: &Life) {
         self.store_track(&life.track);
-        for at in COUNTERS..COUNTERS + 4 {
-            self.word(at).store(0, Relaxed);
+        let Past { age, idle, packets: [opener, other], bytes } = life.past;
+        // Second 0 is that of no session.
+        let made = u64::from(life.now.saturating_sub(age).max(1));
+        self.word(COUNTERS).store(made << 48 | opener & PACKETS, Relaxed);
+        self.word(COUNTERS + 2).store(made >> 16 << 48 | other & PACKETS, Relaxed);
+        for (at, bytes) in [COUNTERS + 1, COUNTERS + 3].into_iter().zip(bytes) {
+            self.word(at).store(bytes, Relaxed);
         }
-        let made = u64::from(life.now);
-        self.word(COUNTERS).store(made << 48, Relaxed);
-        self.word(COUNTERS + 2).store(made >> 16 << 48, Relaxed);
-        self.store_seen(life.now, life.state, &life.track);
+        let seen = life.now.saturating_sub(idle).max(made as u32);
+        self.store_seen(seen, life.state, &life.track);
     }
 
     /// Replaces the admission of the session. Its key stays.
@@ -258,6 +285,25 @@ impl<'a> Record<'a> {
     fn set_cells(&self, admission: Admitted) {
         let [egress, ingress] = admission.cells;
         self.word(CELLS).store(u64::from(egress) << 32 | u64::from(ingress), Relaxed);
+    }
+
+    /// Writes another stamp, and no cells. Repair only: no thread reads the record.
+    pub(super) fn restamp(&self, stamp: u32, pen: &mut Pen) -> Result<(), Died> {
+        pen.write(self.word(CELLS), 0)?;
+        let sequence = self.word(SEQUENCE);
+        pen.write(sequence, sequence.load(Relaxed) & !0xffff_ffff | u64::from(stamp))
+    }
+
+    /// Frees the record, whatever is in it, before another free one. Repair only: no thread reads
+    /// the record.
+    pub(super) fn clear(&self, next: u32, pen: &mut Pen) -> Result<(), Died> {
+        pen.write(self.word(KEY + 5), 0)?;
+        let sequence = self.word(SEQUENCE);
+        let before = sequence.load(Relaxed);
+        if before & ODD != 0 {
+            pen.write(sequence, before.wrapping_add(ODD))?;
+        }
+        pen.write(self.word(CELLS), next.into())
     }
 
     /// Returns the index of the next free record plus one, while this one is free.
@@ -399,7 +445,12 @@ mod tests {
     };
 
     fn write(record: &Record<'_>) {
-        let life = Life { now: 0x9abc_def0, state: State::Tcp(TRACK.state), track: TRACK };
+        let life = Life {
+            now: 0x9abc_def0,
+            state: State::Tcp(TRACK.state),
+            track: TRACK,
+            past: Past::NONE,
+        };
         record.write(&key(), ADMISSION, &life);
     }
 
@@ -508,7 +559,7 @@ mod tests {
     fn four_errors_in_a_second_and_nothing_else_is_touched() {
         let unit = Unit::default();
         let record = Record::of(&unit);
-        let life = Life { now: 100, state: State::UdpNew, track: NO_TRACK };
+        let life = Life { now: 100, state: State::UdpNew, track: NO_TRACK, past: Past::NONE };
         record.write(&key(), ADMISSION, &life);
         record.count(0, 1, 10);
         record.count(1, 2, 20);

@@ -195,6 +195,12 @@ impl State {
 }
 
 impl Timeouts {
+    /// Returns the time-outs of a switch that picks up connections for so many seconds: as long as
+    /// it may pick one up, it remembers the cut ones.
+    pub(crate) fn with_pickup(self, tcp_pickup: u32) -> Timeouts {
+        Timeouts { tcp_cut: self.tcp_cut.max(tcp_pickup), ..self }
+    }
+
     /// Returns the seconds that a state lasts.
     #[inline(always)]
     pub(crate) const fn of(&self, state: State) -> u32 {

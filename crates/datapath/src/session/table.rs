@@ -15,23 +15,28 @@ mod audit;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
 mod relocate;
+mod repair;
 #[cfg(all(test, not(feature = "loom")))]
 mod stress;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
+#[cfg(all(any(test, feature = "harness"), not(feature = "loom")))]
+mod whole;
 
 use std::{
     path::Path,
     sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
+use butterfly_point::{Point, pass};
+
 use crate::ip::tcp::TcpState;
 use crate::session::{
     hash::{HashKey, Hasher},
     key::Key,
-    layout::{self, HEAD_FREE, HEAD_FRESH, HEAD_USED, Here, Layout},
+    layout::{self, HEAD_FREE, HEAD_FRESH, HEAD_HASH_KEY, HEAD_USED, HEAD_VERSION, Here, Layout},
     memory::{
-        AtomicU64, BUCKET_WORDS, LOOKS_AGAIN, Left, PATIENCE, Unit, Units, UnitsError, fence,
+        AtomicU64, BUCKET_WORDS, Fate, LOOKS_AGAIN, Left, PATIENCE, Unit, Units, UnitsError, fence,
         prefetch, spin_loop, zero,
     },
     names::{self, Name},
@@ -58,6 +63,9 @@ const NEIGHBOURS: u64 = 16;
 /// them.
 const SEARCHED: u64 = 256;
 const LOOKED_AT: u32 = 64;
+
+/// Records that are fetched ahead where all are walked.
+const RECORDS_AHEAD: u32 = 16;
 
 /// Reason for which a session was not made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -140,23 +148,34 @@ impl Table {
         Ok(Table::of(Units::anonymous(layout.len)?, &layout, other.hasher))
     }
 
-    /// Makes a table of `capacity` records in a file with this name. Removes an older file after
-    /// `look` has seen it.
+    /// Makes a table of `capacity` records in a file with this name. `look` says what becomes of an
+    /// older file: one that is adopted must have this size, and is repaired by the caller.
     pub fn in_file(
         capacity: u32,
         name: &str,
         hash_key: HashKey,
         here: Here,
-        look: impl FnMut(&Path, Option<&Left>),
+        look: impl FnMut(&Path, Option<&Left>) -> Fate,
     ) -> Result<Table, UnitsError> {
         let layout = Layout::new(capacity, true);
-        let hasher = Hasher::new(hash_key);
+        let mut hasher = Hasher::new(hash_key);
         let table = Table::of(Units::file(layout.len, name, look)?, &layout, hasher);
+        if table.units.adopted() {
+            let key = |at: usize| table.head().word(HEAD_HASH_KEY + at).load(Relaxed);
+            hasher = Hasher::new(HashKey(std::array::from_fn(key)));
+            return Ok(Table { hasher, ..table });
+        }
         // The identifying word is written last: without it, the file does not count as a table.
         for (at, word) in layout::header(&layout, &hasher, here).into_iter().enumerate().rev() {
             table.head().word(at).store(word, Release);
         }
         Ok(table)
+    }
+
+    /// Gives the table the version of the layout in force.
+    pub fn follow_layout(&self) {
+        let version = layout::version(butterfly_layout::in_force());
+        self.head().word(HEAD_VERSION).store(version, Release);
     }
 
     fn of(units: Units, layout: &Layout, hasher: Hasher) -> Table {
@@ -239,6 +258,14 @@ impl Table {
     #[inline(always)]
     pub fn record(&self, index: u32) -> Record<'_> {
         Record::of(self.units.get(1 + index as usize).unwrap_or_else(|| zero()))
+    }
+
+    /// Fetches a record that is looked at soon, while they are walked in their order. The processor
+    /// fetches ahead by itself, but not beyond a page.
+    fn fetch_ahead(&self, index: u32) {
+        let record = self.record((index + RECORDS_AHEAD).min(self.capacity - 1));
+        prefetch(record.word(0));
+        prefetch(record.word(8));
     }
 
     /// Fetches the bucket of a flow.
@@ -428,6 +455,7 @@ impl Table {
             }
         };
         self.record(index).write(key, admission, life);
+        pass(Point::SessionWritten);
         if !first.words.as_ptr_range().contains(&std::ptr::from_ref(place))
             && let Some(word) = first.words.first()
         {
@@ -435,7 +463,9 @@ impl Table {
         }
         // Counted before any thread can find it and remove it again: the count is never below zero.
         self.head().word(HEAD_USED).fetch_add(1, Relaxed);
+        pass(Point::SessionCounted);
         place.store(entry(hash, index), Release);
+        pass(Point::SessionLinked);
         Ok(index)
     }
 
@@ -524,6 +554,7 @@ impl Table {
 
     fn take_out(&self, locked: &Locked<'_>, word: &AtomicU64, index: u32, key: &Key) {
         word.store(0, Release);
+        pass(Point::SessionUnlinked);
         self.record(index).erase();
         let home = self.bucket(Self::first(self.hash(key)));
         // It was in its second bucket.
@@ -600,6 +631,7 @@ impl Table {
     pub fn for_each(&self, mut visit: impl FnMut(u32, Record<'_>, Key, Admitted)) {
         let fresh = self.head().word(HEAD_FRESH).load(Acquire).min(self.capacity.into());
         for index in 0..fresh as u32 {
+            self.fetch_ahead(index);
             let record = self.record(index);
             if let Some((key, admission)) = record.read_surely() {
                 visit(index, record, key, admission);

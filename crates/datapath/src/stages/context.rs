@@ -7,8 +7,8 @@ use butterfly_vhost::ring::Frames;
 use crate::engine::tap::{Tap, TapNotes};
 use crate::engine::writer::Writer;
 use crate::engine::{
-    batch::Exits, budget::Budget, clock::Clock, last_drops::Dropped, reason::DropReason,
-    tap::Selection,
+    batch::Exits, budget::Budget, clock::Clock, last_drops::Dropped, place::NetworkRef,
+    reason::DropReason, tap::Selection,
 };
 use crate::overlay::Tunnel;
 use crate::session::{Shares, Table, Timeouts};
@@ -76,18 +76,20 @@ impl<'a> Context<'a> {
         self.watched.map(|watched| Tap::of(watched, self.notes, self.worker))
     }
 
-    /// Returns the network by which a frame of the batch leaves.
+    /// Returns the network by which a frame of the batch leaves. A frame whose network does not
+    /// exist leaves by none: `forward` drops it.
     #[inline(always)]
     pub fn exit(&self, exits: Exits<'_>, index: usize) -> &'a Network {
         match exits.of(index) {
             None => self.entry,
-            Some(place) => self.other(place),
+            Some(exit) => self.other(exit).unwrap_or(self.entry),
         }
     }
 
+    /// Returns a network to which a frame crossed, if it exists.
     #[cold]
-    fn other(&self, place: u32) -> &'a Network {
-        self.snapshot.networks.get(place).map_or(self.entry, |network| network)
+    pub fn other(&self, exit: NetworkRef) -> Option<&'a Network> {
+        self.snapshot.networks.get(exit.0).map(|network| &**network)
     }
 
     /// Returns the other hosts of a network, unless the frames come from other hosts: nothing that

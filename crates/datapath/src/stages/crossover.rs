@@ -29,7 +29,7 @@ impl Stage for Crossover {
 
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn crossover(batch: &mut Batch<'_>, context: &Context<'_>) {
-    let Some(exit) = context.snapshot.by_vni.get(&(context.entry.vni | 1)).copied() else { return };
+    let Some(exit) = context.snapshot.network_ref(context.entry.vni | 1) else { return };
     for index in 0..batch.frames.len() {
         if batch.frames.head(index).get(12..14) == Some(&CROSSES) {
             batch.cross(index, exit);

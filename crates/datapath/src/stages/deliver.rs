@@ -73,6 +73,12 @@ drop_reasons! { 5;
         remedy: "give the machine's memory back end `prealloc=on`, and the host enough memory for its machines; `butterfly nic show NIC` tells how many pages that were",
         charged: "the receiver",
     }
+    /// The receiving vnic is held: the switch ended twice while it touched the vnic's rings.
+    HELD = "held" {
+        cause: "a fault of the switch that something in the machine sets off, by what it sends or by the buffers that it offers",
+        remedy: "`butterfly nic show NIC` tells why and for how long; `butterfly nic release NIC` lets it go at once; please report it, with the log of the daemon that ended",
+        charged: "the receiver",
+    }
     /// The vnic floods more than its share.
     FLOOD_LIMIT = "flood-limit" {
         cause: "a loop inside the machine, or a scan of addresses that nobody has",
@@ -103,6 +109,7 @@ impl From<NotDelivered> for DropReason {
         match why {
             NotDelivered::Full => RING_FULL,
             NotDelivered::NotReady => NOT_ATTACHED,
+            NotDelivered::Held => HELD,
             NotDelivered::TooLarge => RX_TOO_LARGE,
             NotDelivered::BadChain => RX_BAD_CHAIN,
             NotDelivered::Slow => RX_SLOW,
@@ -229,7 +236,7 @@ pub(crate) fn deliver<O: Outlet>(
         // Frames from other hosts stay: the worker holds the uplink while it serves it.
         Some(tunnel)
             if (planned.tunnelled || planned.floods)
-                && (context.remote().is_some() || leaves_by_another(&batch, context)) =>
+                && (context.remote().is_some() || may_leave_by_another(&batch, context)) =>
         {
             leave(&batch, context, tunnel, departures, turn, outlet)
         }
@@ -267,9 +274,9 @@ pub(crate) fn deliver<O: Outlet>(
     (receivers.iter().max_by_key(|receiver| receiver.frames).map(|receiver| receiver.slot), done)
 }
 
-/// Returns whether a frame crosses to a network that has other hosts.
+/// Returns whether a frame crossed to a network that may have other hosts.
 #[inline(always)]
-fn leaves_by_another(batch: &Batch<'_>, context: &Context<'_>) -> bool {
+fn may_leave_by_another(batch: &Batch<'_>, context: &Context<'_>) -> bool {
     batch.exits().any() && !context.sender.is_trunk()
 }
 

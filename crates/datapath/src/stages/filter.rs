@@ -37,7 +37,9 @@ use room::SessionNotes;
 pub(crate) use room::{FilterRoom, Judged};
 use room::{Flow, Path};
 pub(crate) use session_of::session_of;
-pub(crate) use share::{full_shares, may_give_way, released, rests};
+pub(crate) use share::{
+    counted, full_shares, has_room, may_give_way, opener_number, released, rests,
+};
 pub(crate) use slow::{admits_flooded, note_flooded, rule_port, rules_say};
 
 /// Decides by sessions and rules. Its scratch says which vnics may have floods.
@@ -50,6 +52,10 @@ impl Stage for Filter {
 
     fn scratch(config: &StageConfig<'_>) -> FilterRoom {
         FilterRoom::new(config.timeouts)
+    }
+
+    fn retime(scratch: &mut FilterRoom, config: &StageConfig) {
+        scratch.retime(config.timeouts);
     }
 
     #[inline(always)]

@@ -99,6 +99,34 @@ fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
         decide(metas, context.entry, context)
     };
     batch.floods = floods;
+    if context.sender.is_trunk() && context.entry.relays(context.now) {
+        pass_on(batch, context);
+    }
+}
+
+/// Has frames passed on that other hosts sent to a vnic whose machine left for another host a
+/// moment ago. What came from that host, or was passed on before, stays.
+#[cold]
+#[inline(never)]
+fn pass_on(batch: &mut Batch<'_>, context: &Context<'_>) {
+    let mut relays = false;
+    for meta in batch.parts().1 {
+        let Verdict::Deliver(slot) = meta.verdict else { continue };
+        let Some(vnic) = context.snapshot.vnics.get(slot).filter(|vnic| is_away(vnic)) else {
+            continue;
+        };
+        let to = vnic.shared.relay.to(context.now).filter(|to| {
+            ![*to, PeerRef::PASSED_ON].contains(&meta.peer)
+                && context.tunnel.is_some_and(|tunnel| tunnel.peers.get(*to).is_some())
+        });
+        let Some(to) = to else { continue };
+        meta.verdict = Verdict::Tunnel(to);
+        relays = true;
+        if let Some(cells) = vnic.shared.counters.of(context.worker) {
+            cells.add(Counter::PassedOn, 1);
+        }
+    }
+    batch.relays = relays;
 }
 
 /// Decides frames of which some leave by other networks.
@@ -107,7 +135,19 @@ fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
 fn crossing(metas: &mut [Meta], exits: Exits<'_>, context: &Context<'_>) -> bool {
     let each = metas.iter_mut().enumerate();
     each.fold(false, |floods, (index, meta)| {
-        decide(std::slice::from_mut(meta), context.exit(exits, index), context) | floods
+        let exit = match exits.of(index) {
+            None => Some(context.entry),
+            Some(exit) => context.other(exit),
+        };
+        match exit {
+            Some(exit) => decide(std::slice::from_mut(meta), exit, context) | floods,
+            None => {
+                if meta.verdict == Verdict::Undecided {
+                    meta.verdict = Verdict::Drop(NO_RECEIVER, context.sender.place.slot);
+                }
+                floods
+            }
+        }
     })
 }
 
@@ -149,25 +189,40 @@ fn decide(metas: &mut [Meta], exit: &Network, context: &Context<'_>) -> bool {
 /// Learns the source of a frame. The sender bypasses filters: a filtered one has no other source
 /// than its own by now.
 fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
+    if learn_source(meta.source, meta.peer, context)? == Learning::Refused {
+        refused(context);
+    }
+    Ok(())
+}
+
+/// Learns an address behind the context's sender, or behind a peer if that is a trunk. Addresses
+/// that need not be learnt count as known.
+#[inline]
+pub(crate) fn learn_source(
+    source: u64,
+    peer: PeerRef,
+    context: &Context<'_>,
+) -> Result<Learning, DropReason> {
     let Context { sender, entry: network, .. } = context;
     if let Some(owner) =
-        network.macs.get(meta.source).and_then(|owner| context.snapshot.vnics.get(owner))
+        network.macs.get(source).and_then(|owner| context.snapshot.vnics.get(owner))
         && !(sender.is_trunk() && is_away(owner))
     {
         // A local vnic's address is in its place. Only a vnic that is not filtered may lend it to
         // others.
-        return if owner.rules.bypass { Ok(()) } else { Err(MAC_CLAIMED) };
+        return if owner.rules.bypass { Ok(Learning::Known) } else { Err(MAC_CLAIMED) };
     }
-    if meta.source & GROUP_BIT != 0 || meta.source == 0 {
-        return Ok(()); // not the address of a station
+    if source & GROUP_BIT != 0 || source == 0 {
+        return Ok(Learning::Known); // not the address of a station
     }
     let behind = &sender.shared.learnt;
-    let (place, most) = match (sender.is_trunk(), meta.peer) {
+    let (place, most) = match (sender.is_trunk(), peer) {
         (false, _) => (sender.place, MAX_PER_VNIC),
+        // Its sender is behind another host than the one that it came from.
+        (true, PeerRef::PASSED_ON) => return Ok(Learning::Known),
         (true, PeerRef(0)) => {
             // Of a host for which the table of peers had no room.
-            refused(context);
-            return Ok(());
+            return Ok(Learning::Refused);
         }
         (true, PeerRef(peer)) => {
             (PortRef { slot: sender.place.slot, incarnation: peer }, MAX_PER_NETWORK)
@@ -177,8 +232,9 @@ fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
     let room = behind.load(Ordering::Relaxed) < most
         && held < MAX_PER_NETWORK
         && context.fdb.quota.has_room(held);
-    match context.fdb.learn(sender.vni, meta.source, place, context.now, room) {
-        Learning::Known => {}
+    let learning = context.fdb.learn(sender.vni, source, place, context.now, room);
+    match learning {
+        Learning::Known | Learning::Refused => {}
         Learning::New => {
             behind.fetch_add(1, Ordering::Relaxed);
             context.fdb.quota.take(&network.learnt);
@@ -189,9 +245,8 @@ fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
                 vnic.shared.learnt.fetch_sub(1, Ordering::Relaxed);
             }
         }
-        Learning::Refused => refused(context),
     }
-    Ok(())
+    Ok(learning)
 }
 
 /// Returns whether the machine of a vnic does not run here. It may be on another host, from which a
@@ -270,4 +325,48 @@ fn on_another_host(destination: u64, exit: &Network, context: &Context<'_>) -> O
     let place = context.fdb.lookup(exit.vni, destination, context.now)?;
     let remote = exit.remote.as_ref().filter(|remote| remote.slot == place.slot);
     remote.and_then(|_| known_peer(place, context)).map(Verdict::Tunnel)
+}
+
+#[cfg(test)]
+mod tests {
+    use butterfly_packet::build;
+    use butterfly_vhost::ring::{FrameStore, Frames};
+
+    use super::*;
+    use crate::engine::{batch::Metas, place::NetworkRef, tap::TapNotes, writer::WorkerId};
+    use crate::harness::Host;
+    use crate::world::policy::VnicPolicy;
+
+    /// A frame for a network that does not exist is dropped. It does not stay in that by which it
+    /// came.
+    #[test]
+    fn a_network_that_is_gone_gets_nothing_and_neither_does_another() {
+        let mac = |n: u8| Mac([2, 0, 0, 0, 0, n]);
+        let mut host = Host::new().unwrap();
+        for n in 1..=2 {
+            let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+            host.vnic(&format!("v{n}"), mac(n), 7, &policy).unwrap();
+        }
+        let (plane, _) = host.inside();
+        let snapshot = plane.shared.snapshot.load_full();
+        let (id, notes) = (WorkerId::new(0), TapNotes::default());
+        let (sender, entry) = (snapshot.vnics.get(0).unwrap(), snapshot.network(7).unwrap());
+        let context = plane.shared.context(&snapshot, sender, entry, id.writer(), &notes);
+        for (to, stays) in
+            [(mac(2), Verdict::Deliver(1)), (Mac::BROADCAST, Verdict::Flood { unknown: false })]
+        {
+            let frame = build::ethernet(mac(1), to).payload(0x88b5, &[0; 46]);
+            let verdict = |exit: Option<NetworkRef>| {
+                let (mut store, mut metas) = (FrameStore::default(), Metas::new());
+                let frames = Frames::private(&mut store, std::iter::once(frame.as_slice()));
+                let mut batch = Batch::new(frames, &mut metas);
+                crate::stages::headers::Headers::run(&mut batch, &context, &mut ());
+                exit.into_iter().for_each(|exit| batch.cross(0, exit));
+                Forward::run(&mut batch, &context, &mut ());
+                batch.metas()[0].verdict
+            };
+            assert_eq!(verdict(None), stays);
+            assert_eq!(verdict(Some(NetworkRef(999))), Verdict::Drop(NO_RECEIVER, 0));
+        }
+    }
 }

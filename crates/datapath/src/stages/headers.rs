@@ -116,7 +116,8 @@ fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
         }
     }
     if classify {
-        batch.was_read(unusual);
+        batch.unusual = unusual;
+        batch.was_read();
     }
 }
 

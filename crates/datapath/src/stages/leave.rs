@@ -134,7 +134,7 @@ impl<'a, 'c, O: Outlet> Sending<'a, 'c, O> {
         way: Way<'a, impl Fn(usize) -> bool>,
         turn: &Turn,
     ) {
-        let Some(remote) = self.context.remote_of(way.exit) else { return };
+        let Some(remote) = &way.exit.remote else { return };
         self.trunk = self.context.snapshot.vnics.get(remote.slot).map(|vnic| &**vnic);
         self.vni = way.exit.vni;
         self.current = None;
@@ -265,7 +265,13 @@ impl<O: Outlet> Sending<'_, '_, O> {
 
     /// Returns the outer header for a destination; `None` if the next hop is not known.
     fn header(&self, to: To) -> Option<Outer> {
-        Outer::new(&self.tunnel.source, self.target(to)?, self.vni)
+        self.outer(self.target(to)?)
+    }
+
+    /// Returns the outer header with these addresses. What came from another host is passed on.
+    fn outer(&self, to: (Mac, IpAddr)) -> Option<Outer> {
+        let make = if self.context.sender.is_trunk() { Outer::passed_on } else { Outer::new };
+        make(&self.tunnel.source, to, self.vni)
     }
 
     /// Returns link and IP address of a destination; `None` if the next hop is not known.
@@ -438,7 +444,7 @@ impl<O: Outlet> Sending<'_, '_, O> {
             return Err(NO_NEIGHBOUR);
         }
         let target = (Mac::ZERO, crate::world::rules::address(peer.address()));
-        let outer = Outer::new(&self.tunnel.source, target, self.vni).ok_or(NO_NEIGHBOUR)?;
+        let outer = self.outer(target).ok_or(NO_NEIGHBOUR)?;
         let head = frames.head(index);
         let parts = whole(head, meta, len);
         let fields = outer.fields(len, source_port(head), self.next_identification());
@@ -562,6 +568,6 @@ pub(crate) fn not_sent(why: NotDelivered) -> DropReason {
     match why {
         NotDelivered::Full | NotDelivered::Slow | NotDelivered::Resting => UPLINK_FULL,
         NotDelivered::TooLarge => TOO_BIG,
-        NotDelivered::NotReady | NotDelivered::BadChain => UPLINK_DOWN,
+        NotDelivered::NotReady | NotDelivered::Held | NotDelivered::BadChain => UPLINK_DOWN,
     }
 }

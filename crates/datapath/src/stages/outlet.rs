@@ -7,6 +7,7 @@ use std::{
     sync::{Arc, MutexGuard},
 };
 
+use butterfly_mem::blackbox::Line;
 use butterfly_vhost::{
     net::Features,
     ring::{CallFd, Delivery, Frames, NotDelivered, RxRing},
@@ -73,8 +74,9 @@ pub(crate) trait Receive {
     fn show(&mut self) -> Option<Arc<CallFd>>;
 }
 
-/// Rings of guests, and the uplink.
-pub(crate) struct Rings;
+/// Rings of guests, and the uplink. Each ring that is opened is noted in the worker's line.
+#[derive(Clone, Copy)]
+pub(crate) struct Rings(pub &'static Line);
 
 impl Outlet for Rings {
     type Ring = RxRing;
@@ -82,6 +84,11 @@ impl Outlet for Rings {
 
     #[inline(always)]
     fn open<'a>(&'a self, receiver: &'a Vnic) -> MutexGuard<'a, Option<RxRing>> {
+        self.0.write(receiver.place.slot);
+        #[cfg(debug_assertions)]
+        if !receiver.shared.port.is_held() {
+            crate::engine::fail_points::receiver(&receiver.id);
+        }
         receiver.shared.port.rx()
     }
 

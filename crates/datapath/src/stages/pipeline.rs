@@ -44,6 +44,11 @@ macro_rules! pipeline {
             pub fn new(config: &StageConfig<'_>) -> Scratches {
                 Scratches { $($(#[$when])? $field: <$stage as Stage>::scratch(config)),+ }
             }
+
+            /// Gives all stages other settings.
+            pub fn retime(&mut self, config: &StageConfig<'_>) {
+                $($(#[$when])? <$stage as Stage>::retime(&mut self.$field, config);)+
+            }
         }
 
         /// Runs all stages over a batch, in order.

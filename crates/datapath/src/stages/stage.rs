@@ -20,11 +20,16 @@ pub(crate) trait Stage {
     /// Allocates everything that the stage will ever need.
     fn scratch(config: &StageConfig) -> Self::Scratch;
 
+    /// Gives a scratch other settings, between two batches. Never allocates.
+    fn retime(scratch: &mut Self::Scratch, config: &StageConfig) {
+        let _ = (scratch, config);
+    }
+
     /// Decides. Never allocates, waits or does I/O.
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, scratch: &mut Self::Scratch);
 }
 
-/// Settings for which scratches are made.
+/// Settings for which scratches are made, and which may change later.
 pub(crate) struct StageConfig<'a> {
     /// Time-outs of sessions and fragments.
     pub timeouts: &'a Timeouts,

@@ -1,5 +1,9 @@
 //! Settings of a switch.
 
+use std::{collections::BTreeSet, sync::Arc};
+
+use butterfly_mem::blackbox::BlackBox;
+
 use crate::endpoint::open::TunnelSpec;
 use crate::session::{SessionConfig, Timeouts};
 
@@ -16,6 +20,10 @@ pub struct SwitchConfig {
     pub sessions: u32,
     /// Name of the file of the table of sessions; without one it is in the process's own memory.
     pub session_file: Option<String>,
+    /// True if the table of a process that died is adopted: its sessions go on with the vnics that
+    /// are declared again, with the id and the network that they had, until
+    /// [`crate::Switch::all_declared`].
+    pub adopt: bool,
     /// Percent of the table that one network may have; a vnic may have half of that.
     pub session_share: u32,
     /// Seconds after a guest attached in which its TCP connections may be picked up mid-stream.
@@ -26,11 +34,29 @@ pub struct SwitchConfig {
     pub no_offload: bool,
     /// The tunnel endpoint. Without it, networks end at this host.
     pub tunnel: Option<TunnelSpec>,
+    /// Lessons of processes before.
+    pub precautions: Precautions,
+}
+
+/// Lessons of processes before that ended by what a worker did, and the box for those of this one.
+#[derive(Clone, Debug, Default)]
+pub struct Precautions {
+    /// Box in which workers note whose rings they touch. With one, a worker that takes no turn any
+    /// more ends the process.
+    pub black_box: Option<Arc<BlackBox>>,
+    /// Ids of vnics whose rings are held.
+    pub held: BTreeSet<String>,
+    /// The rings of all vnics are held.
+    pub all_held: bool,
+    /// Frames from the uplink are not looked at.
+    pub uplink_held: bool,
+    /// The frames that a vhost-user uplink begins with are given back unseen.
+    pub skip_uplink: bool,
 }
 
 impl Default for SwitchConfig {
     fn default() -> Self {
-        let SessionConfig { capacity, file, share, tcp_pickup, timeouts, .. } =
+        let SessionConfig { capacity, file, adopt, share, tcp_pickup, timeouts, .. } =
             SessionConfig::default();
         SwitchConfig {
             core: None,
@@ -38,11 +64,13 @@ impl Default for SwitchConfig {
             fdb_ageing: 300,
             sessions: capacity,
             session_file: file,
+            adopt,
             session_share: share,
             tcp_pickup,
             timeouts,
             no_offload: false,
             tunnel: None,
+            precautions: Precautions::default(),
         }
     }
 }

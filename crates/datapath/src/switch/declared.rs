@@ -27,6 +27,9 @@ pub struct VnicSpec {
     /// together with others that bypass filters as it does. The rest wait, get nothing and may send
     /// nothing until it is gone.
     pub order: u64,
+    /// Number that no other declaration has. A vnic that was deleted and declared again while no
+    /// daemon ran is another one, and its former guest is not its own.
+    pub birth: u64,
 }
 
 /// A vnic as it is declared, and its other side.

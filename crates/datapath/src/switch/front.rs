@@ -14,7 +14,10 @@ use butterfly_vhost::{
 };
 
 use crate::plane::AddError;
-use crate::switch::declared::VnicSpec;
+use crate::switch::{
+    declared::VnicSpec,
+    held::{Hold, tap_of},
+};
 
 /// Other side of a vnic.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +60,12 @@ fn failed(why: impl ToString) -> AddError {
 
 impl Front {
     /// Prepares the other side of a vnic.
-    pub(crate) fn prepare(&self, spec: &VnicSpec, host: HostFacts) -> Result<Ready, AddError> {
+    pub(crate) fn prepare(
+        &self,
+        spec: &VnicSpec,
+        host: HostFacts,
+        hold: Option<&Hold>,
+    ) -> Result<Ready, AddError> {
         match self {
             Front::Socket { role, path } => Ok(Ready::Socket { role: *role, path: path.clone() }),
             Front::Inside(machine) => {
@@ -68,8 +76,23 @@ impl Front {
                     mtu: host.mtu,
                     worker: host.worker,
                 };
-                machine.prepare(vnic).map(Ready::Inside).map_err(failed)
+                let name = tap_of(&spec.id, spec.birth);
+                let former = hold.and_then(|hold| hold.device(&name));
+                let ready = machine.prepare(vnic, former).map_err(failed)?;
+                if let (Some(hold), Some(device)) = (hold, ready.device()) {
+                    hold.keep_device(&name, device);
+                }
+                Ok(Ready::Inside(ready))
             }
+        }
+    }
+
+    /// Has the holder let go of it.
+    pub(crate) fn forget(&self, id: &str, birth: u64, hold: &Hold) {
+        match self {
+            Front::Socket { .. } => hold.forget(id),
+            Front::Inside(Machine::Tap { .. }) => hold.forget_device(&tap_of(id, birth)),
+            Front::Inside(_) => {}
         }
     }
 
@@ -143,7 +166,7 @@ fn try_machine(
         mtu: host.mtu,
         worker: host.worker,
     };
-    machine.prepare(vnic).map(drop).map_err(failed)
+    machine.prepare(vnic, None).map(drop).map_err(failed)
 }
 
 /// Returns the address of a vnic that the daemon's own guest uses.
@@ -156,17 +179,23 @@ impl Ready {
     /// measurements.
     pub fn open(
         self,
-        name: &str,
+        spec: &VnicSpec,
         port: Arc<Port>,
         offered: Features,
         events: Arc<dyn DeviceEvents>,
         told: butterfly_guest::Told,
+        hold: Option<&Hold>,
     ) -> Result<OpenedFront, AddError> {
+        let name = &*spec.id;
         match self {
             Ready::Socket { role, path } => {
                 let config =
                     DeviceConfig { name: name.to_owned(), role, path, port, offered, events };
-                Ok(OpenedFront { device: Device::start(config).map_err(failed)?, guest: None })
+                let device = match hold {
+                    Some(hold) => hold.open(name, spec.birth, config)?,
+                    None => Device::start(config).map_err(failed)?,
+                };
+                Ok(OpenedFront { device, guest: None })
             }
             Ready::Inside(machine) => {
                 let (device, connection, farewell) =

@@ -2,7 +2,10 @@
 
 use std::{
     os::fd::BorrowedFd,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use butterfly_vhost::{control::DeviceEvents, net::Features, port::PortEvents};
@@ -20,6 +23,8 @@ pub(super) struct VnicLink {
     pub(super) events: Arc<dyn SwitchEvents>,
     pub(super) shared: Arc<VnicShared>,
     pub(super) plane: Arc<Plane>,
+    /// A former front end is being taken up, for which nothing happens.
+    pub(super) quiet: AtomicBool,
 }
 
 impl PortEvents for VnicLink {
@@ -33,21 +38,42 @@ impl PortEvents for VnicLink {
 }
 
 impl VnicLink {
+    /// Gives up the addresses of a machine that was about to leave for another host and stopped.
+    fn may_have_left(&self) {
+        if self.shared.leaving.load(Ordering::Relaxed) {
+            self.attachment.vnic().into_iter().for_each(|place| self.plane.left(place));
+        }
+    }
+
     fn happened(&self, what: Happening<'_>) {
+        if self.quiet.load(Ordering::Relaxed) {
+            return;
+        }
         self.events.happened(About { nic: Some(&self.id), vni: Some(self.vni) }, what);
     }
 }
 
 impl DeviceEvents for VnicLink {
     fn attached(&self) {
-        self.shared.attached.store(self.plane.shared.clock.now(), Ordering::Relaxed);
+        self.shared.guest_came(self.plane.shared.clock.now());
         self.shared.presence.came();
         self.happened(Happening::Attached);
+    }
+
+    fn resuming(&self, under_way: bool) {
+        self.quiet.store(under_way, Ordering::Relaxed);
+    }
+
+    fn resumed(&self) {
+        // This guest did not come, it was here. The next one is one like any other.
+        self.shared.inherits.store(false, Ordering::Relaxed);
+        self.shared.presence.came();
     }
 
     fn detached(&self, reason: &str) {
         self.shared.driving.store(false, Ordering::Relaxed);
         self.shared.presence.went();
+        self.may_have_left();
         self.happened(Happening::Detached(reason));
     }
 
@@ -59,8 +85,8 @@ impl DeviceEvents for VnicLink {
         self.shared.driving.store(both, Ordering::Relaxed);
         if both {
             self.attachment.vnic().into_iter().for_each(|place| self.plane.is_here(place));
-        } else if self.shared.leaving.load(Ordering::Relaxed) {
-            self.shared.elsewhere.store(true, Ordering::Relaxed);
+        } else {
+            self.may_have_left();
         }
         self.happened(Happening::Driving(both));
     }

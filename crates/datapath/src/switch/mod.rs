@@ -1,13 +1,17 @@
 //! The switch: starts and ends the threads of a host, and has its vnics.
 
+mod checkpoint;
 pub(crate) mod config;
 pub(crate) mod declared;
 pub(crate) mod fdb;
 pub(crate) mod front;
+pub(crate) mod held;
 mod link;
 pub(crate) mod peers;
+mod precautions;
 pub(crate) mod pulse;
 pub(crate) mod reports;
+mod settings;
 pub(crate) mod status;
 mod threads;
 mod vnics;
@@ -15,20 +19,31 @@ mod vnics;
 use std::{
     collections::BTreeMap,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::Ordering::{self, Relaxed},
+    },
     thread::JoinHandle,
 };
 
+use butterfly_mem::blackbox::{BlackBox, signals};
+use butterfly_vhost::control::Device;
 use rustix::thread::CpuSet;
 
-use crate::endpoint::side::EndpointSide;
+use crate::endpoint::{
+    open::{Outlasting, end_former, open},
+    side::EndpointSide,
+};
 use crate::engine::events::SwitchEvents;
 use crate::plane::{Plane, PlaneConfig};
+use crate::report::watch::Watch;
 use crate::report::workers::{WorkerReport, worker};
-use crate::session::{SessionConfig, Timeouts};
+use crate::session::SessionConfig;
 use crate::switch::{
     config::SwitchConfig,
     declared::Declared,
+    held::{Hold, UPLINK},
+    precautions::{HeldRings, heed, watch_workers},
     threads::{housekeeping, work},
 };
 use crate::worker::Worker;
@@ -40,42 +55,61 @@ pub struct Switch {
     events: Arc<dyn SwitchEvents>,
     config: SwitchConfig,
     core: Option<usize>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// The holder of sockets, if they outlast this process.
+    hold: Option<Hold>,
     pub(crate) side: Option<EndpointSide>,
     /// Held while peers change.
     pub(crate) changing_peers: Mutex<()>,
+    /// Vnics whose rings are held.
+    held: Mutex<HeldRings>,
 }
 
 impl Switch {
-    /// Starts the workers.
+    /// Makes a switch, and has it [go](Switch::go).
     pub fn start(
         config: SwitchConfig,
+        events: Arc<dyn SwitchEvents>,
+    ) -> Result<Switch, std::io::Error> {
+        let switch = Switch::prepare(config, None, events)?;
+        switch.go()?;
+        Ok(switch)
+    }
+
+    /// Makes a switch in which nothing moves until it is told to [go](Switch::go). What is declared
+    /// before is all in force when the first frame passes. With `hold`, sockets and devices outlast
+    /// this process, and those of a dead one are taken up by who declares them again.
+    pub fn prepare(
+        config: SwitchConfig,
+        hold: Option<Hold>,
         events: Arc<dyn SwitchEvents>,
     ) -> Result<Switch, std::io::Error> {
         let sessions = SessionConfig {
             capacity: config.sessions,
             file: config.session_file.clone(),
+            adopt: config.adopt,
             share: config.session_share,
             tcp_pickup: config.tcp_pickup,
-            timeouts: Timeouts {
-                tcp_cut: config.timeouts.tcp_cut.max(config.tcp_pickup),
-                ..config.timeouts
-            },
+            timeouts: config.timeouts.with_pickup(config.tcp_pickup),
             ..SessionConfig::default()
         };
-        let opened = config
-            .tunnel
-            .as_ref()
-            .map(crate::endpoint::open::open)
-            .transpose()?
-            .map(|opened| opened.split());
+        let black_box = config.precautions.black_box.clone();
+        let black_box = black_box.unwrap_or_else(|| Arc::new(BlackBox::nowhere()));
+        let outlasting = hold.as_ref().map(|hold| hold as &dyn Outlasting);
+        if config.tunnel.is_none() {
+            outlasting.into_iter().for_each(end_former);
+        }
+        let opened = config.tunnel.as_ref().map(|spec| open(spec, outlasting)).transpose()?;
+        let opened = opened.map(|opened| opened.split());
         let (tunnel, rest) = opened.unzip();
         let plane = Arc::new(Plane::new(PlaneConfig {
             workers: 1,
             fdb_ageing: config.fdb_ageing,
             sessions,
             tunnel,
+            black_box: black_box.clone(),
         })?);
+        heed(&config.precautions, &plane.shared);
         let vnics = Arc::new(Mutex::new(BTreeMap::new()));
         // Not available_parallelism(): that counts those the daemon was confined to, whatever their
         // numbers.
@@ -85,27 +119,16 @@ impl Switch {
         if core != config.core {
             tracing::warn!(wanted = config.core, "no such processor: the worker is not pinned");
         }
-        let mut threads = Vec::new();
-        for handle in &plane.workers {
-            let (shared, handle, poll) = (plane.shared.clone(), handle.clone(), config.poll);
-            let name = format!("worker-{}", handle.index);
-            let claimed = handle.claim();
-            let id =
-                claimed.ok_or_else(|| std::io::Error::other(format!("{name} runs already")))?;
-            // Made in its own thread, so that its memory is near the processor that it runs on.
-            let body = move || work(core, || Worker::new(shared, handle, id, poll));
-            threads.push(std::thread::Builder::new().name(name).spawn(body)?);
-        }
-        let (keeper, watched, told) = (plane.clone(), Arc::clone(&vnics), Arc::clone(&events));
-        let body = move || housekeeping(&keeper, &watched, &*told);
-        threads.push(std::thread::Builder::new().name("housekeeping".into()).spawn(body)?);
+        let held = HeldRings::of(&config.precautions);
         let mut switch = Switch {
+            held,
             plane,
             vnics,
             events,
             config,
             core,
-            threads,
+            threads: Mutex::default(),
+            hold,
             side: None,
             changing_peers: Mutex::default(),
         };
@@ -114,11 +137,47 @@ impl Switch {
                 &switch.plane,
                 spec,
                 rest,
-                switch.config.fdb_ageing,
                 switch.events.clone(),
+                |config| match &switch.hold {
+                    Some(hold) => hold.open(UPLINK, 0, config).map_err(|why| why.to_string()),
+                    None => Device::start(config).map_err(|why| why.to_string()),
+                },
             )?);
         }
         Ok(switch)
+    }
+
+    /// Starts the workers and the regular work. Fails if they run already.
+    pub fn go(&self) -> Result<(), std::io::Error> {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        // Before any worker counts: only what they count is told.
+        let watch = Watch::begin(&self.plane);
+        for handle in &self.plane.workers {
+            let (shared, handle) = (self.plane.shared.clone(), handle.clone());
+            let (core, poll) = (self.core, self.config.poll);
+            let name = format!("worker-{}", handle.index);
+            let claimed = handle.claim();
+            let id =
+                claimed.ok_or_else(|| std::io::Error::other(format!("{name} runs already")))?;
+            // Made in its own thread, so that its memory is near the processor that it runs on.
+            let (line, thread) = (handle.line, handle.clone());
+            let body = move || {
+                signals::this_thread_is(line);
+                thread.thread.store(rustix::thread::gettid().as_raw_nonzero().get(), Relaxed);
+                work(core, line, || Worker::new(shared, handle, id, poll))
+            };
+            threads.push(std::thread::Builder::new().name(name).spawn(body)?);
+        }
+        let (keeper, watched) = (self.plane.clone(), Arc::clone(&self.vnics));
+        let told = Arc::clone(&self.events);
+        let body = move || housekeeping(&keeper, &watched, &*told, watch);
+        threads.push(std::thread::Builder::new().name("housekeeping".into()).spawn(body)?);
+        if let Some(black_box) = self.config.precautions.black_box.clone() {
+            let plane = self.plane.clone();
+            let body = move || watch_workers(&plane, &black_box);
+            threads.push(std::thread::Builder::new().name("hang-watch".into()).spawn(body)?);
+        }
+        Ok(())
     }
 
     pub(crate) fn shared_plane(&self) -> Arc<Plane> {
@@ -142,6 +201,18 @@ impl Switch {
             .collect()
     }
 
+    /// Ends the workers and the regular work, for good. All else stays as it is, as it would if
+    /// this process died: for one that another process follows.
+    pub fn halt(&self) {
+        self.plane.shared.stop.store(true, Ordering::Release);
+        self.plane.workers.iter().for_each(|worker| worker.wake());
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        for thread in threads.drain(..) {
+            thread.thread().unpark();
+            let _ = thread.join(); // a worker that panicked has ended the process
+        }
+    }
+
     /// Removes all vnics and ends all threads.
     pub fn stop(mut self) {
         self.shut_down();
@@ -154,12 +225,7 @@ impl Switch {
         if let Some(mut side) = self.side.take() {
             side.stop();
         }
-        self.plane.shared.stop.store(true, Ordering::Release);
-        self.plane.workers.iter().for_each(|worker| worker.wake());
-        for thread in self.threads.drain(..) {
-            thread.thread().unpark();
-            let _ = thread.join(); // a worker that panicked has ended the process
-        }
+        self.halt();
     }
 }
 

@@ -56,4 +56,16 @@ mod tests {
         }
         assert!(!switch.workers_answer(Duration::from_millis(20)));
     }
+
+    #[test]
+    fn nothing_moves_until_a_switch_is_told_to_go() {
+        let config = SwitchConfig { sessions: 64, ..SwitchConfig::default() };
+        let switch = Switch::prepare(config, None, Arc::new(())).unwrap();
+        assert!(!switch.workers_answer(Duration::from_millis(20)));
+        switch.go().unwrap();
+        assert!(switch.workers_answer(Duration::from_secs(20)));
+        assert!(switch.go().is_err(), "it goes already");
+        assert!(switch.workers_answer(Duration::from_secs(20)));
+        switch.stop();
+    }
 }

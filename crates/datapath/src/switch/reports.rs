@@ -40,6 +40,11 @@ impl Switch {
         &self.plane().former
     }
 
+    /// Says what became of the uplink on an interface that a former process left, if one did.
+    pub fn former_uplink(&self) -> Option<String> {
+        Some(self.side()?.former_uplink.as_ref()?.to_string())
+    }
+
     /// Removes sessions: their next frames are decided like first ones. Returns the number of
     /// removed ones.
     pub fn flush_sessions(&self, filter: &SessionFilter) -> u64 {
@@ -49,6 +54,11 @@ impl Switch {
     /// Returns the state of the table of sessions.
     pub fn session_table(&self) -> SessionTable {
         self.plane().session_table()
+    }
+
+    /// Returns the file of the table of sessions, if it has one.
+    pub fn session_file(&self) -> Option<std::path::PathBuf> {
+        self.plane().shared.table.units().path().map(std::path::Path::to_owned)
     }
 
     /// Returns the drops of one vnic, or of the whole host. `None` if there is no such vnic.

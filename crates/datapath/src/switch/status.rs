@@ -36,6 +36,8 @@ pub struct VnicReport {
     /// Frames that the switch sent in the guest's name to announce its place, as after a live
     /// migration.
     pub announced: u64,
+    /// Frames of other hosts that were passed on to the host for which the guest left.
+    pub passed_on: u64,
     /// Sessions that it is an end of.
     pub sessions: u32,
     /// Count of every reason.
@@ -80,6 +82,7 @@ impl Switch {
             flooded: totals.get(Counter::Flooded),
             learn_refused: totals.get(Counter::LearnRefused),
             announced: totals.get(Counter::Announced),
+            passed_on: totals.get(Counter::PassedOn),
             sessions: vnic.map_or(0, |vnic| vnic.shared.sessions.count()),
             drops: drops(&totals),
         })

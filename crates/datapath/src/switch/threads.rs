@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use butterfly_mem::blackbox::{Cause, Line};
 use butterfly_vhost::ring::{look_at_workers, prepare_thread};
 use rustix::thread::CpuSet;
 
@@ -16,7 +17,7 @@ use crate::switch::declared::Declared;
 use crate::worker::Worker;
 
 /// Runs a worker, on its processor if it has one.
-pub(super) fn work(core: Option<usize>, make: impl FnOnce() -> Worker) {
+pub(super) fn work(core: Option<usize>, line: &Line, make: impl FnOnce() -> Worker) {
     if let Some(core) = core {
         let mut set = CpuSet::new();
         set.set(core);
@@ -30,6 +31,7 @@ pub(super) fn work(core: Option<usize>, make: impl FnOnce() -> Worker) {
     // The loop must not panic. If it did, publications would wait for this thread for ever: a
     // restart is better.
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| make().run())).is_err() {
+        line.ended(Cause::Panic);
         tracing::error!("a worker panicked");
         std::process::abort();
     }
@@ -41,12 +43,12 @@ pub(super) fn housekeeping(
     plane: &Plane,
     vnics: &Mutex<BTreeMap<String, Declared>>,
     events: &dyn SwitchEvents,
+    mut watch: Watch,
 ) {
     const TICK: Duration = Duration::from_millis(100);
     /// Ticks in which every session is looked at once.
     const SWEEPS: u64 = 20;
     let mut ticks = 0u32;
-    let mut watch = Watch::default();
     let inner_mtu = || plane.shared.tunnel.as_ref().map(|tunnel| tunnel.inner_mtu());
     let mut mtu = inner_mtu();
     while !plane.shared.stop.load(Ordering::Acquire) {
@@ -59,6 +61,7 @@ pub(super) fn housekeeping(
         }
         plane.sweep(u64::from(ticks) % SWEEPS, SWEEPS);
         plane.announce();
+        plane.see_off();
         plane.sample_drops();
         for (_, vnic) in plane.shared.snapshot.load().vnics.iter() {
             if vnic.shared.port.is_tx_disabled()

@@ -1,14 +1,23 @@
 //! Vnics: added with their sockets, changed, replaced and removed.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    net::IpAddr,
+    sync::{Arc, atomic::AtomicBool},
+};
 
-use butterfly_vhost::net::Features;
+use butterfly_vhost::{
+    net::Features,
+    port::{Port, Queue},
+    ring::BATCH,
+};
 
-use crate::plane::AddError;
+use crate::checkpoint::moved::{self, ExportedVnic, Imported, Moved, MovedVnic};
+use crate::plane::{AddError, moves::NotAHost};
 use crate::switch::{
     Switch,
     declared::{Declared, VnicSpec},
     front::{Front, HostFacts, first},
+    held::Hold,
     link::VnicLink,
 };
 use crate::world::policy::VnicPolicy;
@@ -27,7 +36,7 @@ impl Switch {
     pub fn add_vnic(&self, spec: VnicSpec) -> Result<(), AddError> {
         let mut vnics = self.vnics();
         debug_assert!(!vnics.contains_key(&spec.id), "vnic {} was not removed", spec.id);
-        let ready = spec.front.prepare(&spec, self.host())?;
+        let ready = spec.front.prepare(&spec, self.host(), self.hold.as_ref())?;
         let mirrors = spec.sniff_target.as_deref();
         let (vnic, attachment) = self.plane.insert_as(
             &spec.id,
@@ -37,12 +46,15 @@ impl Switch {
             mirrors,
             Some(spec.order),
         )?;
+        // Before any guest can attach. A vnic that was declared before has this name, too.
+        self.hold_if_named(&spec.id, &vnic.shared.port);
         let offered = if self.config.no_offload {
             Features::OFFERED.without(Features::OFFLOADS)
         } else {
             Features::OFFERED
         };
         let link = Arc::new(VnicLink {
+            quiet: AtomicBool::new(false),
             id: spec.id.clone(),
             vni: spec.vni.number(),
             offered,
@@ -53,7 +65,8 @@ impl Switch {
         });
         let events = self.events.clone();
         let told = Box::new(move |times| events.measured(times));
-        match ready.open(&spec.id, vnic.shared.port.clone(), offered, link, told) {
+        let port = vnic.shared.port.clone();
+        match ready.open(&spec, port, offered, link, told, self.hold.as_ref()) {
             Ok(open) => {
                 vnics.insert(spec.id.clone(), Declared { spec, open });
                 Ok(())
@@ -79,6 +92,7 @@ impl Switch {
         let taken = match &spec.front {
             Front::Socket { path, .. } => {
                 self.vnics().values().any(|declared| declared.spec.front.serves(path))
+                    || self.hold.as_ref().is_some_and(|holding| holding.serves(path))
             }
             Front::Inside(_) => false,
         };
@@ -109,15 +123,23 @@ impl Switch {
         Ok(())
     }
 
-    /// Notes that a vnic's machine leaves for another host: once its driver stops here, its
-    /// addresses may be there. Returns whether there is such a vnic.
-    pub fn export_vnic(&self, id: &str) -> bool {
-        let Some(vnic) = self.plane.vnic(id) else { return false };
-        vnic.shared.leaving.store(true, Ordering::Relaxed);
-        if !vnic.shared.presence.attached() {
-            vnic.shared.elsewhere.store(true, Ordering::Relaxed);
-        }
-        true
+    /// Notes that a vnic's machine leaves for another host, whose tunnel endpoint may be named.
+    /// Once its driver stops here, its addresses may be there. Frames for it are passed on to a
+    /// host that was named.
+    pub fn vnic_leaves(&self, id: &str, to: Option<IpAddr>) -> Result<(), NotAHost> {
+        let vnic = self.plane.vnic(id).ok_or(NotAHost::Vnic)?;
+        self.plane.leaves(&vnic, to)
+    }
+
+    /// Returns all that another host needs to go on with a vnic; `None` if there is none.
+    pub fn export_vnic(&self, vnic: MovedVnic) -> Option<ExportedVnic> {
+        moved::export(&self.plane, vnic)
+    }
+
+    /// Takes over what a vnic was on another host. The caller shows that both are declared alike.
+    /// Returns `None` if there is no such vnic.
+    pub fn import_vnic(&self, moved: &Moved) -> Option<Imported> {
+        moved::import(&self.plane, moved)
     }
 
     /// Closes a vnic's socket, which detaches its guest, and forgets the vnic. Returns whether
@@ -126,6 +148,9 @@ impl Switch {
         let mut vnics = self.vnics();
         let Some(declared) = vnics.remove(id) else { return false };
         declared.open.close();
+        if let Some(hold) = &self.hold {
+            declared.spec.front.forget(id, declared.spec.birth, hold);
+        }
         self.plane.remove(id);
         true
     }
@@ -133,5 +158,33 @@ impl Switch {
     /// Returns the ids of all vnics, sorted.
     pub fn ids(&self) -> Vec<String> {
         self.vnics().keys().cloned().collect()
+    }
+
+    /// Ends the time in which vnics that a dead process left may be declared again, and the
+    /// sessions of an adopted table ([`crate::SwitchConfig::adopt`]) whose vnics were not. Returns
+    /// the ids of those that the holder has let go.
+    pub fn all_declared(&self) -> Vec<String> {
+        let ended = self.plane.all_declared();
+        if ended > 0 {
+            tracing::warn!(ended, "adopted sessions end: their vnics are not declared any more");
+        }
+        self.hold.as_ref().map(Hold::let_go).unwrap_or_default()
+    }
+
+    /// Returns the most frames of which copies may come twice because a process died that this one
+    /// goes on for: floods, copies for mirrors, packets beyond the 64th for the uplink. To be asked
+    /// before workers start.
+    ///
+    /// A worker that dies has one batch of one ring. If its used index was not stored yet, the
+    /// batch is taken again: so it is bounded by the longest batch that waits in any ring. If it
+    /// was stored, nothing comes again, and the batch may be lost; that leaves no trace.
+    pub fn may_come_again(&self) -> u64 {
+        let snapshot = self.plane.shared.snapshot.load();
+        let waiting = |port: &Port| {
+            let ring = port.status(Queue::Tx)?;
+            Some(usize::from(ring.avail_idx.wrapping_sub(ring.used_idx)).min(BATCH) as u64)
+        };
+        let vnics = snapshot.vnics.iter().filter_map(|(_, vnic)| waiting(&vnic.shared.port));
+        vnics.max().unwrap_or(0)
     }
 }

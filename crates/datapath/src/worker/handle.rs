@@ -4,14 +4,15 @@ use std::{
     os::fd::{BorrowedFd, OwnedFd},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering},
     },
 };
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::engine::place::{PollSource, PortRef};
-use crate::engine::writer::WorkerId;
+use crate::engine::writer::{WorkerId, Writer};
+use butterfly_mem::blackbox::Line;
 
 /// Epoll data of the event that makes a worker look around.
 const WAKE: u64 = u64::MAX;
@@ -28,6 +29,8 @@ pub(crate) enum Order {
     Stopped(PollSource),
     /// The vnic's transmit ring is disabled: frames in it are to be discarded after a while.
     Discard(PortRef),
+    /// A ring that was held is let go.
+    Look(PollSource),
     /// Complete frames are to be sent in the vnic's name.
     Announce { place: PortRef, frames: Arc<Vec<Vec<u8>>> },
 }
@@ -43,6 +46,10 @@ pub(crate) struct Handle {
     /// True if a thread runs it, so that publications wait for it.
     pub running: AtomicBool,
     pub stats: Stats,
+    /// Line of the black box.
+    pub line: &'static Line,
+    /// Number of the thread that runs it; 0 before.
+    pub thread: AtomicI32,
     /// The worker's right to write its cells, until it takes it.
     id: Mutex<Option<WorkerId>>,
 }
@@ -66,6 +73,48 @@ pub(super) fn bump(cell: &AtomicU64, n: u64) {
     cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
+/// Names of a worker's counters that only grow, in the order of [`Stats::growing`].
+const GROWING: [&str; 5 + SIZE_CLASSES] = [
+    "busy-cycles",
+    "packets",
+    "batches",
+    "sleeps",
+    "idle-polls",
+    "batches-of-1",
+    "batches-of-2",
+    "batches-of-4",
+    "batches-of-8",
+    "batches-of-16",
+    "batches-of-32",
+    "batches-of-64",
+];
+
+impl Stats {
+    fn growing(&self) -> impl Iterator<Item = (&'static str, &AtomicU64)> {
+        let Stats { busy_cycles, packets, batches, sleeps, idle_polls, sizes, .. } = self;
+        let cells = [busy_cycles, packets, batches, sleeps, idle_polls].into_iter().chain(sizes);
+        GROWING.into_iter().zip(cells)
+    }
+
+    /// Returns a number that changes with every turn and with every look at idle rings.
+    pub fn progress(&self) -> u64 {
+        let cells = [&self.busy_cycles, &self.batches, &self.idle_polls, &self.sleeps];
+        cells.iter().fold(0, |sum, cell| sum.wrapping_add(cell.load(Ordering::Relaxed)))
+    }
+
+    /// Returns the counters that only grow, by name.
+    pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.growing().map(|(name, cell)| (name, cell.load(Ordering::Relaxed)))
+    }
+
+    /// Adds what a former worker counted. Returns whether there is a counter of this name. The
+    /// caller shows that it may write the worker's cells.
+    pub fn add_former(&self, _: Writer<'_>, name: &str, n: u64) -> bool {
+        let cell = self.growing().find(|(known, _)| *known == name);
+        cell.inspect(|(_, cell)| bump(cell, n)).is_some()
+    }
+}
+
 fn pack(source: PollSource) -> u64 {
     match source {
         PollSource::Vnic(place) => u64::from(place.slot) << 32 | u64::from(place.incarnation),
@@ -86,7 +135,7 @@ pub(super) fn unpack(data: u64) -> Option<PollSource> {
 }
 
 impl Handle {
-    pub fn new(index: usize) -> Result<Handle, rustix::io::Errno> {
+    pub fn new(index: usize, line: &'static Line) -> Result<Handle, rustix::io::Errno> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         // Edge triggered: no counter is ever read, each write is an event.
@@ -104,6 +153,8 @@ impl Handle {
             seen: AtomicU64::new(0),
             running: AtomicBool::new(false),
             stats: Stats::default(),
+            line,
+            thread: AtomicI32::new(0),
             id: Mutex::new(Some(WorkerId::new(index))),
         })
     }
@@ -111,6 +162,11 @@ impl Handle {
     /// Takes the right to write the worker's cells. The first caller gets it, and nobody else.
     pub fn claim(&self) -> Option<WorkerId> {
         self.id.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Gives back the right that [`Handle::claim`] took.
+    pub fn give_back(&self, id: WorkerId) {
+        *self.id.lock().unwrap_or_else(PoisonError::into_inner) = Some(id);
     }
 
     /// Makes a sleeping worker look around.
@@ -132,6 +188,11 @@ impl Handle {
                 .is_ok()
         });
         self.order(Order::Started { source, kicked });
+    }
+
+    /// Has a ring looked at that was held.
+    pub fn look_at(&self, source: PollSource) {
+        self.order(Order::Look(source));
     }
 
     /// Has frames sent in a vnic's name, one in a turn.

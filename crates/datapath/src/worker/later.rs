@@ -6,16 +6,20 @@
 //! that is served like a ring: some receivers in each turn, and paid for as any other ring pays.
 //! Floods and announcements take turns. Each network has a few places. When all are taken, a
 //! network with fewer floods takes a place of the network with most.
+//!
+//! Frames that are passed on to another host wait, too, but only until the batch that they came by
+//! is done: the uplink is held while it is served.
 
 use std::{collections::VecDeque, sync::Arc};
 
-use butterfly_vhost::ring::Frames;
+use butterfly_vhost::ring::{BATCH, Frames};
 
 use crate::engine::{
     batch::{Batch, Verdict},
     last_drops::Dropped,
     place::{PeerRef, PortRef},
 };
+use crate::overlay::UPLINK_FULL;
 use crate::stages::{context::Context, deliver::FLOOD_LIMIT, filter::Judged};
 
 /// Most floods that wait, of all networks and of one.
@@ -23,6 +27,8 @@ const FLOODS: usize = 64;
 const PER_NETWORK: usize = 8;
 /// Longest of them: a jumbo frame of 9,000 bytes, behind Ethernet and two VLAN tags.
 const LONGEST: usize = 9022;
+/// Most frames that are passed on at once: a batch.
+pub(super) const RELAYED: usize = BATCH;
 /// Most vnics that wait to be announced. Others have their turn in a later tick of housekeeping.
 const ANNOUNCED: usize = 256;
 
@@ -33,6 +39,13 @@ pub(super) struct Flood {
     /// Number of receivers that have it, and the decision on it.
     pub(super) done: u32,
     pub(super) judged: Option<Judged>,
+    pub(super) frame: Vec<u8>,
+}
+
+/// A frame from another host, for a vnic that left for a third one.
+pub(super) struct Relayed {
+    pub(super) vni: u32,
+    pub(super) to: PeerRef,
     pub(super) frame: Vec<u8>,
 }
 
@@ -56,6 +69,9 @@ pub(super) struct Later {
     pub(super) announces: bool,
     /// The network of the last flood.
     pub(super) last: u32,
+    /// Frames to be passed on, and buffers for more.
+    pub(super) relayed: Vec<Relayed>,
+    pub(super) relay_spare: Vec<Vec<u8>>,
 }
 
 impl Later {
@@ -67,6 +83,8 @@ impl Later {
             announcements: VecDeque::with_capacity(ANNOUNCED),
             announces: false,
             last: 0,
+            relayed: Vec::with_capacity(RELAYED),
+            relay_spare: (0..RELAYED).map(|_| Vec::with_capacity(LONGEST)).collect(),
         }
     }
 
@@ -92,6 +110,29 @@ impl Later {
                 continue;
             }
             own += 1;
+        }
+    }
+
+    /// Copies the frames of a batch that are to be passed on to another host. Drops those that are
+    /// too long.
+    #[cold]
+    pub fn take_relayed(&mut self, batch: &mut Batch<'_>, context: &Context<'_>) {
+        let vni = context.sender.vni;
+        let (frames, metas) = batch.parts();
+        for (index, meta) in metas.iter_mut().enumerate() {
+            let Verdict::Tunnel(to) = meta.verdict else { continue };
+            let frame = self.relay_spare.pop().and_then(|mut frame| {
+                let copied = copy(frames, index, &mut frame);
+                if !copied {
+                    self.relay_spare.push(frame);
+                    return None;
+                }
+                Some(frame)
+            });
+            match frame {
+                Some(frame) => self.relayed.push(Relayed { vni, to, frame }),
+                None => meta.verdict = Verdict::Drop(UPLINK_FULL, context.sender.place.slot),
+            }
         }
     }
 
@@ -127,14 +168,8 @@ impl Later {
     }
 
     fn copy(&mut self, frames: &Frames<'_>, index: usize, vni: u32, peer: PeerRef) -> bool {
-        let len = frames.frames().get(index).map_or(0, |frame| frame.len as usize);
-        if len > LONGEST {
-            return false;
-        }
         let Some(mut frame) = self.spare.pop() else { return false };
-        frame.clear();
-        frame.resize(len, 0); // within its capacity
-        if !frames.copy_to(index, 0, &mut frame, None) {
+        if !copy(frames, index, &mut frame) {
             self.spare.push(frame);
             return false;
         }
@@ -166,4 +201,15 @@ impl Later {
         }
         room
     }
+}
+
+/// Copies a frame, unless it is too long. The buffer has room for the longest.
+fn copy(frames: &Frames<'_>, index: usize, to: &mut Vec<u8>) -> bool {
+    let len = frames.frames().get(index).map_or(0, |frame| frame.len as usize);
+    if len > LONGEST {
+        return false;
+    }
+    to.clear();
+    to.resize(len, 0); // within its capacity
+    frames.copy_to(index, 0, to, None)
 }

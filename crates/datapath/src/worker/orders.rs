@@ -39,6 +39,7 @@ impl Worker {
                     }
                     self.add(source);
                 }
+                Order::Look(source) => self.add(source),
                 Order::Stopped(source) => self.timed.retain(|other| *other != source),
                 Order::Discard(place) => self.discard(place),
                 Order::Announce { place, frames } => {
@@ -57,7 +58,10 @@ impl Worker {
     fn discard(&mut self, place: PortRef) {
         let Some(vnic) = self.snapshot.vnic(place) else { return };
         let Some(mut guard) = vnic.shared.port.try_tx() else { return };
-        let Some((frames, call)) = guard.as_mut().map(|ring| ring.discard()) else { return };
+        self.outlet.0.serve(place.slot);
+        let discarded = guard.as_mut().map(|ring| ring.discard());
+        self.outlet.0.rest();
+        let Some((frames, call)) = discarded else { return };
         drop(guard);
         if let Some(cells) = vnic.shared.counters.of(self.id.writer()).filter(|_| frames > 0) {
             cells.drop(TX_DISABLED, frames);

@@ -25,12 +25,14 @@ use super::{
 use crate::engine::place::MAX_SLOTS;
 use crate::engine::tap::TapNotes;
 use crate::engine::writer::WorkerId;
+#[cfg(feature = "harness")]
+use crate::engine::writer::Writer;
 use crate::engine::{
     batch::{Batch, Metas},
     budget::Budget,
     place::PollSource,
 };
-use crate::stages::{deliver::Calls, leave::Departures};
+use crate::stages::{deliver::Calls, leave::Departures, outlet::Rings};
 use crate::stages::{pipeline::Scratches, stage::StageConfig};
 use crate::world::snapshot::Snapshot;
 
@@ -138,6 +140,8 @@ pub(crate) struct Worker {
     pub(super) scratches: Scratches,
     pub(super) departures: Departures,
     pub(super) notes: TapNotes,
+    /// Rings of guests, and this worker's line of the black box.
+    pub(super) outlet: Rings,
 }
 
 impl Worker {
@@ -145,8 +149,8 @@ impl Worker {
     /// The number is of [`Handle::claim`].
     pub fn new(shared: Arc<Shared>, handle: Arc<Handle>, id: WorkerId, poll: bool) -> Worker {
         let snapshot = shared.snapshot.load_full();
-        let timeouts = &shared.sessions.timeouts;
-        let scratches = Scratches::new(&StageConfig { timeouts });
+        let outlet = Rings(handle.line);
+        let scratches = Scratches::new(&StageConfig { timeouts: &snapshot.times.timeouts });
         Worker {
             shared,
             handle,
@@ -169,6 +173,7 @@ impl Worker {
             scratches,
             departures: Departures::default(),
             notes: TapNotes::default(),
+            outlet,
         }
     }
 
@@ -177,6 +182,12 @@ impl Worker {
     #[cfg(feature = "harness")]
     pub fn without_prices(shared: Arc<Shared>, handle: Arc<Handle>, id: WorkerId) -> Worker {
         Worker { fair: Fair::blind(), ..Worker::new(shared, handle, id, false) }
+    }
+
+    /// Lends the right to write the worker's cells.
+    #[cfg(feature = "harness")]
+    pub fn writer(&self) -> Writer<'_> {
+        self.id.writer()
     }
 
     /// Ends [`Self::without_prices`].
@@ -236,11 +247,20 @@ impl Worker {
     pub(super) fn adopt(&mut self) {
         let epoch = self.shared.epoch.load(Ordering::Acquire);
         if epoch != self.handle.seen.load(Ordering::Relaxed) {
-            // The publisher keeps a reference to the old one until all workers have let go: nothing
-            // is freed here.
-            self.snapshot = self.shared.snapshot.load_full();
-            self.handle.seen.store(epoch, Ordering::Release);
+            self.adopt_next(epoch);
         }
+    }
+
+    #[cold]
+    fn adopt_next(&mut self, epoch: u64) {
+        let next = self.shared.snapshot.load_full();
+        if next.times != self.snapshot.times {
+            self.scratches.retime(&StageConfig { timeouts: &next.times.timeouts });
+        }
+        // The publisher keeps a reference to the old one until all workers have let go: nothing is
+        // freed here.
+        self.snapshot = next;
+        self.handle.seen.store(epoch, Ordering::Release);
     }
 
     /// Looks at kicks; sleeps until there is one if it may and nothing else is to do.
@@ -321,6 +341,7 @@ impl Worker {
         if self.departures.pending {
             self.uplink_again();
         }
+        self.outlet.0.rest();
         self.handle.stats.active.store(self.polled.len() as u64, Ordering::Relaxed);
         pass == Pass::Moved
     }
@@ -472,6 +493,8 @@ impl Worker {
             Some(0) => return Looked::Empty,
             Some(n) => n.min(size),
         };
+        let line = self.outlet.0;
+        line.serve(place.slot);
         if polled.empty != 0 {
             if polled.empty >= EMPTY_POLLS - 1 {
                 ring.disarm(); // it may just have come back by its kick
@@ -488,10 +511,13 @@ impl Worker {
             rx.prefetch(n);
         }
         let Gathered::Frames(frames) = ring.gather(&mut self.store, n, |n| {
-            if let Some(mut rx) = likely.and_then(|vnic| vnic.shared.port.try_rx())
+            if let Some(likely) = likely
+                && let Some(mut rx) = likely.shared.port.try_rx()
                 && let Some(rx) = rx.as_mut()
             {
+                line.write(likely.place.slot);
                 rx.prepare(n);
+                line.written();
             }
         }) else {
             return Looked::Empty;
@@ -513,7 +539,7 @@ impl Worker {
             &mut self.departures,
             &mut self.calls,
             &mut self.later,
-            from,
+            (from, self.outlet),
         );
         self.bill.used(budget, context.budget.get());
         if let Some(slot) = walked.likely {

@@ -49,6 +49,7 @@ impl Worker {
         if let Some(meta) = self.metas.iter_mut().next() {
             meta.peer = flood.peer;
         }
+        self.outlet.0.serve_uplink();
         let from = flood.done as usize;
         let context =
             self.shared.context(&self.snapshot, trunk, network, self.id.writer(), &self.notes);
@@ -63,7 +64,7 @@ impl Worker {
             &mut self.departures,
             &mut self.calls,
             &mut self.later,
-            from,
+            (from, self.outlet),
         );
         self.bill.used(budget, context.budget.get());
         self.scratches.filter.judged = None;
@@ -86,6 +87,7 @@ impl Worker {
             .get(sender.network)
             .filter(|network| !network.waits(sender.place.slot));
         let Some(network) = network else { return false };
+        self.outlet.0.serve_own();
         let from = announcement.done as usize;
         if from == 0
             && let Some(cells) = sender.shared.counters.of(self.id.writer())
@@ -105,7 +107,7 @@ impl Worker {
             &mut self.departures,
             &mut self.calls,
             &mut self.later,
-            from,
+            (from, self.outlet),
         );
         self.bill.used(budget, context.budget.get());
         self.scratches.filter.judged = None;

@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use crate::engine::writer::Writer;
 use crate::engine::{budget::Budget, clock::Clock, tap::TapNotes};
 use crate::overlay::Tunnel;
-use crate::session::{Key, SessionConfig, Shares, Table};
+use crate::session::{Key, Shares, Table};
 use crate::stages::{context::Context, filter::released};
 use crate::world::{
     bindings::Bindings,
@@ -32,9 +32,13 @@ pub(crate) struct Shared {
     pub bindings: Bindings,
     pub cells: Cells,
     pub shares: Shares,
-    pub sessions: SessionConfig,
     /// The tunnel endpoint, if there is one.
     pub tunnel: Option<Tunnel>,
+    /// Frames from the uplink are not looked at.
+    pub uplink_held: AtomicBool,
+    /// The frames that the uplink's ring begins with are given back unseen: the process before
+    /// ended by one of them.
+    pub skip_uplink: AtomicBool,
 }
 
 impl Shared {
@@ -59,8 +63,8 @@ impl Shared {
             table: &self.table,
             cells: &self.cells,
             bindings: &self.bindings,
-            timeouts: &self.sessions.timeouts,
-            tcp_pickup: self.sessions.tcp_pickup,
+            timeouts: &snapshot.times.timeouts,
+            tcp_pickup: snapshot.times.tcp_pickup,
             shares: &self.shares,
             tunnel: self.tunnel.as_ref(),
             watched: notes.begin(snapshot.selection.as_deref()),

@@ -1,5 +1,7 @@
 //! A worker's turn at the uplink.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use butterfly_uplink::BURST;
 use butterfly_vhost::ring::{BATCH, Frames, Gathered};
 
@@ -12,7 +14,7 @@ use super::{
 use crate::engine::tap::{Tap, TapNotes};
 use crate::engine::writer::Writer;
 use crate::engine::{
-    batch::{Batch, Metas},
+    batch::{Batch, BatchOrigin, Meta, Metas, Verdict},
     budget::Budget,
     counters::Counter,
     last_drops::Dropped,
@@ -20,14 +22,16 @@ use crate::engine::{
     reason::DropReason,
 };
 use crate::overlay::{
-    Arrivals, Arrived, CONTROL_FULL, Own, Punted, Tunnel, UNKNOWN_VNI, UPLINK_DOWN, UPLINK_FULL,
-    UplinkPort,
+    Arrivals, Arrived, CONTROL_FULL, Own, Punted, SKIPPED, Tunnel, UNKNOWN_VNI, UPLINK_DOWN,
+    UPLINK_FULL, UplinkPort,
 };
 use crate::stages::pipeline::Scratches;
 use crate::stages::{
     deliver::{self, Calls},
-    leave::{Departures, not_sent},
+    leave::{Departures, leave, not_sent},
     leaving::Leaving,
+    outlet::Rings,
+    turn::Turn,
 };
 use crate::world::snapshot::Snapshot;
 
@@ -37,6 +41,9 @@ impl Worker {
     pub(super) fn serve_uplink(&mut self, at: usize, size: u16) -> Looked {
         let shared: &Shared = &self.shared;
         let Some(tunnel) = &shared.tunnel else { return Looked::Gone };
+        // It comes back when it is let go.
+        let held = shared.uplink_held.load(Relaxed);
+        let line = self.outlet.0;
         let mut desk = Desk {
             shared,
             tunnel,
@@ -49,8 +56,10 @@ impl Worker {
             later: &mut self.later,
             budget: Budget::of(size),
             notes: &self.notes,
+            outlet: self.outlet,
         };
         let found = match &tunnel.port {
+            UplinkPort::Ring(_) if held => return Looked::Gone,
             UplinkPort::Ring(port) => {
                 let Some(mut guard) = port.try_tx() else { return Looked::Held };
                 let Some(ring) = guard.as_mut() else { return Looked::Gone };
@@ -59,6 +68,7 @@ impl Worker {
                     Some(0) => return Looked::Empty,
                     Some(n) => ring.prefetch(n.min(size)),
                 }
+                line.serve_uplink();
                 if self.polled.get(at).is_some_and(|polled| polled.empty != 0) {
                     ring.disarm(); // it may just have come back by its kick
                 }
@@ -66,7 +76,10 @@ impl Worker {
                     return Looked::Empty;
                 };
                 let n = frames.len();
-                desk.take(frames);
+                match shared.skip_uplink.load(Relaxed) {
+                    true => desk.skip(frames),
+                    false => desk.take(frames),
+                }
                 if ring.poisoned() {
                     ring.rest();
                 }
@@ -79,6 +92,11 @@ impl Worker {
                 if wire.pending() {
                     wire.flush();
                 }
+                // What leaves the host goes on.
+                if held {
+                    return if wire.pending() { Looked::Held } else { Looked::Gone };
+                }
+                line.serve_uplink();
                 let n = wire.receive(size.into());
                 if n == 0 {
                     return Looked::Empty;
@@ -89,6 +107,9 @@ impl Worker {
             }
         };
         self.bill.used(Budget::of(size), desk.budget);
+        if !self.later.relayed.is_empty() {
+            self.pass_on();
+        }
         if let Some(polled) = self.polled.get_mut(at) {
             polled.empty = 0;
             polled.busy = self.now;
@@ -97,6 +118,33 @@ impl Worker {
             self.add(PollSource::Waiting);
         }
         Looked::Frames(found)
+    }
+
+    /// Sends the frames of a batch from the uplink that are for vnics which left for other hosts.
+    /// The uplink is not held any more.
+    #[cold]
+    fn pass_on(&mut self) {
+        let Some(tunnel) = &self.shared.tunnel else { return };
+        let relayed = &self.later.relayed;
+        for run in relayed.chunk_by(|a, b| a.vni == b.vni) {
+            let vni = run.first().map_or(0, |relayed| relayed.vni);
+            let Some((network, trunk)) = self.snapshot.trunk(vni) else { continue };
+            let context =
+                self.shared.context(&self.snapshot, trunk, network, self.id.writer(), &self.notes);
+            for (meta, relayed) in self.metas.iter_mut().zip(run) {
+                *meta = Meta { verdict: Verdict::Tunnel(relayed.to), ..Meta::NEW };
+            }
+            let frames = run.iter().map(|relayed| relayed.frame.as_slice());
+            let frames = Frames::private(&mut self.store, frames);
+            let batch = Batch::of(BatchOrigin::Waited, frames, &mut self.metas);
+            let departures = &mut self.departures;
+            let leaving = leave(&batch, &context, tunnel, departures, &Turn::WHOLE, &self.outlet);
+            deliver::call(&mut self.calls, leaving.publish(&mut departures.pending));
+            // The sender is on another host. The next batch is somebody else's.
+            departures.answers.clear();
+        }
+        let spare = self.later.relayed.drain(..).map(|relayed| relayed.frame);
+        self.later.relay_spare.extend(spare);
     }
 
     /// Returns whether the uplink has to be polled on, after it was found empty many times in a
@@ -206,6 +254,7 @@ struct Desk<'a> {
     /// Budget of the turn, which all networks of a batch share.
     budget: Budget,
     notes: &'a TapNotes,
+    outlet: Rings,
 }
 
 /// Stands for the network of frames that are for none.
@@ -285,6 +334,14 @@ impl Desk<'_> {
         }
     }
 
+    /// Gives frames back unseen.
+    #[cold]
+    fn skip(&mut self, frames: Frames<'_>) {
+        self.shared.skip_uplink.store(false, Relaxed);
+        (0..frames.len()).for_each(|index| self.drop(SKIPPED, &frames, index));
+        deliver::call(self.calls, frames.release());
+    }
+
     fn walk(&mut self, frames: Frames<'_>, vni: u32, peers: &[PeerRef]) {
         let Some((network, trunk)) = self.snapshot.trunk(vni) else {
             (0..frames.len()).for_each(|index| self.drop(UNKNOWN_VNI, &frames, index));
@@ -303,7 +360,7 @@ impl Desk<'_> {
             self.departures,
             self.calls,
             self.later,
-            0,
+            (0, self.outlet),
         );
         self.budget = context.budget.get();
     }

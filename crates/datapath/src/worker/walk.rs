@@ -39,20 +39,25 @@ pub(super) fn walk(
     departures: &mut Departures,
     calls: &mut Calls,
     later: &mut Later,
-    from: usize,
+    (from, outlet): (usize, Rings),
 ) -> Walked {
+    #[cfg(debug_assertions)]
+    crate::engine::fail_points::frames(&batch.frames);
     scratches.turn.from = from;
     pipeline::run(&mut batch, context, scratches, &mut ());
     let turn = &scratches.turn.turn;
     if turn.later {
         later.take(&mut batch, context);
     }
+    if batch.relays {
+        later.take_relayed(&mut batch, context);
+    }
     let n = batch.frames.len();
     let counts = batch.origin == BatchOrigin::Port;
     let bytes = batch.frames.frames().iter().map(|frame| u64::from(frame.len)).sum();
     let print = if turn.part { under_way::print(&mut batch.frames) } else { None };
     let (likely, done) =
-        deliver(batch, context, &scratches.filter, departures, calls, turn, &Rings);
+        deliver(batch, context, &scratches.filter, departures, calls, turn, &outlet);
     if !done {
         let judged = scratches.filter.first_flood(context.snapshot.version);
         return Walked { likely, frames: 0, flooded: turn.receivers.end as u32, judged, print };

@@ -183,6 +183,30 @@ impl Bindings {
         }
     }
 
+    /// Gives an address to a vnic, or to the trunk, that had it in a former process: with the note
+    /// of [`Bound::list`](crate::world::bound::Bound::list). The same rules hold as for one that is
+    /// bound for the first time. Returns whether it has the address.
+    pub fn bind_again(
+        &self,
+        vnic: &Vnic,
+        (identifier, about, router): (u64, u64, bool),
+        now: u32,
+        snapshot: &Snapshot,
+    ) -> bool {
+        let address = 0xfe80 << 112 | Address::from(identifier);
+        let voice = if router { Voice::Router } else { Voice::Speaking };
+        self.bind(address, vnic, about, voice, now, snapshot);
+        let bound = &vnic.shared.bound;
+        let Some(way) = bound.way(identifier) else { return false };
+        if !vnic.rules.bypass
+            && let Some(word) = bound.about.get(way)
+        {
+            // It was asked for then, not now.
+            word.fetch_min(about, Relaxed);
+        }
+        true
+    }
+
     /// Enters a vnic's addresses, for a table of an explanation.
     pub fn adopt(&self, vnic: &Vnic, snapshot: &Snapshot) {
         for way in 0..PLACES {

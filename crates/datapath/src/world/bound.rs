@@ -69,6 +69,19 @@ impl Bound {
         }
     }
 
+    /// Returns identifier, note and range (true: the first) of each address, the oldest first.
+    pub fn list(&self) -> Vec<(u64, u64, bool)> {
+        let ranges = [(FIRST, true), (OTHERS, false)].into_iter().zip(&self.count);
+        let ways = ranges.flat_map(|((range, router), count)| {
+            let (first, len) = (range.start, range.len());
+            let next = count.load(Relaxed) as usize % len;
+            (next..next + len).map(move |way| (first + way % len, router))
+        });
+        ways.map(|(way, router)| (at(&self.identifiers, way), at(&self.about, way), router))
+            .filter(|(identifier, ..)| *identifier != 0)
+            .collect()
+    }
+
     /// Takes an address away, if it still is in its place.
     pub fn lose(&self, way: usize, identifier: u64) {
         if let Some(word) = self.identifiers.get(way) {

@@ -291,7 +291,9 @@ mod tests {
         let known = |range: std::ops::Range<u32>| {
             range.filter(|n| clients.request(of(*n), 9100, 100_000, holds).is_some()).count()
         };
-        assert_eq!(known(1000..9000), CLIENTS);
+        // Clients are known by a hash: now and then one that was forgotten looks like another one.
+        let all = known(1000..9000);
+        assert!((CLIENTS..CLIENTS + 4).contains(&all), "{all}");
         assert!(known(8400..9000) > 540, "{}", known(8400..9000));
     }
 

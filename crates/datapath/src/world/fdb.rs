@@ -17,6 +17,8 @@ use std::{
     },
 };
 
+use butterfly_point::{Point, pass};
+
 use crate::engine::{place::PortRef, quota::Quota};
 
 /// Most addresses learnt in one network.
@@ -53,6 +55,8 @@ pub(crate) struct Fdb {
     buckets: Box<[Bucket]>,
     /// Room of each network.
     pub quota: Quota,
+    /// Seconds until a silent address is forgotten. Written by the thread that changes settings; a
+    /// worker may use the old one once more.
     ageing: AtomicU32,
     /// Secret seed of the hash: guests choose addresses, but cannot know which of them share a
     /// bucket.
@@ -110,7 +114,9 @@ impl Entry {
         // Who sees the new value sees that the entry lost its old key.
         self.value.store(value, Ordering::Release);
         self.seen.store(seen, Ordering::Relaxed);
+        pass(Point::StationHalf);
         self.key.store(key, Ordering::Release);
+        pass(Point::StationLearnt);
     }
 }
 
@@ -146,6 +152,10 @@ impl Fdb {
     }
 
     /// Returns the seconds after which a silent address is forgotten.
+    pub fn set_ageing(&self, ageing: u32) {
+        self.ageing.store(ageing, Ordering::Relaxed);
+    }
+
     pub fn ageing(&self) -> u32 {
         self.ageing.load(Ordering::Relaxed)
     }

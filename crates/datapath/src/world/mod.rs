@@ -1,5 +1,6 @@
 //! World: all that a worker may know. Vnics, networks, addresses, rules, and the snapshot of them.
 
+pub(crate) mod adopted;
 pub(crate) mod announcing;
 pub(crate) mod bindings;
 pub(crate) mod bound;
@@ -9,6 +10,7 @@ pub(crate) mod fdb;
 pub(crate) mod holders;
 pub(crate) mod policy;
 pub(crate) mod presence;
+pub(crate) mod relay;
 pub(crate) mod rules;
 pub(crate) mod snapshot;
 pub(crate) mod waiting;

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(crate) struct Presence {
     /// Attachments plus detachments: with an odd sum, a guest is there.
     changes: AtomicU64,
+    /// Attachments that a former process counted.
+    former: AtomicU64,
 }
 
 impl Presence {
@@ -27,7 +29,12 @@ impl Presence {
 
     /// Returns the number of attachments.
     pub fn attachments(&self) -> u64 {
-        self.changes.load(Relaxed).div_ceil(2)
+        self.changes.load(Relaxed).div_ceil(2).wrapping_add(self.former.load(Relaxed))
+    }
+
+    /// Adds attachments that a former process counted.
+    pub fn add_former(&self, attachments: u64) {
+        self.former.fetch_add(attachments, Relaxed);
     }
 }
 

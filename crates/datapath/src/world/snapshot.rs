@@ -5,8 +5,8 @@ use std::{
     collections::HashMap,
     net::{IpAddr, Ipv4Addr},
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
 };
 
@@ -15,17 +15,18 @@ use butterfly_vhost::port::Port;
 
 use crate::engine::{
     bucket::{Bucket, Purse},
-    counters::Counters,
+    counters::{Counters, Totals},
     crowd::Crowd,
     numbers::Numbers,
     pace::Pace,
-    place::{PeerRef, PortRef},
+    place::{NetworkRef, PeerRef, PortRef},
     slab::Slab,
     tap::Selection,
 };
 use crate::ip::Address;
-use crate::session::VnicSessions;
+use crate::session::{SessionTimes, VnicSessions};
 use crate::world::{
+    adopted::{Adopted, Waiting},
     announcing::Announcing,
     bound::Bound,
     claim::Claim,
@@ -33,6 +34,7 @@ use crate::world::{
     holders::Holders,
     policy::VnicPolicy,
     presence::Presence,
+    relay::Relay,
     rules::{Members, Policy, number as number_of_ip},
 };
 
@@ -126,14 +128,22 @@ pub(crate) struct VnicShared {
     pub crowd: Option<Box<Budgets>>,
     /// Sessions that it is an end of.
     pub sessions: VnicSessions,
-    /// Second in which its guest attached; 0 if none did.
+    /// Second in which its guest attached; 0 if none did. An attachment of [`Self::inherits`] does
+    /// not count.
     pub attached: AtomicU32,
+    /// True if its sessions were adopted, and its guest has not attached since: that one comes
+    /// back, and no connection of its is older than the sessions.
+    pub inherits: AtomicBool,
     pub presence: Presence,
     /// True if its machine has not run here yet, or left for another host: its addresses may be
     /// there.
     pub elsewhere: AtomicBool,
     /// True if its machine is about to leave for another host.
     pub leaving: AtomicBool,
+    /// The host for which it leaves, or left, if that was said.
+    pub relay: Relay,
+    /// Its counters on another host, as they were counted here last.
+    pub counted: Mutex<Option<Box<Totals>>>,
     /// Its link-local addresses besides that of its MAC address.
     pub bound: Bound,
     /// True if its guest's driver uses both rings: the machine runs here, and nowhere else.
@@ -145,6 +155,15 @@ pub(crate) struct VnicShared {
     pub dhcp: DhcpState,
     /// Messages of neighbour and listener discovery that it may send, by their receivers.
     pub discovery: Crowd<Pace>,
+}
+
+impl VnicShared {
+    /// Notes that a guest attached at this second: its connections may be older than the vnic.
+    pub fn guest_came(&self, now: u32) {
+        if !self.inherits.swap(false, Relaxed) {
+            self.attached.store(now, Relaxed);
+        }
+    }
 }
 
 /// Kinds of ports.
@@ -222,11 +241,21 @@ pub(crate) struct Network {
     pub remote: Option<Remote>,
     /// Addresses learnt in it.
     pub learnt: Arc<AtomicU32>,
+    /// Second until which frames are passed on for a vnic of it that left.
+    pub relaying: Arc<AtomicU32>,
     /// Sessions in it.
     pub sessions: Arc<AtomicU32>,
     /// Version of the snapshot that it came with: older decisions were made in another network of
     /// this VNI.
     pub born: u32,
+}
+
+impl Network {
+    /// Returns whether frames of other hosts may have to be passed on.
+    #[inline(always)]
+    pub fn relays(&self, now: u32) -> bool {
+        now < self.relaying.load(Relaxed)
+    }
 }
 
 /// The other hosts of a network.
@@ -257,6 +286,10 @@ pub(crate) struct Snapshot {
     pub selection: Option<Arc<Selection>>,
     /// Claim of a vnic that is being made again.
     pub kept: Option<Claim>,
+    /// Times of sessions.
+    pub times: SessionTimes,
+    /// Vnics of an adopted table of sessions, until all are declared.
+    pub adopted: Option<Arc<Adopted<VnicShared>>>,
 }
 
 impl Snapshot {
@@ -274,10 +307,40 @@ impl Snapshot {
             .filter(|vnic| vnic.is_trunk() || vnic.place.incarnation == place.incarnation)
     }
 
+    /// Returns the place of a VNI's network, for frames that leave by it.
+    #[cfg_attr(not(feature = "every-second"), expect(dead_code, reason = "routers will ask"))]
+    pub fn network_ref(&self, vni: u32) -> Option<NetworkRef> {
+        self.vnis.get(vni.into()).map(NetworkRef)
+    }
+
     /// Returns the network of a VNI.
     #[inline(always)]
     pub fn network(&self, vni: u32) -> Option<&Arc<Network>> {
         self.networks.get(self.vnis.get(vni.into())?)
+    }
+
+    /// Returns the slot of a vnic that is declared: with its state, if it had that slot in the
+    /// adopted table.
+    pub fn take_slot(&mut self, id: &str, vni: u32) -> (u32, Option<Arc<VnicShared>>) {
+        let own = self.adopted.as_mut().and_then(|adopted| Arc::make_mut(adopted).take(id, vni));
+        match own {
+            Some((slot, shared)) => (slot, Some(shared)),
+            None => (self.vnics.vacant_but(|slot| self.waits(slot).is_some()), None),
+        }
+    }
+
+    /// Returns the vnic of an adopted table that waits for a slot.
+    #[inline]
+    pub fn waits(&self, slot: u32) -> Option<&Waiting<VnicShared>> {
+        self.adopted.as_deref()?.waiting(slot)
+    }
+
+    /// Returns the session counts of an end of a session that was decided in this version, if it is
+    /// the vnic of that time.
+    pub fn counts_of(&self, slot: u32, stamp: u32) -> Option<&VnicSessions> {
+        let here = self.vnics.get(slot).filter(|vnic| vnic.born <= stamp).map(|vnic| &vnic.shared);
+        let counted = here.or_else(|| self.waits(slot).map(|waiting| &waiting.shared));
+        counted.map(|shared| &shared.sessions)
     }
 
     /// Returns the network of a VNI, with its trunk.

@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use rustix::io::retry_on_intr;
+
 use crate::control::{Connection, error::ControlError};
 
 /// A socket the switch connects to, as with QEMU's `server=on`. Removed when dropped.
@@ -42,7 +44,8 @@ impl Listener {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: timeout.subsec_nanos().into(),
         };
-        if rustix::event::poll(&mut fds, Some(&limit)).map_err(|e| failed(e.into()))? == 0 {
+        let ready = retry_on_intr(|| rustix::event::poll(&mut fds, Some(&limit)));
+        if ready.map_err(|e| failed(e.into()))? == 0 {
             return Err(failed(io::Error::new(io::ErrorKind::TimedOut, "nobody connected")));
         }
         let (stream, _) = self.listener.accept().map_err(failed)?;

@@ -3,10 +3,7 @@
 use std::{
     fs::File,
     io,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::fs::FileExt,
-    },
+    os::{fd::AsFd, unix::fs::FileExt},
     path::Path,
 };
 
@@ -15,7 +12,7 @@ use rustix::{
     process::geteuid,
 };
 
-use super::{UNIT, UnitsError};
+use super::{Fate, UNIT, Units, UnitsError};
 
 /// Units that are read at once.
 const PIECE: usize = 512;
@@ -28,6 +25,16 @@ pub struct Left {
 }
 
 impl Left {
+    /// Opens a file of this user to look at it, whether a process holds it or not.
+    pub fn look_at(path: &Path) -> io::Result<Left> {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = openat(rustix::fs::CWD, path, flags, Mode::empty())?;
+        if !is_own(&file) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        Ok(Left { file: file.into() })
+    }
+
     /// Returns how many units it has.
     pub fn len(&self) -> u64 {
         self.file.metadata().map_or(0, |metadata| metadata.len() / UNIT as u64)
@@ -62,20 +69,27 @@ impl Left {
     }
 }
 
-/// Removes the file that a process left at `path` when it died, after `look` has seen it. Does not
-/// look at files of other users: they must neither be used nor stop a start.
+/// Makes a table of a file's memory.
+pub(super) type Adopt<'a> = &'a dyn Fn(&File) -> Option<Units>;
+
+/// Removes the file that a process left at `path` when it died, unless `look` says that it is to
+/// be adopted and `adopt` makes a table of it. Does not look at files of other users: they must
+/// neither be used nor stop a start.
 pub(super) fn clear(
     path: &Path,
-    look: &mut dyn FnMut(&Path, Option<&Left>),
-) -> Result<(), UnitsError> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    look: &mut dyn FnMut(&Path, Option<&Left>) -> Fate,
+    adopt: Option<Adopt<'_>>,
+) -> Result<Option<Units>, UnitsError> {
+    let flags = OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let open = |access| openat(rustix::fs::CWD, path, flags | access, Mode::empty());
     loop {
-        let file = match openat(rustix::fs::CWD, path, flags, Mode::empty()) {
+        // One that cannot be written to can still be looked at.
+        let file = match open(OFlags::RDWR).or_else(|_| open(OFlags::RDONLY)) {
             Ok(file) => Some(file),
-            Err(rustix::io::Errno::NOENT) => return Ok(()),
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
             Err(_) => None,
         };
-        let Some(own) = file.filter(is_own) else {
+        let Some(own) = file.filter(|file| is_own(file)) else {
             look(path, None);
             break;
         };
@@ -88,16 +102,22 @@ pub(super) fn clear(
         // own there.
         if is_at(&own, path) {
             let left = Left { file: own.into() };
-            look(path, Some(&left));
+            let fate = look(path, Some(&left));
+            // The table's copy of the descriptor keeps the lock.
+            if let (Fate::Adopt, Some(adopt)) = (fate, adopt)
+                && let Some(units) = adopt(&left.file)
+            {
+                return Ok(Some(units));
+            }
             let _ = unlink(path);
-            return Ok(());
+            return Ok(None);
         }
     }
     let _ = unlink(path); // if that fails, making ours will, and says why
-    Ok(())
+    Ok(None)
 }
 
-fn is_own(file: &OwnedFd) -> bool {
+fn is_own(file: impl AsFd) -> bool {
     fstat(file).is_ok_and(|stat| is_own_stat(&stat))
 }
 

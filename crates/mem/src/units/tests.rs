@@ -7,7 +7,10 @@ use rustix::{fs::fstat, process::geteuid};
 /// user's own.
 fn file(name: &str) -> Result<(Units, Vec<bool>), UnitsError> {
     let mut before = Vec::new();
-    let units = Units::file(10, name, |_, left| before.push(left.is_some()))?;
+    let units = Units::file(10, name, |_, left| {
+        before.push(left.is_some());
+        Fate::Remove
+    })?;
     Ok((units, before))
 }
 
@@ -73,6 +76,7 @@ fn what_a_crash_left_can_be_read() {
         assert!(
             read(0, 2000).is_err() && read(1999, 1).is_err() && read(usize::MAX / 256, 2).is_err()
         );
+        Fate::Remove
     };
     drop(Units::file(10, &name, look).unwrap());
     assert_eq!(looked, 1);
@@ -178,4 +182,32 @@ fn of_many_that_start_at_once_one_has_the_file() {
         });
         let _ = std::fs::remove_file(&path);
     }
+}
+
+/// The file, its contents and its lock are the table's from then on.
+#[test]
+fn what_a_crash_left_can_be_adopted() {
+    let (name, path) = name("adopted");
+    let bytes: Vec<u8> = (0..160u64).flat_map(u64::to_ne_bytes).collect();
+    std::fs::write(&path, &bytes).unwrap();
+    let units = Units::file(10, &name, |_, _| Fate::Adopt).unwrap();
+    assert_eq!(
+        (units.adopted(), units.path(), units.memory()),
+        (true, Some(&*path), Memory::Tmpfs)
+    );
+    let words = units.iter().flat_map(|unit| unit.0.iter().map(|word| word.load(Relaxed)));
+    assert!(words.eq(0..160));
+    units[9].0[15].store(7, Relaxed);
+    assert!(std::fs::read(&path).unwrap()[159 * 8..].starts_with(&7u64.to_ne_bytes()));
+    assert!(matches!(file(&name), Err(UnitsError::InUse(at)) if at == path));
+    drop(units);
+    assert!(!path.exists());
+    // One that may only be read cannot be mapped, and is replaced. Root may write to any.
+    std::fs::write(&path, &bytes).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
+    let units = Units::file(10, &name, |_, left| {
+        assert!(left.is_some());
+        Fate::Adopt
+    });
+    assert_eq!(units.unwrap().adopted(), geteuid().is_root());
 }

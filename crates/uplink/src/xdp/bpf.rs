@@ -5,7 +5,7 @@
 use std::{
     ffi::c_long,
     io,
-    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     ptr,
 };
 
@@ -14,13 +14,16 @@ use super::assembler::Instruction;
 const BPF_MAP_CREATE: c_long = 0;
 const BPF_MAP_UPDATE_ELEM: c_long = 2;
 const BPF_PROG_LOAD: c_long = 5;
+const BPF_OBJ_GET_INFO_BY_FD: c_long = 15;
 const BPF_LINK_CREATE: c_long = 28;
+const BPF_LINK_UPDATE: c_long = 29;
 const BPF_LINK_DETACH: c_long = 34;
 
 const BPF_MAP_TYPE_XSKMAP: u32 = 17;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 /// The attach type of XDP programs.
 const BPF_XDP: u32 = 37;
+const BPF_LINK_TYPE_XDP: u32 = 6;
 
 /// Place in the receive path at which a program runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,6 +103,38 @@ struct LinkCreate {
 }
 // SAFETY: 32-bit numbers, no pointers.
 unsafe impl Attributes for LinkCreate {}
+
+#[repr(C)]
+struct LinkUpdate {
+    link: u32,
+    program: u32,
+    flags: u32,
+    old_program: u32,
+}
+// SAFETY: 32-bit numbers, no pointers.
+unsafe impl Attributes for LinkUpdate {}
+
+/// The beginning of `struct bpf_link_info`, with what an XDP link has there.
+#[repr(C)]
+#[derive(Default)]
+struct LinkInfo {
+    kind: u32,
+    id: u32,
+    program: u32,
+    unused: u32,
+    interface: u32,
+    rest: [u32; 27],
+}
+
+#[repr(C)]
+struct GetInfo {
+    object: u32,
+    len: u32,
+    info: *mut LinkInfo,
+}
+// SAFETY: no padding; made in `Link::interface` only, with a pointer to a local of the length that
+// it tells.
+unsafe impl Attributes for GetInfo {}
 
 #[repr(C)]
 struct LinkDetach {
@@ -191,15 +226,65 @@ pub fn load(program: &[Instruction]) -> io::Result<OwnedFd> {
     Err(io::Error::new(error.kind(), format!("{error} ({end})")))
 }
 
-/// An attached program. The kernel detaches it when this is dropped, or when the process ends,
-/// however it does.
-pub struct Link(OwnedFd);
+/// An attached program. The kernel detaches it when its last descriptor is closed, or when this is
+/// dropped, unless it is to [outlast](Link::outlast) this.
+pub struct Link {
+    fd: OwnedFd,
+    outlasts: bool,
+}
+
+impl Link {
+    /// Takes one that a former process made, which need not be one. It outlasts this.
+    pub fn adopt(fd: OwnedFd) -> Link {
+        Link { fd, outlasts: true }
+    }
+
+    /// Has it stay when this is dropped, as long as another descriptor is open.
+    pub fn outlast(&mut self) {
+        self.outlasts = true;
+    }
+
+    /// Its descriptor.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Returns the index of the interface that the program is attached to. An error if this is no
+    /// link of an XDP program; 0 if it is attached to none any more.
+    pub fn interface(&self) -> io::Result<u32> {
+        let mut info = LinkInfo::default();
+        let mut attributes = GetInfo {
+            object: self.fd.as_raw_fd() as u32,
+            len: size_of::<LinkInfo>() as u32,
+            info: &mut info,
+        };
+        bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes)?;
+        match info.kind {
+            BPF_LINK_TYPE_XDP => Ok(info.interface),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// Puts another program in the place of the one that is attached. No frame passes in between.
+    pub fn replace(&self, program: BorrowedFd<'_>) -> io::Result<()> {
+        let (link, program) = (self.fd.as_raw_fd() as u32, program.as_raw_fd() as u32);
+        let mut attributes = LinkUpdate { link, program, flags: 0, old_program: 0 };
+        bpf(BPF_LINK_UPDATE, &mut attributes).map(drop)
+    }
+}
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Closing would do, were there no child on its way to exec, which has the descriptor, too.
-        let _ = bpf(BPF_LINK_DETACH, &mut LinkDetach { link: self.0.as_raw_fd() as u32 });
+        if !self.outlasts {
+            detach(self.fd.as_fd());
+        }
     }
+}
+
+/// Detaches the program of a link, whoever else has it. Closing would do, were there no child on
+/// its way to exec, which has the descriptor, too.
+pub fn detach(link: BorrowedFd<'_>) {
+    let _ = bpf(BPF_LINK_DETACH, &mut LinkDetach { link: link.as_raw_fd() as u32 });
 }
 
 /// Attaches a program to an interface.
@@ -207,7 +292,7 @@ pub fn attach(program: BorrowedFd<'_>, interface: u32, hook: Hook) -> io::Result
     let program = program.as_raw_fd() as u32;
     let mut attributes =
         LinkCreate { program, interface, attach_type: BPF_XDP, flags: hook.flags() };
-    bpf_fd(BPF_LINK_CREATE, &mut attributes).map(Link)
+    bpf_fd(BPF_LINK_CREATE, &mut attributes).map(|fd| Link { fd, outlasts: false })
 }
 
 #[cfg(test)]

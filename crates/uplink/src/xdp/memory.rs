@@ -3,12 +3,18 @@
 
 use std::{
     io,
-    os::fd::BorrowedFd,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::{self, NonNull},
     slice,
 };
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::{
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create},
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+};
+
+/// Bytes before the first chunk, for what a successor has to know.
+pub const HEAD: usize = 4096;
 
 /// A mapping of this process, writable, all pages there from the start.
 pub struct Mapping {
@@ -21,10 +27,11 @@ unsafe impl Send for Mapping {}
 
 impl Mapping {
     /// Zeroed memory of our own.
+    #[cfg(test)]
     pub fn anonymous(len: usize) -> io::Result<Mapping> {
         // SAFETY: without an address to map at, no other mapping is replaced.
         let start = unsafe {
-            mmap_anonymous(
+            rustix::mm::mmap_anonymous(
                 ptr::null_mut(),
                 len,
                 ProtFlags::READ | ProtFlags::WRITE,
@@ -78,17 +85,50 @@ impl Drop for Mapping {
 }
 
 /// The frames of one AF_XDP socket: a mapping in chunks of one size, each lent to the kernel or
-/// ours.
+/// ours. They are in a memory file, behind its head, so that another process can go on with them.
+///
+/// The process that keeps the file meanwhile never maps it, and a successor maps it when the one
+/// before is gone. So only the kernel and this process write here.
 pub struct Umem {
     mapping: Mapping,
     chunk: usize,
+    file: OwnedFd,
 }
 
 impl Umem {
     /// `count` chunks of `chunk` bytes, a power of two.
-    pub fn new(chunk: u32, count: u32) -> io::Result<Umem> {
-        let chunk = chunk as usize;
-        Ok(Umem { mapping: Mapping::anonymous(chunk * count as usize)?, chunk })
+    pub fn create(chunk: u32, count: u32) -> io::Result<Umem> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("butterfly-uplink", flags)?;
+        let len = chunk as usize * count as usize;
+        ftruncate(&file, (HEAD + len) as u64)?;
+        fcntl_add_seals(&file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW)?;
+        Umem::of(file, chunk, len)
+    }
+
+    /// Takes one that a former process made, which need not be what it seems.
+    pub fn adopt(file: OwnedFd, chunk: u32, count: u32) -> io::Result<Umem> {
+        let len = chunk as usize * count as usize;
+        // Without this seal, what is mapped may go away.
+        let sealed = fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
+        let size = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
+        if !sealed || size != (HEAD + len) as u64 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("a memory file of {size} bytes, sealed: {sealed}"),
+            ));
+        }
+        Umem::of(file, chunk, len)
+    }
+
+    fn of(file: OwnedFd, chunk: u32, len: usize) -> io::Result<Umem> {
+        let mapping = Mapping::shared(file.as_fd(), HEAD as u64, len)?;
+        Ok(Umem { mapping, chunk: chunk as usize, file })
+    }
+
+    /// The memory file.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// The memory, to be registered.
@@ -98,7 +138,7 @@ impl Umem {
 
     /// Returns the beginning of the chunk that `address` is in.
     #[inline]
-    pub fn chunk_of(&self, address: u64) -> u64 {
+    fn chunk_of(&self, address: u64) -> u64 {
         address & !(self.chunk as u64 - 1)
     }
 
@@ -121,8 +161,8 @@ impl Umem {
     pub unsafe fn frame(&self, address: u64, len: usize) -> Option<&[u8]> {
         let place = self.place(address, len)?;
         // SAFETY: `place` found `len` bytes inside the mapping, initialised since it was made of
-        // zeroes. The kernel does not write to them (the caller's promise). Nothing else here does:
-        // that takes `&mut self`.
+        // zeroes. The kernel does not write to them (the caller's promise), nor does another
+        // process (see the type). Nothing else here does: that takes `&mut self`.
         Some(unsafe { slice::from_raw_parts(place.as_ptr(), len) })
     }
 
@@ -145,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_frame_is_within_one_chunk() {
-        let umem = Umem::new(2048, 2).unwrap();
+        let umem = Umem::create(2048, 2).unwrap();
         let inside = |address, len| umem.place(address, len).is_some();
         assert!(
             inside(0, 2048)
@@ -162,6 +202,21 @@ mod tests {
         );
         assert_eq!(umem.chunk_of(2047), 0);
         assert_eq!(umem.chunk_of(2304), 2048);
+    }
+
+    #[test]
+    fn a_memory_file_that_may_shrink_or_has_another_size_is_refused() {
+        let made = Umem::create(2048, 2).unwrap();
+        let copy = || made.file().try_clone_to_owned().unwrap();
+        assert!(Umem::adopt(copy(), 2048, 2).is_ok());
+        assert!(Umem::adopt(copy(), 2048, 4).is_err());
+        assert!(Umem::adopt(copy(), 4096, 2).is_err());
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let open = memfd_create("open", flags).unwrap();
+        ftruncate(&open, (HEAD + 4096) as u64).unwrap();
+        assert!(Umem::adopt(open, 2048, 2).is_err(), "it may shrink under us");
+        let (pipe, _) = rustix::pipe::pipe().unwrap();
+        assert!(Umem::adopt(pipe, 2048, 2).is_err());
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! An XDP program on the interface picks our frames (`filter.rs` says which) and gives them to a
 //! socket per receive queue; frames to send go out by queue 0. Nothing is pinned: the program is
-//! attached by a descriptor, so that it is gone when the process is, however that ended.
+//! attached by a descriptor, so that it is gone when the process is, however that ended; unless
+//! another process keeps a copy of it for a successor (`adopt.rs`).
 //!
 //! A card that takes VLAN tags off frames hides them from us: VXLAN of a VLAN looks untagged then.
 //! So it is told not to, and stays so when we are gone (`ethtool -K DEV rxvlan on`); what cannot be
@@ -16,11 +17,14 @@
 //! Needs Linux 5.9, `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, and locked memory without bound
 //! (`CAP_IPC_LOCK` or `RLIMIT_MEMLOCK`).
 
+mod adopt;
 mod assembler;
 mod bpf;
+mod chunks;
 mod filter;
 mod memory;
 mod queue;
+mod record;
 mod ring;
 
 use std::{
@@ -42,6 +46,8 @@ use crate::{
 };
 use bpf::{Hook, Link};
 use queue::{Held, Queue, QueueConfig};
+
+pub use adopt::{Adopted, Ending, PARTS, Parts, end};
 
 /// Bytes of a frame beside its IP packet, with one tag.
 const LINK: u32 = (ethernet::HEADER_LEN + ethernet::TAG_LEN) as u32;
@@ -107,7 +113,12 @@ pub enum Mode {
 pub struct Xdp {
     info: Info,
     /// Detaches the program when dropped: before the sockets.
-    _link: Link,
+    link: Link,
+    hook: Hook,
+    /// Bytes in a chunk.
+    chunk: u32,
+    /// True if the kernel was asked to hand the chunks to the card.
+    zero_copy: bool,
     queues: Vec<Queue>,
     /// Readable while any of the sockets is.
     epoll: OwnedFd,
@@ -131,8 +142,7 @@ impl Xdp {
 
         let map =
             bpf::socket_map(queues).map_err(|error| bpf_failed("make a map of sockets", error))?;
-        let program = filter::program(config, map.as_fd()).and_then(|code| bpf::load(&code));
-        let program = program.map_err(|error| bpf_failed("load the XDP program", error))?;
+        let program = program(config, map.as_fd())?;
         // Until there are sockets in the map, the program leaves everything to the host.
         let (link, hook, note) = attach(program.as_fd(), &interface, config.mode)?;
 
@@ -149,6 +159,17 @@ impl Xdp {
             Queue::open(&queue_config)
         };
         let queues = (0..queues).map(open).collect::<Result<Vec<Queue>, Error>>()?;
+        Xdp::of(interface, config, (link, hook, note), queues, map.as_fd())
+    }
+
+    /// Makes it of an attached program and bound sockets, and puts these into a map.
+    fn of(
+        interface: Interface,
+        config: &XdpConfig,
+        (link, hook, note): (Link, Hook, Option<String>),
+        queues: Vec<Queue>,
+        map: BorrowedFd<'_>,
+    ) -> Result<Xdp, Error> {
         let events = |error| Error::failed("cannot make an event queue for AF_XDP sockets", error);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(events)?;
         for (number, queue) in (0u32..).zip(&queues) {
@@ -159,7 +180,7 @@ impl Xdp {
                 epoll::EventFlags::IN,
             )
             .map_err(events)?;
-            bpf::set_socket(map.as_fd(), number, queue.socket())
+            bpf::set_socket(map, number, queue.socket())
                 .map_err(|error| bpf_failed("give the XDP program its sockets", error))?;
         }
 
@@ -170,6 +191,7 @@ impl Xdp {
         };
         let tags = keep_tags(&interface);
         Ok(Xdp {
+            chunk: chunk(&interface)?,
             info: Info {
                 kind: "af_xdp",
                 interface: interface.name,
@@ -181,7 +203,9 @@ impl Xdp {
                 mac: interface.mac,
                 mtu: interface.mtu,
             },
-            _link: link,
+            link,
+            hook,
+            zero_copy: hook == Hook::Native && config.mode == Mode::Best,
             queues,
             epoll,
             held: ArrayVec::new(),
@@ -337,6 +361,12 @@ fn queues(interface: &Interface, wanted: Option<u32>) -> Result<u32, Error> {
              driver can"
         ))),
     }
+}
+
+/// Loads the program that gives frames to the sockets in a map.
+fn program(config: &XdpConfig, sockets: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
+    let program = filter::program(config, sockets).and_then(|code| bpf::load(&code));
+    program.map_err(|error| bpf_failed("load the XDP program", error))
 }
 
 /// Attaches the program as the mode says. Returns also where, and why it is not the native place if

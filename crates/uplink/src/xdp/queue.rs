@@ -1,9 +1,7 @@
 //! One AF_XDP socket: frames of one receive queue in, and frames out if it is the one that sends.
 //!
-//! Chunks never change sides: the first ones receive, the others send. A receiving chunk is in the
-//! fill ring, on its way through the kernel, in the receive ring, or held by us. A sending one is
-//! free, given out, in the transmit ring, or in the kernel until it appears in the completion ring.
-//! Only chunks held, free or given out are touched here.
+//! [`chunks`](super::chunks) says whose each chunk is. Only chunks held, free or given out are
+//! touched here.
 #![allow(unsafe_code)]
 
 use std::{
@@ -19,23 +17,20 @@ use rustix::{
     net::{
         AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt,
         xdp::{
-            SocketAddrXdp, SocketAddrXdpFlags, XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING,
-            XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING, XdpMmapOffsets,
+            SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem, XDP_PGOFF_RX_RING,
+            XDP_PGOFF_TX_RING, XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING,
             XdpOptionsFlags, XdpUmemReg, XdpUmemRegFlags,
         },
     },
 };
 
 use super::{
+    chunks::{RECEIVE, Receiver, SEND, Sender},
     memory::Umem,
     ring::{Consumer, Descriptor, Producer},
 };
 use crate::Error;
 
-/// Chunks to receive into, and entries of the rings they go through.
-pub const RECEIVE: u32 = 2048;
-/// Chunks to send from, and entries of the rings they go through.
-pub const SEND: u32 = 2048;
 /// Entries of a completion ring that has nothing to do, but must be there.
 const NO_COMPLETIONS: u32 = 64;
 /// Frames that the kernel sends per wake-up where it copies them (`TX_BATCH_SIZE`).
@@ -51,23 +46,10 @@ pub struct Queue {
     // it reads.
     socket: Arc<OwnedFd>,
     number: u32,
-    receive: Consumer<Descriptor>,
-    fill: Producer<u64>,
+    receiver: Receiver,
     sender: Option<Sender>,
     umem: Umem,
     zero_copy: bool,
-}
-
-/// The sending half.
-struct Sender {
-    transmit: Producer<Descriptor>,
-    completions: Consumer<u64>,
-    /// Free chunks. Has room for all of them, so that it never grows.
-    free: Vec<u64>,
-    /// The chunk given out, and the length asked for.
-    given: Option<(u64, u32)>,
-    /// Flushes in a row that moved nothing.
-    fruitless: u32,
 }
 
 /// Parameters of a socket.
@@ -85,6 +67,56 @@ pub struct QueueConfig<'a> {
     pub sends: bool,
     /// True if the kernel may hand the chunks to the card.
     pub zero_copy: bool,
+}
+
+impl QueueConfig<'_> {
+    /// Number of chunks.
+    fn chunks(&self) -> u32 {
+        RECEIVE + if self.sends { SEND } else { 0 }
+    }
+}
+
+/// The rings of a socket.
+struct Rings {
+    receive: Consumer<Descriptor>,
+    fill: Producer<u64>,
+    send: Option<(Producer<Descriptor>, Consumer<u64>)>,
+}
+
+impl Rings {
+    fn map(socket: &OwnedFd, sends: bool) -> io::Result<Rings> {
+        let at = sockopt::xdp_mmap_offsets(socket)?;
+        let socket = socket.as_fd();
+        let receive = Consumer::map(socket, XDP_PGOFF_RX_RING, &at.rx, RECEIVE)?;
+        let fill = Producer::map(socket, XDP_UMEM_PGOFF_FILL_RING, &at.fr, RECEIVE)?;
+        let send = || {
+            let transmit = Producer::map(socket, XDP_PGOFF_TX_RING, &at.tx, SEND)?;
+            let done = Consumer::map(socket, XDP_UMEM_PGOFF_COMPLETION_RING, &at.cr, SEND)?;
+            io::Result::Ok((transmit, done))
+        };
+        Ok(Rings { receive, fill, send: sends.then(send).transpose()? })
+    }
+
+    /// Maps rings that a former process used. Fails if they have other sizes than ours.
+    fn map_again(socket: &OwnedFd, sends: bool) -> io::Result<Rings> {
+        let rings = Rings::map(socket, sends)?;
+        let at = sockopt::xdp_mmap_offsets(socket)?;
+        let fd = socket.as_fd();
+        let longer = Consumer::<Descriptor>::is_longer(fd, XDP_PGOFF_RX_RING, &at.rx, RECEIVE)
+            || Producer::<u64>::is_longer(fd, XDP_UMEM_PGOFF_FILL_RING, &at.fr, RECEIVE)
+            || sends
+                && (Producer::<Descriptor>::is_longer(fd, XDP_PGOFF_TX_RING, &at.tx, SEND)
+                    || Consumer::<u64>::is_longer(
+                        fd,
+                        XDP_UMEM_PGOFF_COMPLETION_RING,
+                        &at.cr,
+                        SEND,
+                    ));
+        match longer {
+            true => Err(io::Error::new(io::ErrorKind::InvalidData, "rings of another size")),
+            false => Ok(rings),
+        }
+    }
 }
 
 /// A socket that is not bound to its queue yet.
@@ -184,42 +216,91 @@ impl Queue {
     /// Opens a socket and binds it to its queue. Frames arrive once it is in the program's map.
     pub fn open(config: &QueueConfig<'_>) -> Result<Queue, Error> {
         let opening = Opening::begin(config)?;
-        let send = if config.sends { SEND } else { 0 };
         let memory = |error| opening.no_memory("memory for frames", error);
-        let umem = Umem::new(config.chunk, RECEIVE + send).map_err(memory)?;
+        let umem = Umem::create(config.chunk, config.chunks()).map_err(memory)?;
         opening.register(&umem)?;
         opening.set_sizes()?;
 
         let socket = &opening.socket;
-        let offsets = sockopt::xdp_mmap_offsets(socket).map_err(opening.failed("ring layout"))?;
         let rings = |error| opening.no_memory("mapping the rings", error);
-        let mut fill =
-            Producer::map(socket.as_fd(), XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, RECEIVE)
-                .map_err(rings)?;
-        let receive = Consumer::map(socket.as_fd(), XDP_PGOFF_RX_RING, &offsets.rx, RECEIVE)
-            .map_err(rings)?;
-        let sender = config
-            .sends
-            .then(|| Sender::map(socket.as_fd(), &offsets, config.chunk))
-            .transpose()
-            .map_err(rings)?;
-        for chunk in 0..RECEIVE {
-            fill.push(u64::from(chunk) * u64::from(config.chunk));
-        }
-        fill.publish();
+        let Rings { receive, fill, send } = Rings::map(socket, config.sends).map_err(rings)?;
+        let receiver = Receiver::begin(receive, fill, config.chunk);
+        let sender = send.map(|(transmit, done)| Sender::begin(transmit, done, config.chunk));
 
         opening.bind()?;
-        let zero_copy = sockopt::xdp_options(socket)
-            .is_ok_and(|options| options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY));
+        let zero_copy = is_zero_copy(socket);
         Ok(Queue {
             socket: Arc::new(opening.socket),
             number: config.queue,
-            receive,
-            fill,
+            receiver,
             sender,
             umem,
             zero_copy,
         })
+    }
+
+    /// Goes on with the socket and the memory of a former process, which need not be what they
+    /// seem. Returns also how many frames that process held, which are lost, and a socket that has
+    /// to be closed, which takes a while.
+    ///
+    /// Needs Linux 6.4: kernels before map the rings of a bound socket only once.
+    pub fn adopt(
+        config: &QueueConfig<'_>,
+        socket: OwnedFd,
+        memory: OwnedFd,
+    ) -> Result<(Queue, u32, OwnedFd), Error> {
+        let what = || format!("queue {}", config.queue);
+        let failed =
+            |step: &str, error: io::Error| Error::failed(format!("{}: {step}", what()), error);
+        let probe = probe(config, &socket)
+            .map_err(|error| failed("its socket is not bound to it", error.into()))?;
+        let umem = Umem::adopt(memory, config.chunk, config.chunks())
+            .map_err(|error| failed("its memory", error))?;
+        let rings = Rings::map_again(&socket, config.sends).map_err(|error| {
+            let help = "it takes Linux 6.4 to map the rings of a bound socket again";
+            failed("its rings", error).help(help)
+        })?;
+        let contradicts = |why| Error::refused(format!("{}: {why}", what()));
+        let Rings { receive, fill, send } = rings;
+        let (receiver, lost) =
+            Receiver::recover(receive, fill, config.chunk).map_err(contradicts)?;
+        let sender = send
+            .map(|(transmit, done)| Sender::recover(transmit, done, config.chunk))
+            .transpose()
+            .map_err(contradicts)?;
+        let zero_copy = is_zero_copy(&socket);
+        let mut queue = Queue {
+            socket: Arc::new(socket),
+            number: config.queue,
+            receiver,
+            sender,
+            umem,
+            zero_copy,
+        };
+        // The former process may have died before it woke the kernel.
+        queue.given_back();
+        let _ = queue.flush();
+        Ok((queue, lost, probe))
+    }
+
+    /// Returns whether another process could map the rings: Linux 6.4 and later let it.
+    pub fn can_be_adopted(&self) -> bool {
+        Rings::map(&self.socket, false).is_ok()
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The memory file.
+    pub fn memory(&self) -> BorrowedFd<'_> {
+        self.umem.file()
+    }
+
+    /// The kernel's number for the socket.
+    pub fn cookie(&self) -> io::Result<u64> {
+        Ok(sockopt::socket_cookie(&*self.socket)?)
     }
 
     /// The socket, for the program's map and for waiting.
@@ -240,14 +321,15 @@ impl Queue {
     /// Takes a frame that arrived. It is ours until [`Self::give_back`].
     #[inline]
     pub fn take(&mut self) -> Option<Held> {
-        let Descriptor { address, len, .. } = self.receive.take()?;
+        let Descriptor { address, len, .. } = self.receiver.take()?;
         Some(Held { queue: self.number, address, len })
     }
 
-    /// Gives the places of frames taken, not the frames, back to the kernel.
+    /// Notes that the frames taken are not to be taken again, by a successor of this process
+    /// either.
     #[inline]
     pub fn taken(&mut self) {
-        self.receive.release();
+        self.receiver.taken();
     }
 
     /// The bytes of a frame that was taken from this queue.
@@ -266,16 +348,15 @@ impl Queue {
     #[inline]
     pub fn give_back(&mut self, held: Held) {
         if held.queue == self.number {
-            // There is room: the ring has as many entries as there are chunks.
-            self.fill.push(self.umem.chunk_of(held.address));
+            self.receiver.give_back(held.address);
         }
     }
 
     /// Shows the kernel what was given back.
     #[inline]
     pub fn given_back(&mut self) {
-        self.fill.publish();
-        if self.fill.needs_wakeup() {
+        self.receiver.given_back();
+        if self.receiver.fill.needs_wakeup() {
             // It tells nothing that could be helped here.
             let _ = rustix::net::recv(&*self.socket, &mut [0u8; 0], RecvFlags::DONTWAIT);
         }
@@ -300,9 +381,7 @@ impl Queue {
     #[inline]
     pub fn flush(&mut self) -> Result<(), Errno> {
         let Some(sender) = &mut self.sender else { return Ok(()) };
-        sender.transmit.publish();
-        // Chunks that were sent just now are in the cache: use those again first.
-        sender.collect();
+        sender.publish();
         // Where the kernel copies, a wake-up sends a burst. It is woken again as long as it gets
         // on, at most once round the ring.
         for _ in 0..=SEND / KERNEL_BURST {
@@ -336,6 +415,28 @@ impl Queue {
     }
 }
 
+fn is_zero_copy(socket: &OwnedFd) -> bool {
+    sockopt::xdp_options(socket)
+        .is_ok_and(|options| options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY))
+}
+
+/// Checks that a socket is one of AF_XDP and bound to its queue. The kernel does not tell, but it
+/// lets another socket without rings for chunks share its memory on that queue only. Returns that
+/// socket.
+fn probe(config: &QueueConfig<'_>, socket: &OwnedFd) -> Result<OwnedFd, Errno> {
+    if sockopt::socket_domain(socket)? != AddressFamily::XDP {
+        return Err(Errno::AFNOSUPPORT);
+    }
+    let probe =
+        rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_xdp_rx_ring_size(&probe, 2)?;
+    let flags = SocketAddrXdpFlags::XDP_SHARED_UMEM;
+    let addr = SocketAddrXdp::new(flags, config.interface, config.queue);
+    let shared = SocketAddrXdpWithSharedUmem { addr, shared_umem_fd: socket.as_fd() };
+    rustix::net::bind(&probe, &shared)?;
+    Ok(probe)
+}
+
 /// Binds a socket. The kernel lets go of a queue a moment after its last socket was closed: a
 /// daemon that was started again waits.
 fn bind(socket: &OwnedFd, address: &SocketAddrXdp) -> Result<(), Errno> {
@@ -345,55 +446,6 @@ fn bind(socket: &OwnedFd, address: &SocketAddrXdp) -> Result<(), Errno> {
             Err(Errno::BUSY) if Instant::now() < end => thread::sleep(Duration::from_millis(10)),
             result => return result,
         }
-    }
-}
-
-impl Sender {
-    fn map(socket: BorrowedFd<'_>, offsets: &XdpMmapOffsets, chunk: u32) -> io::Result<Sender> {
-        let transmit = Producer::map(socket, XDP_PGOFF_TX_RING, &offsets.tx, SEND)?;
-        let completions = Consumer::map(socket, XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, SEND)?;
-        // Low addresses first, so that a quiet uplink keeps to few pages.
-        let free = (RECEIVE..RECEIVE + SEND)
-            .rev()
-            .map(|index| u64::from(index) * u64::from(chunk))
-            .collect();
-        Ok(Sender { transmit, completions, free, given: None, fruitless: 0 })
-    }
-
-    /// Gives out a chunk for a frame of `len` bytes: the same again if it was not queued, else a
-    /// free one.
-    #[inline]
-    fn give(&mut self, len: u32) -> Option<u64> {
-        let address = match self.given.take() {
-            Some((address, _)) => address,
-            None => {
-                if self.free.is_empty() {
-                    self.collect();
-                }
-                self.free.pop()?
-            }
-        };
-        self.given = Some((address, len));
-        Some(address)
-    }
-
-    /// Queues the chunk given out, if there is one; returns its length.
-    #[inline]
-    fn queue(&mut self) -> Option<usize> {
-        let (address, len) = self.given.take()?;
-        // There is room: the ring has as many entries as there are chunks.
-        self.transmit.push(Descriptor { address, len, options: 0 }).then_some(len as usize)
-    }
-
-    /// Takes back chunks that were sent.
-    #[inline]
-    fn collect(&mut self) {
-        while self.free.len() < self.free.capacity()
-            && let Some(address) = self.completions.take()
-        {
-            self.free.push(address);
-        }
-        self.completions.release();
     }
 }
 
@@ -415,55 +467,5 @@ impl Held {
     /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.len as usize
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::{super::ring::pair, *};
-
-    #[test]
-    fn a_chunk_is_not_given_out_before_it_was_sent() {
-        const CHUNKS: u32 = 8;
-        let (transmit, mut kernel_transmit) = pair(CHUNKS, u32::MAX - 5);
-        let (mut kernel_completions, completions) = pair(CHUNKS, u32::MAX - 5);
-        let free = (0..CHUNKS).map(|index| u64::from(index) * 2048).collect();
-        let mut sender = Sender { transmit, completions, free, given: None, fruitless: 0 };
-
-        let mut in_kernel = BTreeSet::new();
-        for round in 0u32..10_000 {
-            // More is asked for than there is, in bursts of all sizes.
-            for _ in 0..round % 11 {
-                let Some(address) = sender.give(60) else {
-                    assert_eq!(in_kernel.len(), CHUNKS as usize, "round {round}: a chunk got lost");
-                    break;
-                };
-                assert_eq!(sender.give(61), Some(address), "not queued, not used up");
-                assert!(
-                    in_kernel.insert(address),
-                    "round {round}: chunk {address} is with the kernel"
-                );
-                assert_eq!(sender.queue(), Some(61));
-                assert_eq!(sender.queue(), None);
-            }
-            sender.transmit.publish();
-            while let Some(Descriptor { len, .. }) = kernel_transmit.take() {
-                assert_eq!(len, 61);
-            }
-            kernel_transmit.release();
-            // The kernel completes some, in an order of its own.
-            for _ in 0..round * 7 % 5 {
-                let next =
-                    if round % 2 == 0 { in_kernel.pop_first() } else { in_kernel.pop_last() };
-                let Some(address) = next else { break };
-                assert!(kernel_completions.push(address));
-            }
-            kernel_completions.publish();
-            if round % 3 == 0 {
-                sender.collect();
-            }
-        }
     }
 }

@@ -67,7 +67,8 @@ impl<T: Entry> Shared<T> {
             usize::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
         };
         let entries = at(offsets.desc)?;
-        let mapping = Mapping::shared(fd, page, entries + size as usize * size_of::<T>())?;
+        let len = entries + size as usize * size_of::<T>();
+        let mapping = Mapping::shared(fd, page, len)?;
         let no_flags = || {
             io::Error::new(
                 io::ErrorKind::Unsupported,
@@ -84,6 +85,15 @@ impl<T: Entry> Shared<T> {
             entries,
             size,
         )
+    }
+
+    /// Returns whether the ring of `fd` at `page` has more entries. The kernel maps no page behind
+    /// a ring.
+    fn is_longer(fd: BorrowedFd<'_>, page: u64, offsets: &XdpRingOffset, size: u32) -> bool {
+        const PAGE: usize = 4096;
+        let entries = usize::try_from(offsets.desc).unwrap_or(0);
+        let len = entries + size as usize * size_of::<T>();
+        Mapping::shared(fd, page, len + PAGE).is_ok()
     }
 
     /// A ring in `mapping`: producer index, consumer index and flags at `words`.
@@ -120,6 +130,13 @@ impl<T: Entry> Shared<T> {
         unsafe { self.flags.as_ref() }
     }
 
+    /// Reads the entry of an index.
+    fn read(&self, index: u32) -> T {
+        // SAFETY: the place is inside the ring, and every pattern of bits is an entry. The other
+        // side may write there: it is the kernel, and the value is checked before it is used.
+        unsafe { self.entry(index).as_ptr().read_volatile() }
+    }
+
     /// Returns a pointer to the entry of an index.
     #[inline]
     fn entry(&self, index: u32) -> NonNull<T> {
@@ -149,15 +166,43 @@ impl<T: Entry> Producer<T> {
         Ok(Producer { ring: Shared::map(fd, page, offsets, size)?, next: 0, seen: 0 })
     }
 
+    /// Returns whether the ring of `fd` at `page` has more entries than `size`.
+    pub fn is_longer(fd: BorrowedFd<'_>, page: u64, offsets: &XdpRingOffset, size: u32) -> bool {
+        Shared::<T>::is_longer(fd, page, offsets, size)
+    }
+
+    /// Goes on behind what a former process published.
+    pub fn go_on(&mut self) {
+        self.next = self.published();
+        self.seen = self.consumed();
+    }
+
+    /// Returns the index behind the last entry that was published.
+    pub fn published(&self) -> u32 {
+        self.ring.producer().load(Ordering::Acquire)
+    }
+
+    /// Returns an entry that was published and that the ring still holds.
+    pub fn entry(&self, index: u32) -> T {
+        self.ring.read(index)
+    }
+
+    /// Returns whether an entry can be appended.
+    #[inline]
+    pub fn has_room(&mut self) -> bool {
+        if self.next.wrapping_sub(self.seen) < self.ring.size {
+            return true;
+        }
+        // Acquire: the kernel has read the entries that it gave back.
+        self.seen = self.ring.consumer().load(Ordering::Acquire);
+        self.next.wrapping_sub(self.seen) < self.ring.size
+    }
+
     /// Appends an entry, not yet shown; `false` if the ring is full.
     #[inline]
     pub fn push(&mut self, entry: T) -> bool {
-        if self.next.wrapping_sub(self.seen) >= self.ring.size {
-            // Acquire: the kernel has read the entries that it gave back.
-            self.seen = self.ring.consumer().load(Ordering::Acquire);
-            if self.next.wrapping_sub(self.seen) >= self.ring.size {
-                return false;
-            }
+        if !self.has_room() {
+            return false;
         }
         // SAFETY: the place is inside the ring, and less than a ring's size ahead of the consumer:
         // the kernel does not look at it before it is published.
@@ -215,6 +260,44 @@ impl<T: Entry> Consumer<T> {
         Ok(Consumer { ring: Shared::map(fd, page, offsets, size)?, next: 0, seen: 0 })
     }
 
+    /// Returns whether the ring of `fd` at `page` has more entries than `size`.
+    pub fn is_longer(fd: BorrowedFd<'_>, page: u64, offsets: &XdpRingOffset, size: u32) -> bool {
+        Shared::<T>::is_longer(fd, page, offsets, size)
+    }
+
+    /// Goes on at an index.
+    pub fn go_on_at(&mut self, index: u32) {
+        (self.next, self.seen) = (index, index);
+    }
+
+    /// Writes the entries of the lap before the first one, as if the kernel had, and goes on with
+    /// those. The kernel has not begun.
+    pub fn begin_with(&mut self, entries: impl Iterator<Item = T>) {
+        self.seen = self.produced();
+        self.next = self.seen.wrapping_sub(self.ring.size);
+        for (index, entry) in (0..self.ring.size).zip(entries) {
+            let place = self.ring.entry(self.next.wrapping_add(index));
+            // SAFETY: the place is inside the ring, and the kernel does not write yet.
+            unsafe { place.write(entry) };
+        }
+        self.release();
+    }
+
+    /// Returns the index that was released last.
+    pub fn released(&self) -> u32 {
+        self.ring.consumer().load(Ordering::Acquire)
+    }
+
+    /// Returns the index behind the kernel's last entry.
+    pub fn produced(&self) -> u32 {
+        self.ring.producer().load(Ordering::Acquire)
+    }
+
+    /// Returns an entry that the kernel published and that the ring still holds.
+    pub fn entry(&self, index: u32) -> T {
+        self.ring.read(index)
+    }
+
     /// Takes the next entry, if there is one.
     #[inline]
     pub fn take(&mut self) -> Option<T> {
@@ -240,22 +323,58 @@ impl<T: Entry> Consumer<T> {
     }
 }
 
+/// A ring without a kernel, of which each call maps another end.
+#[cfg(test)]
+pub struct TestRing {
+    file: std::os::fd::OwnedFd,
+    size: u32,
+}
+
+#[cfg(test)]
+impl TestRing {
+    /// Its indices begin at `start`.
+    pub fn new(size: u32, start: u32) -> TestRing {
+        let file = rustix::fs::memfd_create("ring", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+        let ring = TestRing { file, size };
+        let shared = ring.shared::<u64>();
+        shared.producer().store(start, Ordering::Relaxed);
+        shared.consumer().store(start, Ordering::Relaxed);
+        ring
+    }
+
+    fn shared<T: Entry>(&self) -> Shared<T> {
+        let mapping = Mapping::shared(std::os::fd::AsFd::as_fd(&self.file), 0, 1 << 20).unwrap();
+        Shared::new(mapping, [0, 64, 128], 192, self.size).unwrap()
+    }
+
+    /// The end that fills it, as a former process left it.
+    pub fn producer<T: Entry>(&self) -> Producer<T> {
+        let mut producer = Producer { ring: self.shared(), next: 0, seen: 0 };
+        producer.go_on();
+        producer
+    }
+
+    /// The end that empties it, as a former process left it.
+    pub fn consumer<T: Entry>(&self) -> Consumer<T> {
+        let mut consumer = Consumer { ring: self.shared(), next: 0, seen: 0 };
+        consumer.go_on_at(consumer.released());
+        consumer
+    }
+
+    /// Overwrites the indices of producer and consumer, as no honest process would.
+    pub fn forge(&self, producer: Option<u32>, consumer: Option<u32>) {
+        let shared = self.shared::<u64>();
+        producer.into_iter().for_each(|at| shared.producer().store(at, Ordering::Relaxed));
+        consumer.into_iter().for_each(|at| shared.consumer().store(at, Ordering::Relaxed));
+    }
+}
+
 /// Both ends of one ring, as if each were the other's kernel. Indices begin at `start`.
 #[cfg(test)]
 pub fn pair<T: Entry>(size: u32, start: u32) -> (Producer<T>, Consumer<T>) {
-    let file = rustix::fs::memfd_create("ring", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&file, 4096).unwrap();
-    let shared = || {
-        let mapping = Mapping::shared(std::os::fd::AsFd::as_fd(&file), 0, 4096).unwrap();
-        let ring = Shared::new(mapping, [0, 64, 128], 192, size).unwrap();
-        ring.producer().store(start, Ordering::Relaxed);
-        ring.consumer().store(start, Ordering::Relaxed);
-        ring
-    };
-    (
-        Producer { ring: shared(), next: start, seen: start },
-        Consumer { ring: shared(), next: start, seen: start },
-    )
+    let ring = TestRing::new(size, start);
+    (ring.producer(), ring.consumer())
 }
 
 #[cfg(test)]

@@ -10,6 +10,13 @@ use crate::{net::Features, port::PortEvents};
 pub trait DeviceEvents: PortEvents {
     /// A front end attached: it connected and began to speak.
     fn attached(&self);
+    /// The state of a front end that another device served is being taken up, until this is told
+    /// with `false`. What happens meanwhile has happened before.
+    fn resuming(&self, under_way: bool) {
+        let _ = under_way;
+    }
+    /// A front end that another device served goes on with this one. It noticed nothing.
+    fn resumed(&self) {}
     /// The front end is gone, and so is everything it gave us. `reason` is a sentence without a
     /// full stop.
     fn detached(&self, reason: &str);

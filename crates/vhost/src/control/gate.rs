@@ -29,7 +29,7 @@
 use std::{
     fs::File,
     io::{self, Read},
-    os::unix::net::UnixStream,
+    os::{fd::OwnedFd, unix::net::UnixStream},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -47,7 +47,7 @@ use vhost::vhost_user::{
 
 use super::{
     session::{PROTOCOL_FEATURES, Refused, Session},
-    state::RingAddresses,
+    state::{LogState, Named, RingAddresses},
     wire::{self, Header, Message},
 };
 use crate::{memory::RegionSpec, net::Features};
@@ -223,6 +223,13 @@ fn region(region: &VhostUserMemoryRegion, file: File) -> RegionSpec {
     }
 }
 
+impl Backend {
+    /// Names a message's only descriptor.
+    fn first(&self, fd: Option<File>) -> Option<Named<OwnedFd>> {
+        fd.map(|fd| self.session.name(0, fd.into()))
+    }
+}
+
 impl VhostUserBackendReqHandlerMut for Backend {
     fn set_owner(&mut self) -> Result<()> {
         Ok(())
@@ -255,8 +262,10 @@ impl VhostUserBackendReqHandlerMut for Backend {
         files: Vec<File>,
         _postcopy_listening: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        self.session
-            .set_memory(regions.iter().zip(files).map(|(r, file)| region(r, file)).collect())?;
+        let regions = regions.iter().zip(files).map(|(r, file)| region(r, file));
+        let regions = regions.enumerate().map(|(at, region)| self.session.name(at, region));
+        let regions = regions.collect();
+        self.session.set_memory(regions)?;
         Ok(None)
     }
 
@@ -289,11 +298,11 @@ impl VhostUserBackendReqHandlerMut for Backend {
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        Ok(self.session.set_kick(u32::from(index), fd.map(Into::into))?)
+        Ok(self.session.set_kick(u32::from(index), self.first(fd))?)
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        Ok(self.session.set_call(u32::from(index), fd.map(Into::into))?)
+        Ok(self.session.set_call(u32::from(index), self.first(fd))?)
     }
 
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
@@ -369,7 +378,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
         fd: File,
         _postcopy_listening: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
-        self.session.add_region(region(added, fd))?;
+        self.session.add_region(self.session.name(0, region(added, fd)))?;
         Ok(None)
     }
 
@@ -399,6 +408,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
-        Ok(self.session.set_log(file.into(), log.mmap_size, log.mmap_offset)?)
+        let log = LogState { file: file.into(), size: log.mmap_size, offset: log.mmap_offset };
+        Ok(self.session.set_log(self.session.name(0, log))?)
     }
 }

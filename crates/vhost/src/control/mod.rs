@@ -9,6 +9,8 @@ mod descriptors;
 mod events;
 mod farewell;
 mod gate;
+mod held;
+mod noted;
 mod pace;
 mod role;
 mod session;
@@ -29,6 +31,8 @@ use std::{
     time::Duration,
 };
 
+use butterfly_holder::client::{Channel, Former};
+
 use crate::{
     maps::{Maps, OF_A_THREAD},
     net::Features,
@@ -41,10 +45,11 @@ use socket::Listener;
 
 pub use events::DeviceEvents;
 pub use farewell::Farewell;
+pub use noted::check as check_state;
 pub use role::Role;
-pub use socket::{MAX_PATH, may_listen};
+pub use socket::{MAX_PATH, listen, may_listen};
 pub use start::StartError;
-pub use state::{DeviceState, Exported, Kick, LogState, RingAddresses, RingState};
+pub use state::{DeviceState, Exported, Kick, LogState, Name, Named, RingAddresses, RingState};
 pub use status::{Detach, DeviceStatus, Negotiated};
 
 /// Stack of a control thread: a few frames of ours and of a logger. Only what is used takes memory.
@@ -109,6 +114,42 @@ impl Device {
         )
     }
 
+    /// Starts a control channel whose sockets are the holder's, which tells of its front ends by
+    /// `channel`. Goes on with the front end of a dead process, `former`: its rings run when this
+    /// returns. A front end whose state is not usable is sent away.
+    pub fn start_held(
+        config: DeviceConfig,
+        channel: Channel,
+        former: Option<Former>,
+    ) -> Result<Device, StartError> {
+        let DeviceConfig { name, role, path, port, offered, events } = config;
+        ensure_signaller().map_err(StartError::NoSignaller)?;
+        let counted = Maps::take(OF_A_THREAD)?;
+        let address = socket::check_path(&path)?;
+        let shared = Arc::new(Shared::new(None).map_err(|error| StartError::Thread(error.into()))?);
+        let served = former.map(|former| {
+            let session = Session::new(port.clone(), offered, events.clone());
+            held::Served::resume(session, former)
+        });
+        let thread = thread::Thread {
+            server: (role == Role::Client).then_some(address),
+            port: port.clone(),
+            offered,
+            events,
+            shared: shared.clone(),
+            inside: false,
+        };
+        let thread = spawn(&name, move || thread.run_held(&channel, served))?;
+        Ok(Device {
+            socket: Some((role, path)),
+            port,
+            offered,
+            shared,
+            thread: Some(thread),
+            _counted: counted,
+        })
+    }
+
     /// Starts a control channel whose front end is in this process, without a socket in the file
     /// system. Returns the front end's end of the connection, and its means to say why it leaves.
     /// After it left no front end can attach.
@@ -131,6 +172,7 @@ impl Device {
             offered,
             events,
             shared: shared.clone(),
+            inside: true,
         };
         let farewell = Farewell(shared.clone());
         let thread = spawn(name, move || thread.run(Some(first)))?;
@@ -153,8 +195,14 @@ impl Device {
         };
         let shared =
             Arc::new(Shared::new(listener).map_err(|error| StartError::Thread(error.into()))?);
-        let thread =
-            thread::Thread { server, port: port.clone(), offered, events, shared: shared.clone() };
+        let thread = thread::Thread {
+            server,
+            port: port.clone(),
+            offered,
+            events,
+            shared: shared.clone(),
+            inside: false,
+        };
         let thread = spawn(&name, move || thread.run(resumed))?;
         Ok(Device {
             socket: Some((role, path)),

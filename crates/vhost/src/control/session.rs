@@ -12,7 +12,7 @@ macro_rules! refuse {
 
 mod rings;
 
-use std::{io, os::fd::OwnedFd, sync::Arc, time::SystemTime};
+use std::{io, sync::Arc, time::SystemTime};
 
 use rustix::fs::fstat;
 use vhost::vhost_user::VhostUserProtocolFeatures;
@@ -22,7 +22,7 @@ use rings::Ring;
 use super::{
     descriptors::Unusual,
     events::DeviceEvents,
-    state::{DeviceState, Kick, LogState, RingState},
+    state::{DeviceState, Kick, LogState, Name, Named, RingState},
     status::Negotiated,
 };
 use crate::{
@@ -53,7 +53,7 @@ const ABSENT: &str = "its memory cannot be shared: its driver is up and no memor
 pub(super) struct Refused(pub String);
 
 struct Log {
-    state: LogState,
+    state: Named<LogState>,
     map: Arc<DirtyLog>,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct Session {
     events: Arc<dyn DeviceEvents>,
     features: Option<Features>,
     protocol_features: Option<u64>,
-    regions: Vec<RegionSpec>,
+    regions: Vec<Named<RegionSpec>>,
     unusual: Unusual,
     memory: Arc<GuestMemory>,
     log: Option<Log>,
@@ -77,9 +77,23 @@ pub(super) struct Session {
     resumed: bool,
     /// Warning about memory that was reported, while nothing speaks against it.
     memory_trouble: Option<&'static str>,
+    /// Number of the message that is carried out, for names of its descriptors.
+    message: u64,
+    /// Another device's state is being taken up.
+    restoring: bool,
 }
 
 impl Session {
+    /// The next changes are those of this message.
+    pub fn serve(&mut self, message: u64) {
+        self.message = message;
+    }
+
+    /// Names the descriptor at this place of the message that is carried out.
+    pub fn name<T>(&self, place: usize, it: T) -> Named<T> {
+        Named { name: Name { message: self.message, place: place as u32 }, it }
+    }
+
     /// The front end wants the machine to be announced: SEND_RARP, of QEMU after a live migration
     /// if the guest cannot do it itself.
     pub fn send_rarp(&self) {
@@ -104,11 +118,24 @@ impl Session {
             driving: false,
             resumed: false,
             memory_trouble: None,
+            message: 0,
+            restoring: false,
         }
     }
 
-    /// Takes up what another device left. Rings that ran run again.
+    /// Takes up what another device of this host left. Rings that ran run again, and nobody has to
+    /// hear where the machine is.
     pub fn restore(&mut self, state: DeviceState) -> Result<(), Refused> {
+        self.restoring = true;
+        self.events.resuming(true);
+        let restored = self.take_up(state);
+        self.events.resuming(false);
+        self.restoring = false;
+        self.log_used_rings();
+        restored
+    }
+
+    fn take_up(&mut self, state: DeviceState) -> Result<(), Refused> {
         let DeviceState { features, protocol_features, regions, log, rings } = state;
         if let Some(protocol_features) = protocol_features {
             self.set_protocol_features(protocol_features)?;
@@ -117,8 +144,8 @@ impl Session {
             self.set_features(features)?;
         }
         self.set_memory(regions)?;
-        if let Some(LogState { file, size, offset }) = log {
-            self.set_log(file, size, offset)?;
+        if let Some(log) = log {
+            self.set_log(log)?;
         }
         for (index, ring) in (0u32..).zip(rings) {
             if let Some(size) = ring.size {
@@ -145,25 +172,29 @@ impl Session {
     pub fn export(&self) -> io::Result<DeviceState> {
         let ring = |queue: Queue| -> io::Result<RingState> {
             let ring = self.ring(queue);
-            let running = self.port.status(queue).map(|status| status.used_idx);
             Ok(RingState {
                 size: ring.size,
                 addresses: ring.addresses,
-                position: running.unwrap_or(ring.position),
+                position: self.position(queue),
                 kick: match &ring.kick {
                     None => None,
                     Some(Kick::Polled) => Some(Kick::Polled),
-                    Some(Kick::Eventfd(kick)) => Some(Kick::Eventfd(kick.try_clone()?)),
+                    Some(Kick::Eventfd(kick)) => {
+                        Some(Kick::Eventfd(kick.with(kick.it.try_clone()?)))
+                    }
                 },
-                call: ring.call.as_ref().map(|call| call.fd().try_clone()).transpose()?,
+                call: match &ring.call {
+                    None => None,
+                    Some(call) => Some(call.with(call.it.fd().try_clone()?)),
+                },
                 enabled: ring.enabled,
             })
         };
-        let region = |spec: &RegionSpec| -> io::Result<RegionSpec> {
-            Ok(RegionSpec { file: spec.file.try_clone()?, ..*spec })
+        let region = |spec: &Named<RegionSpec>| -> io::Result<Named<RegionSpec>> {
+            Ok(spec.with(RegionSpec { file: spec.it.file.try_clone()?, ..spec.it }))
         };
-        let log = |log: &Log| -> io::Result<LogState> {
-            Ok(LogState { file: log.state.file.try_clone()?, ..log.state })
+        let log = |Log { state, .. }: &Log| -> io::Result<Named<LogState>> {
+            Ok(state.with(LogState { file: state.it.file.try_clone()?, ..state.it }))
         };
         Ok(DeviceState {
             features: self.features,
@@ -209,6 +240,27 @@ impl Session {
         self.offered
     }
 
+    /// The protocol features of the front end, if it said them.
+    pub fn protocol(&self) -> Option<u64> {
+        self.protocol_features
+    }
+
+    /// Memory regions as the front end gave them.
+    pub fn regions(&self) -> &[Named<RegionSpec>] {
+        &self.regions
+    }
+
+    /// The dirty log, used or not.
+    pub fn log(&self) -> Option<&Named<LogState>> {
+        self.log.as_ref().map(|log| &log.state)
+    }
+
+    /// Position of the device in a ring.
+    pub fn position(&self, queue: Queue) -> u16 {
+        let running = self.port.status(queue).map(|status| status.used_idx);
+        running.unwrap_or(self.ring(queue).position)
+    }
+
     pub fn features(&self) -> Option<Features> {
         self.features
     }
@@ -248,14 +300,14 @@ impl Session {
     // ---- Memory ----
 
     /// Takes a complete table. Regions that stay as they are keep their mapping.
-    pub fn set_memory(&mut self, regions: Vec<RegionSpec>) -> Result<(), Refused> {
+    pub fn set_memory(&mut self, regions: Vec<Named<RegionSpec>>) -> Result<(), Refused> {
         let refused = |error: crate::memory::MemoryError| Refused(error.to_string());
         let stays = |old: &RegionSpec| {
-            !self.memory.poisoned() && regions.iter().any(|new| same_region(old, new))
+            !self.memory.poisoned() && regions.iter().any(|new| same_region(old, &new.it))
         };
         let mut memory = (*self.memory).clone();
         let mut kept = Vec::new();
-        for old in &self.regions {
+        for Named { it: old, .. } in &self.regions {
             if stays(old) {
                 kept.push((old.guest_addr, old.user_addr, old.size));
             } else {
@@ -264,7 +316,7 @@ impl Session {
                     .map_err(refused)?;
             }
         }
-        for new in &regions {
+        for Named { it: new, .. } in &regions {
             let place = (new.guest_addr, new.user_addr, new.size);
             match kept.iter().position(|kept| *kept == place) {
                 // Once: a table that names a region twice is refused as an overlap.
@@ -278,9 +330,9 @@ impl Session {
         Ok(())
     }
 
-    pub fn add_region(&mut self, region: RegionSpec) -> Result<(), Refused> {
+    pub fn add_region(&mut self, region: Named<RegionSpec>) -> Result<(), Refused> {
         let memory =
-            self.memory.with_region(&region).map_err(|error| Refused(error.to_string()))?;
+            self.memory.with_region(&region.it).map_err(|error| Refused(error.to_string()))?;
         self.unusual.resize(self.regions.len() + 1).map_err(|error| Refused(error.to_string()))?;
         self.regions.push(region);
         self.use_memory(memory);
@@ -297,8 +349,9 @@ impl Session {
             .memory
             .without_region(guest_addr, user_addr, size)
             .map_err(|error| Refused(error.to_string()))?;
-        self.regions
-            .retain(|r| (r.guest_addr, r.user_addr, r.size) != (guest_addr, user_addr, size));
+        self.regions.retain(|Named { it: r, .. }| {
+            (r.guest_addr, r.user_addr, r.size) != (guest_addr, user_addr, size)
+        });
         let _ = self.unusual.resize(self.regions.len()); // fewer are always had
         self.use_memory(memory);
         Ok(())
@@ -329,9 +382,11 @@ impl Session {
         self.settle_all();
     }
 
-    pub fn set_log(&mut self, file: OwnedFd, size: u64, offset: u64) -> Result<(), Refused> {
-        let map = DirtyLog::map(&file, size, offset).map_err(|error| Refused(error.to_string()))?;
-        self.log = Some(Log { state: LogState { file, size, offset }, map: Arc::new(map) });
+    pub fn set_log(&mut self, state: Named<LogState>) -> Result<(), Refused> {
+        let LogState { file, size, offset } = &state.it;
+        let map =
+            DirtyLog::map(file, *size, *offset).map_err(|error| Refused(error.to_string()))?;
+        self.log = Some(Log { state, map: Arc::new(map) });
         if self.active_log().is_some() {
             self.settle_all();
         }

@@ -16,7 +16,7 @@ use rustix::{
     io::Errno,
     net::{
         AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-        connect as connect_to, listen, socket_with,
+        connect as connect_to, listen as listen_on, socket_with,
     },
 };
 
@@ -94,8 +94,15 @@ impl Listener {
         // No process can connect before listen().
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(MODE))
             .map_err(failed("set the permissions of"))?;
-        listen(&listener.socket, BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
+        listen_on(&listener.socket, BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
         Ok(listener)
+    }
+
+    /// The socket alone; its file stays where it is.
+    fn give_away(mut self) -> io::Result<OwnedFd> {
+        let socket = self.socket.try_clone()?;
+        self.file = (0, 0); // no file has this number
+        Ok(socket)
     }
 
     /// The next front end that waits, if there is one.
@@ -122,6 +129,15 @@ impl Drop for Listener {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// Listens at `path`, as a device would, for somebody else. The file stays.
+pub fn listen(path: &Path) -> Result<OwnedFd, StartError> {
+    Listener::new(path)?.give_away().map_err(|source| StartError::Socket {
+        what: "listen on",
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// Checks that a device could listen at `path` now: listens there for a moment.

@@ -8,6 +8,32 @@ use std::os::fd::OwnedFd;
 
 use crate::{memory::RegionSpec, net::Features};
 
+/// Name of a descriptor that a front end gave: the number of the message that it came with, and its
+/// place among the message's descriptors. Both are 0 where nobody keeps copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Name {
+    /// Number of the message.
+    pub message: u64,
+    /// Place in it, from 0.
+    pub place: u32,
+}
+
+/// Something made of a descriptor that a front end gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Named<T> {
+    /// Name of the descriptor.
+    pub name: Name,
+    /// The thing that was made of it.
+    pub it: T,
+}
+
+impl<T> Named<T> {
+    /// The same descriptor, something else made of it.
+    pub(crate) fn with<U>(&self, it: U) -> Named<U> {
+        Named { name: self.name, it }
+    }
+}
+
 /// A connection with everything that was said on it.
 #[derive(Debug)]
 pub struct Exported {
@@ -25,9 +51,9 @@ pub struct DeviceState {
     /// Features of SET_PROTOCOL_FEATURES, if it was sent (`VHOST_USER_PROTOCOL_F_*` bits).
     pub protocol_features: Option<u64>,
     /// Guest memory.
-    pub regions: Vec<RegionSpec>,
+    pub regions: Vec<Named<RegionSpec>>,
     /// The dirty log, while the guest migrates.
-    pub log: Option<LogState>,
+    pub log: Option<Named<LogState>>,
     /// The rings in the order of their vhost-user index: receive, transmit.
     pub rings: [RingState; 2],
 }
@@ -56,7 +82,7 @@ pub struct RingState {
     /// Means by which the guest says that it added buffers. A ring with `None` is stopped.
     pub kick: Option<Kick>,
     /// Eventfd that interrupts the guest (SET_VRING_CALL).
-    pub call: Option<OwnedFd>,
+    pub call: Option<Named<OwnedFd>>,
     /// Value of SET_VRING_ENABLE, if it was sent.
     pub enabled: Option<bool>,
 }
@@ -80,5 +106,5 @@ pub enum Kick {
     /// None: the worker has to look at the ring.
     Polled,
     /// This eventfd.
-    Eventfd(OwnedFd),
+    Eventfd(Named<OwnedFd>),
 }

@@ -33,7 +33,7 @@ use super::{
 use crate::{net::Features, port::Port};
 
 /// A client tries to connect so often: QEMU as a server blocks at its start until we come.
-const RETRY: Duration = Duration::from_millis(80);
+pub(super) const RETRY: Duration = Duration::from_millis(80);
 /// Allowed delay, so that threads wake together: at most 100 ms in all.
 const SLACK: Duration = Duration::from_millis(15);
 /// Before the next attempt after accepting failed, which is when descriptors are used up.
@@ -41,15 +41,21 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 
 /// Requests at once and per second; the front end has to wait beyond that. QEMU needs some 40 to
 /// set up a device. A guest that masks its interrupts all the time causes a few hundred a second.
-const REQUESTS: (u32, u32) = (4096, 2000);
+pub(super) const REQUESTS: (u32, u32) = (4096, 2000);
 /// Connections at once and per second.
-const CONNECTIONS: (u32, u32) = (20, 20);
+pub(super) const CONNECTIONS: (u32, u32) = (20, 20);
 
 /// Time in which a front end whose driver is up has to announce memory.
-const MEMORY_PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const MEMORY_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Reason for detaching a front end when the device stops.
 const REMOVED: &str = "the vnic was removed";
+
+/// Has this thread wake together with others. A host may have many of them: those that wait for
+/// their next look wake together. If it is refused, each wakes alone.
+pub(super) fn share_wake_ups() {
+    let _ = set_current_timer_slack(NonZeroU64::new(SLACK.as_nanos() as u64));
+}
 
 /// Everything the thread needs.
 pub(super) struct Thread {
@@ -59,6 +65,8 @@ pub(super) struct Thread {
     pub offered: Features,
     pub events: Arc<dyn DeviceEvents>,
     pub shared: Arc<Shared>,
+    /// The front end is in this process, and will not come again.
+    pub inside: bool,
 }
 
 /// A front end that is connected.
@@ -75,9 +83,7 @@ impl Thread {
     /// `next` is a front end that is there already: another process served it before, or it is in
     /// this process.
     pub fn run(&self, mut next: Option<Connection>) {
-        // A host may have many of these threads: those that wait for their next look wake together.
-        // If it is refused, each wakes alone.
-        let _ = set_current_timer_slack(NonZeroU64::new(SLACK.as_nanos() as u64));
+        share_wake_ups();
         let mut pace = super::pace::Pace::new(CONNECTIONS.0, CONNECTIONS.1);
         loop {
             let connection = match next.take() {
@@ -118,9 +124,14 @@ impl Thread {
     }
 
     /// Answers wishes while no front end is attached.
-    fn idle_wishes(&self) {
+    pub(super) fn idle_wishes(&self) {
         self.shared.take_wake();
         self.shared.take_poke();
+        self.refuse_exports();
+    }
+
+    /// Says that there is no state to export.
+    pub(super) fn refuse_exports(&self) {
         for wish in self.shared.take_exports() {
             let _ = wish.send(None);
         }
@@ -226,7 +237,7 @@ impl Thread {
     }
 
     /// Sleeps as [`Self::sleep`] does; wishes wait until it is over.
-    fn sleep_between(&self, time: Duration) {
+    pub(super) fn sleep_between(&self, time: Duration) {
         let until = Instant::now() + time;
         while !self.shared.stopping() {
             let left = until.saturating_duration_since(Instant::now());
@@ -322,16 +333,25 @@ impl Thread {
         }
     }
 
-    fn attach(&self, negotiated: Negotiated) {
-        let mut live = self.shared.live();
-        live.attach_count += 1;
-        live.attached = Some(negotiated);
-        drop(live);
+    pub(super) fn attach(&self, negotiated: Negotiated) {
+        self.count(negotiated);
         self.events.attached();
     }
 
+    /// As [`Self::attach`], for a front end that another device attached.
+    pub(super) fn resume(&self, negotiated: Negotiated) {
+        self.count(negotiated);
+        self.events.resumed();
+    }
+
+    fn count(&self, negotiated: Negotiated) {
+        let mut live = self.shared.live();
+        live.attach_count += 1;
+        live.attached = Some(negotiated);
+    }
+
     /// Removes all that is left of the front end. One that never spoke causes no event.
-    fn detach(&self, lost: &Lost) {
+    pub(super) fn detach(&self, lost: &Lost) {
         let mut live = self.shared.live();
         let farewell = live.farewell.take();
         let reason = match (lost, &farewell) {
@@ -339,7 +359,7 @@ impl Thread {
             (Lost::Because(_), Some(said)) => said,
             (Lost::Because(reason), None) => reason,
         };
-        if *lost != Lost::Stopped && self.server.is_none() && self.shared.listener.is_none() {
+        if *lost != Lost::Stopped && self.inside {
             live.trouble = Some(reason.to_owned());
         }
         let attached = live.attached.take().is_some();

@@ -132,6 +132,19 @@ pub(super) struct Message {
 }
 
 impl Message {
+    /// Reads a whole request that another process received.
+    pub fn read(bytes: &[u8], files: Vec<OwnedFd>) -> Result<Message, Lost> {
+        let (head, body) = bytes
+            .split_first_chunk()
+            .ok_or_else(|| Lost::because("the front end sent half a message"))?;
+        let header = Header::from_bytes(*head);
+        header.check()?;
+        if header.size as usize != body.len() {
+            return Err(Lost::because("the front end sent half a message"));
+        }
+        Ok(Message { header, body: body.to_vec(), files })
+    }
+
     /// The acknowledgement of a request that needs one: zero for success.
     pub fn ack(header: Header) -> Vec<u8> {
         let mut reply =

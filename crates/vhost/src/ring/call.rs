@@ -26,6 +26,7 @@ use std::{
 };
 
 use butterfly_mem::cpu;
+use butterfly_point::{Point, pass};
 use rustix::io::Errno;
 
 use super::{interrupts::Interrupts, messenger, signaller::Signaller, touches};
@@ -79,7 +80,10 @@ impl CallFd {
     /// already; errors are the guest's problem. Returns the time taken, in ticks of the time stamp
     /// counter.
     pub fn signal(self: &Arc<Self>) -> u64 {
-        self.measured(CallFd::send)
+        pass(Point::CallDue);
+        let took = self.measured(CallFd::send);
+        pass(Point::Called);
+        took
     }
 
     /// Leaves the interrupt to the thread that sends those of vnics with slow signals.

@@ -14,6 +14,7 @@ use std::{
 };
 
 use butterfly_packet::checksum::Sum;
+use butterfly_point::{Point, pass};
 
 use super::{
     copy::{self, LINE},
@@ -186,7 +187,9 @@ impl Door {
 #[inline(never)]
 fn mark_used(log: &DirtyLog, base: Option<u64>, byte: u64, len: u64) {
     if let Some(base) = base {
+        pass(Point::LogUnmarked);
         log.mark(base.saturating_add(byte), len);
+        pass(Point::LogMarked);
     }
 }
 
@@ -332,7 +335,9 @@ impl Drop for Store<'_> {
 #[cold]
 #[inline(never)]
 fn mark(log: &DirtyLog, addr: u64, len: u32) {
+    pass(Point::LogUnmarked);
     log.mark(addr, u64::from(len));
+    pass(Point::LogMarked);
 }
 
 #[cfg(test)]

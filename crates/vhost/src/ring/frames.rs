@@ -4,6 +4,7 @@
 use std::{ops::Range, ptr::NonNull, sync::Arc};
 
 use butterfly_packet::checksum::Sum;
+use butterfly_point::{Point, pass};
 
 use super::{
     copy::{self, LINE},
@@ -421,8 +422,10 @@ impl<'a> Frames<'a> {
         for frame in &*self.frames {
             ring.push_used(frame.id, 0);
         }
+        pass(Point::TxEntries);
         ring.next_avail = ring.next_avail.wrapping_add(self.frames.len() as u16);
         ring.publish();
+        pass(Point::TxReleased);
         if ring.wants_call() { ring.call.clone() } else { None }
     }
 

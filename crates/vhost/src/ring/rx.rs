@@ -8,6 +8,8 @@ mod spread;
 
 use std::sync::Arc;
 
+use butterfly_point::{Point, pass};
+
 use crate::{
     net::Features,
     ring::{
@@ -28,6 +30,8 @@ pub enum NotDelivered {
     Full,
     /// The guest disabled the ring, or broke it.
     NotReady,
+    /// The vnic is held.
+    Held,
     /// No buffer of this guest can hold a frame of this size.
     TooLarge,
     /// The guest's buffer chain breaks the rules of virtio 1.2, 2.7.5. It went back unused.
@@ -95,6 +99,15 @@ impl RxRing {
         self.split.features
     }
 
+    /// Returns why nothing is delivered, if the ring is not served.
+    #[inline(always)]
+    fn is_served(&self) -> Result<(), NotDelivered> {
+        if !self.split.broken && self.split.enabled {
+            return Ok(());
+        }
+        Err(if self.split.held { NotDelivered::Held } else { NotDelivered::NotReady })
+    }
+
     /// Lets the ring rest until it is set up anew: what it points to is not the guest's memory any
     /// more.
     pub fn rest(&mut self) {
@@ -112,6 +125,7 @@ impl RxRing {
     pub fn publish(&mut self) -> Option<Arc<CallFd>> {
         self.walks.forget();
         self.split.publish();
+        pass(Point::RxPublished);
         if self.split.wants_call() { self.split.call.clone() } else { None }
     }
 }

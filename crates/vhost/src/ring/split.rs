@@ -77,6 +77,8 @@ pub struct RingStatus {
     pub used_idx: u16,
     /// The guest's index was impossible; the ring rests until it is set up anew.
     pub broken: bool,
+    /// The vnic is held: its rings are not served.
+    pub held: bool,
 }
 
 /// A descriptor, read once.
@@ -121,7 +123,10 @@ pub(crate) struct Split {
     pub features: Features,
     pub header_len: usize,
     pub call: Option<Arc<CallFd>>,
+    /// The ring is served: the guest enabled it, and its vnic is not held.
     pub enabled: bool,
+    wanted: bool,
+    pub held: bool,
     pub broken: bool,
     pub next_avail: u16,
     /// The guest's index as last read.
@@ -168,6 +173,8 @@ impl Split {
             header_len: setup.features.header_len(),
             call: setup.call.clone(),
             enabled: false,
+            wanted: false,
+            held: false,
             broken: false,
             next_avail: next,
             avail_idx: next,
@@ -192,12 +199,29 @@ impl Split {
     pub fn status(&self) -> RingStatus {
         RingStatus {
             size: self.size(),
-            enabled: self.enabled,
+            enabled: self.wanted,
             next_avail: self.next_avail,
             avail_idx: self.avail_u16(1).load(Ordering::Relaxed),
             used_idx: self.published,
             broken: self.broken,
+            held: self.held,
         }
+    }
+
+    /// Has the ring served if its guest wants that and its vnic is not held.
+    pub fn serve(&mut self, wanted: bool, held: bool) {
+        (self.wanted, self.held) = (wanted, held);
+        self.enabled = wanted && !held;
+    }
+
+    /// SET_VRING_ENABLE.
+    pub fn want(&mut self, wanted: bool) {
+        self.serve(wanted, self.held);
+    }
+
+    /// Holds the ring, or lets it go.
+    pub fn hold(&mut self, held: bool) {
+        self.serve(self.wanted, held);
     }
 
     /// The `n`th 16-bit field of the available ring.
@@ -410,7 +434,7 @@ impl Split {
     /// Moves the positions of a running ring to a new setup of it.
     pub fn take_positions(&mut self, old: &Split) {
         self.touches = old.touches.clone();
-        self.enabled = old.enabled;
+        self.serve(old.wanted, old.held);
         self.broken = old.broken;
         self.next_avail = old.next_avail;
         self.avail_idx = old.avail_idx;

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use butterfly_point::{Point, pass};
+
 use super::{
     copy,
     frames::{
@@ -47,7 +49,7 @@ impl TxRing {
 
     /// SET_VRING_ENABLE.
     pub(crate) fn set_enabled(&mut self, enabled: bool) {
-        self.split.enabled = enabled;
+        self.split.want(enabled);
         self.idle_looks = 0;
     }
 
@@ -58,7 +60,7 @@ impl TxRing {
     /// stops or moves its VM. The frames that wait then are to be sent afterwards, perhaps by
     /// another host. Returns how many went back, and the eventfd that interrupts the guest.
     pub fn discard(&mut self) -> (u64, Option<Arc<CallFd>>) {
-        if self.split.broken || self.split.enabled {
+        if self.split.broken || self.split.enabled || self.split.held {
             return (0, None);
         }
         if self.idle_looks < LOOKS_BEFORE_DISCARD {
@@ -167,6 +169,7 @@ impl TxRing {
         }
         meanwhile(count as u16);
         fill_all::<HEAD>(store, count, self.split.header_len);
+        pass(Point::TxTaken);
         Gathered::Frames(Frames::gathered(self, store, count))
     }
 
@@ -186,6 +189,7 @@ impl TxRing {
             self.touch(store, count);
         }
         fill_all::<HEAD_LONG>(store, count, self.split.header_len);
+        pass(Point::TxTaken);
         Gathered::Frames(Frames::gathered(self, store, count))
     }
 

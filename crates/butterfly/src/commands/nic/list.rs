@@ -123,7 +123,11 @@ fn fault(nic: &NicShow) -> Option<String> {
         .waits_for
         .as_ref()
         .map(|owner| format!("waits for its MAC address, which nic {owner} has"));
-    nic.trouble.clone().or(queues).or(waits)
+    let held = nic.held.as_ref().map(|why| {
+        let left = duration(nic.held_for_s());
+        format!("its rings are held for {left}, as {why}: `butterfly nic release`")
+    });
+    held.or_else(|| nic.trouble.clone()).or(queues).or(waits)
 }
 
 /// The type as a word.

@@ -4,6 +4,8 @@ mod add;
 mod groups;
 mod list;
 mod lookup;
+mod moved;
+mod release;
 mod show;
 mod show_json;
 mod update;
@@ -42,7 +44,10 @@ pub fn node() -> Node {
             list::node(),
             lookup::details(),
             lookup::stats(),
+            release::node(),
             show::node(),
+            moved::export(),
+            moved::import(),
             groups::node(),
         ],
     )

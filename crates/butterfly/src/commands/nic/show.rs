@@ -138,6 +138,11 @@ fn machine(page: &mut String, show: &NicShow, now: u64) {
         (false, _) => format!("no {}", other_side(show)),
     };
     field(page, "attached", &attached);
+    if let Some(why) = &show.held {
+        let left = duration(show.held_for_s());
+        let text = format!("for {left}, as {why}; `butterfly nic release` ends that");
+        field(page, "rings held", &text);
+    }
     if let Some(trouble) = &show.trouble {
         field(page, "trouble", trouble);
     }
@@ -310,6 +315,7 @@ fn traffic(page: &mut String, show: &NicShow) {
             "frame",
             format!("said for the {machine} where it is now, as after a live migration"),
         ),
+        (show.passed_on(), "frame", format!("passed on to the host for which the {machine} left")),
         (
             show.interface_refused(),
             "frame",

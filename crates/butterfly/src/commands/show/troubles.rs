@@ -4,9 +4,11 @@ use super::Overview;
 use crate::commands::drops::{last, lately};
 use crate::commands::nic::{State, trouble};
 use crate::commands::tunnels;
-use crate::text::table::counted;
+use crate::text::table::{counted, duration};
 use butterfly_api::proto::drop_list_res::{Drop, Place};
-use butterfly_api::proto::{DropListRes, NicShow, SessionTable, TunnelShow, UplinkShow};
+use butterfly_api::proto::{
+    AppHealthRes, DropListRes, NicShow, SessionTable, TunnelShow, UplinkShow,
+};
 
 /// Most lines of a kind; beyond that only their number is shown.
 const NAMED: usize = 5;
@@ -22,8 +24,13 @@ pub fn troubles(found: &Overview) -> Vec<String> {
         .filter(|nic| trouble(nic).is_some())
         .partition(|nic| State::of(nic) == State::Trouble);
     let (full, nearly_full) = of_sessions(&found.sessions);
+    let changes = of_changes(&found.health);
     let uplink = found.uplink.iter().filter_map(of_uplink);
-    uplink
+    let held = of_held_uplink(&found.health);
+    changes
+        .into_iter()
+        .chain(uplink)
+        .chain(held)
         .chain(full)
         .chain(some(of_nics(&broken), "`butterfly nic list --wide`"))
         .chain(some(of_peers(found.tunnels.as_ref()), "`butterfly tunnels`"))
@@ -75,6 +82,24 @@ fn of_uplink(uplink: &UplinkShow) -> Option<String> {
         }
         _ => Some(format!("uplink {name}: the other end of the socket is not there")),
     }
+}
+
+/// The uplink, if its frames are not looked at.
+/// Returns reasons for which changes are refused, or would be lost, and a failed upgrade.
+fn of_changes(health: &AppHealthRes) -> Vec<String> {
+    let refused = health.degraded.as_ref().or(health.store_trouble.as_ref());
+    let refused = refused.map(|why| format!("changes are refused: {why}"));
+    let aside = health.store_set_aside.as_ref();
+    let aside = aside.map(|where_| format!("a damaged store was set aside: {where_}"));
+    let failed = health.upgrade_failed.as_ref();
+    let failed = failed.map(|why| format!("the last upgrade failed: {why}"));
+    refused.into_iter().chain(aside).chain(failed).collect()
+}
+
+fn of_held_uplink(health: &AppHealthRes) -> Option<String> {
+    let why = health.uplink_held.as_ref()?;
+    let left = duration(health.uplink_held_for_s());
+    Some(format!("uplink: its frames are held for {left}, as {why}: `butterfly nic release --all`"))
 }
 
 fn of_nics(nics: &[&NicShow]) -> Vec<String> {

@@ -2,24 +2,27 @@
 
 use super::{BYPASS, NIC};
 use crate::{
+    config::{Config, options::Options},
     dataplane::Dataplane,
     events::{Events, announce::Announcer},
-    handlers::Daemon,
+    handlers::{Daemon, Reload},
+    host::signals::Calls,
     log::{Level, LogLevel},
     recorder::Recorder,
+    upgrade::{Upgrade, passage::Came},
 };
 use butterfly_api::{
-    Envelope,
+    Envelope, Handler,
     proto::{Messages, Response},
     text,
 };
 use butterfly_datapath::{
     AddError, Admission, DeviceStatus, DropPlace, DropReport, DropRow, DroppedPacket, Explanation,
-    Fate, FdbKind, FdbRow, Features, Front, GroupChange, GroupRow, GuestReport, Mac, Machine, Mark,
-    Negotiated, NeighbourRow, NetworkReport, NoAnswer, PeerReport, Peers, Pings, PlaceDrops,
-    Question, Refused, RemoteMac, RingStatus, SessionEnd, SessionFilter, SessionRow, SessionTable,
-    Step, Target, Timeouts, Times, TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport,
-    VnicSpec, Walk, WorkerReport,
+    ExportedVnic, Fate, FdbKind, FdbRow, Features, Front, GroupChange, GroupRow, GuestReport,
+    Imported, Mac, Machine, Mark, Moved, MovedVnic, Negotiated, NeighbourRow, NetworkReport,
+    NoAnswer, NotAHost, PeerReport, Peers, Pings, PlaceDrops, Question, Refused, RemoteMac,
+    RingStatus, SessionEnd, SessionFilter, SessionRow, SessionTable, Step, Target, Timeouts, Times,
+    TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, Walk, WorkerReport,
 };
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup, SocketDir, Vni};
 use butterfly_vhost::{
@@ -27,6 +30,7 @@ use butterfly_vhost::{
     memory::RegionInfo,
     ring::{InterruptReport, TouchReport},
 };
+use clap::Parser;
 use protobuf::Message;
 use std::{
     cell::RefCell,
@@ -51,6 +55,11 @@ pub(super) struct Fake {
     /// True if it has an uplink.
     pub(super) uplink: bool,
     pub(super) peers: Peers,
+    /// Times of sessions, and ageing of addresses, if they were changed.
+    pub(super) times: Option<(Timeouts, u32)>,
+    pub(super) fdb_ageing: Option<u32>,
+    /// A peer for which there is no room.
+    pub(super) full_for: Option<IpAddr>,
     /// Vnics whose own guests ended.
     pub(super) gone: BTreeSet<String>,
     pub(super) sockets_gone: BTreeSet<String>,
@@ -85,6 +94,8 @@ impl Fake {
 }
 
 impl Dataplane for Fake {
+    fn follow_layout(&self) {}
+
     fn explain(&self, question: &Question) -> Result<Explanation, NoAnswer> {
         *self.question.borrow_mut() = Some(question.clone());
         match &question.to {
@@ -141,7 +152,27 @@ impl Dataplane for Fake {
         Ok(())
     }
 
-    fn export_vnic(&self, _: &str) {}
+    fn vnic_leaves(&self, _: &str, to: Option<IpAddr>) -> Result<(), NotAHost> {
+        match to {
+            Some(to) if to.is_ipv6() => Err(NotAHost::Family),
+            _ => Ok(()),
+        }
+    }
+
+    /// The text that a vnic without sessions has.
+    fn export_vnic(&self, vnic: MovedVnic) -> Option<ExportedVnic> {
+        let plain = format!("{vnic:?}");
+        assert!(!plain.is_empty());
+        let text = format!(
+            r#"{{"kind":"butterfly-vnic","layout":1,"vnic":{}}}"#,
+            serde_json::to_string(&vnic).unwrap()
+        );
+        Some(ExportedVnic { text: text.into(), sessions: 0, left_out: 0 })
+    }
+
+    fn import_vnic(&self, _: &Moved) -> Option<Imported> {
+        Some(Imported::default())
+    }
 
     fn remove_vnic(&mut self, id: &str) {
         self.calls.push(format!("remove {id}"));
@@ -188,6 +219,7 @@ impl Dataplane for Fake {
             next_avail: 3,
             avail_idx: 5,
             used_idx: 2,
+            held: false,
             broken: true,
         };
         let attached = Negotiated {
@@ -265,6 +297,7 @@ impl Dataplane for Fake {
             flooded: 5,
             learn_refused: 6,
             announced: 7,
+            passed_on: 9,
             sessions: 8,
             drops,
         })
@@ -353,6 +386,14 @@ impl Dataplane for Fake {
             .filter(|rule| rule.direction() == Direction::Outbound)
             .cloned();
         rules.zip(72..).collect::<Vec<_>>().into_iter().rev().collect()
+    }
+
+    fn set_session_times(&mut self, timeouts: Timeouts, tcp_pickup: u32) {
+        self.times = Some((timeouts, tcp_pickup));
+    }
+
+    fn set_fdb_ageing(&mut self, seconds: u32) {
+        self.fdb_ageing = Some(seconds);
     }
 
     fn session_table(&self) -> SessionTable {
@@ -500,6 +541,9 @@ impl Dataplane for Fake {
         if !self.uplink {
             return Err(TunnelError::NoUplink);
         }
+        if self.full_for == Some(peer) {
+            return Err(TunnelError::Full(peer));
+        }
         let list = self.named(vni);
         let new = !list.contains(&peer);
         list.retain(|other| *other != peer);
@@ -529,11 +573,28 @@ pub(super) struct Host {
 }
 
 impl Host {
+    /// Has the daemon hear SIGHUP.
+    pub(super) fn hang_up(&mut self) {
+        let daemon = self.envelope.handler_mut();
+        daemon.upgrade.calls().hang_up();
+        daemon.called();
+    }
+
     pub(super) fn new() -> Self {
+        Self::configured("-s /tmp -i 192.0.2.1 --uplink eth0")
+    }
+
+    /// One that was started with these options.
+    pub(super) fn configured(options: &str) -> Self {
+        let words = ["butterflyd"].into_iter().chain(options.split_whitespace());
+        let options = Options::parse_from(words);
+        let config = Config::load(options.clone()).unwrap();
         let (sender, levels) = std::sync::mpsc::channel();
         let events = Events::default();
         let (announcer, _) = Announcer::start(std::io::sink(), events.clone()).unwrap();
+        let (calls, _) = Calls::start().expect("a pair of sockets");
         let daemon = Daemon {
+            upgrade: Upgrade::new(calls, &Came::New, None),
             dataplane: Fake::default(),
             desired: Default::default(),
             turns: Default::default(),
@@ -543,10 +604,17 @@ impl Host {
             events,
             origin: None,
             recorder: Recorder::idle(),
+            kept: None,
             log_level: LogLevel::recorded(sender),
+            reload: Reload::new(options, config),
             open_endpoint: None,
             start_date: 1_700_000_000,
+            keeper: None,
             quit: false,
+            holding: None,
+            service: None,
+            poison: None,
+            degraded: None,
         };
         Self { envelope: Envelope::new(daemon), levels }
     }

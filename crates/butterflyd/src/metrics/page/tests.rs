@@ -9,12 +9,14 @@ fn vnic(id: &str, vni: u32) -> VnicObservation {
         id: id.into(),
         vni,
         attached: true,
+        held: true,
         attachments: 2,
         received: (3, 180),
         delivered: (4, 240),
         flooded: 5,
         learn_refused: 6,
         announced: 10,
+        passed_on: 11,
         learnt: 7,
         sessions: 8,
         drops: vec![("ring-full", 9)],
@@ -74,7 +76,14 @@ fn full() -> Observation {
 }
 
 fn text(observed: &Observation) -> String {
-    page(observed, &Requests::default(), 1_700_000_000).unwrap()
+    let service = Service {
+        start_date: 1_600_000_000,
+        restarts: 3,
+        resumed: Some("everything".to_owned()),
+        stood_still: std::time::Duration::from_millis(250),
+        may_come_again: 17,
+    };
+    page(observed, &Requests::default(), 1_700_000_000, Some(&service)).unwrap()
 }
 
 fn has(page: &str, line: &str) {
@@ -90,10 +99,12 @@ fn everything_that_is_declared_is_there() {
     }
     for line in [
         "butterfly_start_time_seconds 1700000000",
+        "butterfly_may_come_again_frames 17",
         "butterfly_nic_in_packets_total{nic=\"a\",vni=\"42\"} 3",
         "butterfly_nic_out_bytes_total{nic=\"a\",vni=\"42\"} 240",
         "butterfly_nic_drops_total{nic=\"a\",vni=\"42\",reason=\"ring-full\"} 9",
         "butterfly_nic_attached{nic=\"a\",vni=\"42\"} 1",
+        "butterfly_nic_held{nic=\"a\",vni=\"42\"} 1",
         "butterfly_nic_attachments_total{nic=\"a\",vni=\"42\"} 2",
         "butterfly_network_drops_total{vni=\"42\",reason=\"no-neighbour\"} 5",
         "butterfly_drops_total{reason=\"spoofed-mac\"} 0",

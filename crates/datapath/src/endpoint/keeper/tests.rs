@@ -5,7 +5,7 @@ use butterfly_packet::mac::Mac;
 use super::*;
 use crate::endpoint::{control::ControlEvent, keeper::hops::MEET};
 use crate::overlay::{TunnelConfig, UplinkPort};
-use crate::plane::PlaneConfig;
+use crate::plane::{PlaneConfig, nowhere};
 use crate::session::SessionConfig;
 
 fn keeper() -> Keeper {
@@ -14,9 +14,14 @@ fn keeper() -> Keeper {
         Tunnel::new(&TunnelConfig::new(endpoint, mac), UplinkPort::Ring(Arc::default()), 1)
             .unwrap();
     let sessions = SessionConfig { capacity: 1024, ..SessionConfig::default() };
-    let plane =
-        Plane::new(PlaneConfig { workers: 1, fdb_ageing: 300, sessions, tunnel: Some(tunnel) })
-            .unwrap();
+    let plane = Plane::new(PlaneConfig {
+        workers: 1,
+        fdb_ageing: 300,
+        sessions,
+        tunnel: Some(tunnel),
+        black_box: nowhere(),
+    })
+    .unwrap();
     let config = ControlConfig {
         mac,
         endpoint,
@@ -25,7 +30,7 @@ fn keeper() -> Keeper {
         gateways: Vec::new(),
         group6: std::net::Ipv6Addr::LOCALHOST,
     };
-    Keeper::new(Arc::new(plane), config, None, 300, Arc::new(()))
+    Keeper::new(Arc::new(plane), config, None, Arc::new(()))
 }
 
 #[test]

@@ -3,16 +3,29 @@
 use std::sync::atomic::Ordering;
 
 use crate::endpoint::{
-    keeper::{HostSide, State},
+    keeper::{HostSide, LeftSockets, State},
     link::{LinkState, News},
 };
 use crate::engine::events::{About, Happening};
 use crate::overlay::Tunnel;
 
+/// Milliseconds after which the groups of all networks are joined, and those of a former process
+/// are let go.
+const JOINED: u64 = 10_000;
+
 impl State {
     /// Looks whether the interface has changed.
     pub(super) fn watch_link(&mut self, tunnel: &Tunnel, now: u64) {
-        let Some(HostSide { kernel, link, .. }) = &mut self.host else { return };
+        let Some(HostSide { kernel, link, left, .. }) = &mut self.host else { return };
+        if now >= JOINED
+            && let Some(LeftSockets { former, keep }) = left.take()
+        {
+            // The kernel waits for all processors before it lets go of such a socket.
+            let _ = std::thread::Builder::new().spawn(move || {
+                keep();
+                drop(former);
+            });
+        }
         let Some(News { told, carries, returned, mtu }) = link.look(kernel) else { return };
         let uplink = link.name();
         let down = |text: &str| {

@@ -160,6 +160,11 @@ fn they_live_for_their_time() {
     table.first(key(1, 0), piece(0, 8, true), (), 100).unwrap();
     assert_eq!(table.first(key(1, 0), piece(0, 8, true), (), 130), Ok(()));
     assert_eq!(table.later(key(1, 0), piece(8, 16, true), 159), Ok(()));
+    // Another time holds for those that there are, too.
+    table.set_life(LIFE + 10);
+    assert_eq!(table.later(key(1, 0), piece(16, 24, true), 169), Ok(()));
+    table.set_life(5);
+    assert_eq!(table.later(key(1, 0), piece(24, 32, true), 135), Err(FRAGMENT_ORPHAN));
 }
 
 #[test]

@@ -822,9 +822,45 @@ fn records_begin_with_what_was_said() {
         acked: [B, A],
     };
     assert_eq!(picked, expected);
-    assert!(picked.is_possible() && !Track { fins: 4, ..picked }.is_possible());
+    assert!(picked.is_possible() && !Track { fins: 8, ..picked }.is_possible());
     assert!(
         Track { scale: [14, 0], ..picked }.is_possible()
             && !Track { scale: [0, 15], ..picked }.is_possible()
     );
+}
+
+/// Marks that came from another host are set once by what they refuse, whichever side it is of, and
+/// then hold like any others.
+#[test]
+fn a_connection_that_moved_catches_up_once() {
+    const FAR: u32 = 3_000_000_000;
+    let still = Wire::scaled(7).track;
+    let adrift = Track { fins: ADRIFT, ..still };
+    for direction in [0, 1] {
+        let [own, other] = if direction == 0 { [A + 1, B + 1] } else { [B + 1, A + 1] };
+        let far = segment(ACK, own.wrapping_add(FAR), other.wrapping_add(FAR / 2), 1000);
+        assert_eq!(step(adrift, direction, &far).1, Refuse);
+        assert_eq!(catch_up(&still, direction, &far), None, "it never moved");
+        let caught = catch_up(&adrift, direction, &far).unwrap();
+        assert!(!caught.is_adrift() && caught.is_possible() && caught.scale == [7, 7]);
+        // The segment itself, and what the other side says to it.
+        let (next, outcome) = step(caught, direction, &far);
+        assert_eq!((outcome, next.state), (Pass, TcpState::Established));
+        let answer = segment(ACK, far.acknowledgement, far.end(), 1000);
+        assert_eq!(step(next, 1 - direction, &answer).1, Pass);
+        // Another jump is one too many.
+        let again = segment(ACK, far.sequence.wrapping_add(FAR), far.acknowledgement, 1000);
+        assert_eq!(step(next, direction, &again).1, Refuse);
+        assert_eq!(catch_up(&next, direction, &again), None);
+        for flags in [RST, RST | ACK, SYN, SYN_ACK, FIN] {
+            assert_eq!(catch_up(&adrift, direction, &Segment { flags, ..far }), None, "{flags:#x}");
+        }
+    }
+    // What fits needs no other marks, and the doubt is gone.
+    let (next, outcome) = step(adrift, 0, &segment(ACK, A + 1, B + 1, 10));
+    assert_eq!((outcome, next.is_adrift()), (Pass, false));
+    for state in [TcpState::New, TcpState::SynReceived, TcpState::TimeWait, TcpState::Cut] {
+        let far = segment(ACK, A.wrapping_add(FAR), B, 1);
+        assert_eq!(catch_up(&Track { state, ..adrift }, 0, &far), None, "{state:?}");
+    }
 }

@@ -31,7 +31,7 @@ pub(crate) enum TcpState {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Track {
     pub state: TcpState,
-    /// Bits of the sides whose last sequence number is a FIN.
+    /// Bits of the sides whose last sequence number is a FIN, and [`ADRIFT`].
     pub fins: u8,
     /// Window scales: [`UNKNOWN`] until both SYNs were seen, then the ones that apply (0 unless
     /// both sides offered one).
@@ -45,13 +45,18 @@ pub(crate) struct Track {
     pub acked: [u32; 2],
 }
 
+/// In `fins`: the marks came from another host and may be out of date. The first segment that fits
+/// them, or sets them anew, takes it away.
+pub(crate) const ADRIFT: u8 = 4;
+
 /// A window scale that was not offered, or not seen.
 pub(crate) const UNKNOWN: u8 = 0xff;
 
 impl Track {
     /// Returns whether a connection can have such a record.
     pub fn is_possible(&self) -> bool {
-        self.fins <= 3 && self.scale.iter().all(|scale| *scale <= MAX_SCALE || *scale == UNKNOWN)
+        self.fins & !ADRIFT <= 3
+            && self.scale.iter().all(|scale| *scale <= MAX_SCALE || *scale == UNKNOWN)
     }
 }
 
@@ -90,6 +95,11 @@ impl Track {
             allow: [a.allow, b.allow],
             acked: [a.acked, b.acked],
         }
+    }
+
+    /// Returns whether its marks may be out of date: see [`ADRIFT`].
+    pub const fn is_adrift(&self) -> bool {
+        self.fins & ADRIFT != 0
     }
 }
 

@@ -29,6 +29,11 @@ pub(crate) enum PeerCounter {
     Drops,
 }
 
+impl PeerCounter {
+    /// Names, in the order of the counters.
+    pub const NAMES: [&str; 5] = ["in-packets", "in-bytes", "out-packets", "out-bytes", "drops"];
+}
+
 /// No frame waits for a next hop.
 pub(super) const IDLE: u8 = 0;
 /// The next hop is being asked for, without a frame that waits.
@@ -80,6 +85,26 @@ impl Peer {
             *count = count.wrapping_sub(began.load(Relaxed));
         }
         counts
+    }
+
+    /// Adds counts of a former process, in the order of [`PeerCounter`].
+    pub fn add_former(&self, counts: [u64; 5]) {
+        for (began, count) in self.began.iter().zip(counts) {
+            began.fetch_sub(count, Relaxed);
+        }
+    }
+
+    /// Notes that a former process heard it, last at second `seen`, by way of this next hop.
+    pub fn was_heard_before(&self, mac: Option<Mac>, seen: u32) {
+        if mac.is_some() {
+            self.set_mac(mac);
+        }
+        self.seen.fetch_max(seen, Relaxed);
+    }
+
+    /// Returns the network that holds it, if it was learnt.
+    pub fn holder(&self) -> Option<u32> {
+        Some(self.holder.load(Relaxed)).filter(|vni| *vni != NOBODY)
     }
 
     /// Returns its tunnel address, as a number.

@@ -177,5 +177,6 @@ pub(crate) fn explain_frame(plane: &Plane, from: &Origin, frame: &[u8]) -> Optio
 }
 
 fn scratches(plane: &Plane) -> Scratches {
-    Scratches::new(&StageConfig { timeouts: &plane.shared.sessions.timeouts })
+    let times = plane.shared.snapshot.load().times;
+    Scratches::new(&StageConfig { timeouts: &times.timeouts })
 }

@@ -72,6 +72,7 @@ pub(super) struct Offered<'a> {
     /// Buffers that its guest offers. `None` if workers had the ring all the time, which means that
     /// they deliver to it.
     free: Option<u16>,
+    held: bool,
 }
 
 /// An [`Offered`], or nothing where no guest is attached.
@@ -101,14 +102,22 @@ impl<'p> Outlet for &'p Probe {
 
     /// Never waits for a worker.
     fn open<'a>(&'a self, receiver: &'a Vnic) -> Look<'p> {
-        let offered =
-            |features, free| Offered { probe: self, slot: receiver.place.slot, features, free };
+        let offered = |features, free| Offered {
+            probe: self,
+            slot: receiver.place.slot,
+            features,
+            free,
+            held: false,
+        };
         for _ in 0..LOOKS {
             if let Some(ring) = receiver.shared.port.try_rx() {
                 let ring = ring.as_ref().filter(|ring| {
                     let status = ring.status();
                     status.enabled && !status.broken
                 });
+                if ring.is_some_and(|ring| ring.status().held) {
+                    return Look(Some(Offered { held: true, ..offered(Features::NONE, None) }));
+                }
                 return Look(ring.map(|ring| {
                     let status = ring.status();
                     let free = status.avail_idx.wrapping_sub(status.next_avail);
@@ -157,6 +166,9 @@ impl<'p> Outlet for &'p Probe {
 
 impl Offered<'_> {
     fn take(&mut self) -> Result<(), NotDelivered> {
+        if self.held {
+            return Err(NotDelivered::Held);
+        }
         if self.free == Some(0) {
             return Err(NotDelivered::Full);
         }

@@ -18,7 +18,7 @@ use crate::engine::{
 use crate::engine::{budget::Budget, tap::TapNotes};
 use crate::ip::{frame::inside, parse::parse, tcp::Track};
 use crate::plane::policies::copy_with;
-use crate::session::{Key, Life, Shares, Table};
+use crate::session::{Key, Life, Past, Shares, Table};
 use crate::stages::context::Context;
 use crate::worker::Shared;
 use crate::world::{
@@ -50,7 +50,8 @@ pub(super) struct World<'a> {
 impl<'a> World<'a> {
     /// Copies all that concerns packets of a network. `None` if there is no memory for it.
     pub fn new(shared: &'a Shared, snapshot: &Snapshot, vni: u32) -> Option<World<'a>> {
-        let mut own = snapshot.clone();
+        // The counts of vnics that wait are the switch's.
+        let mut own = Snapshot { adopted: None, ..snapshot.clone() };
         if let Some(at) = own.by_vni.get(&vni).copied()
             && let Some(network) = own.networks.get(at).cloned()
         {
@@ -107,7 +108,8 @@ impl<'a> World<'a> {
         // Returns nothing, so that all are visited.
         real.find_map(real.hash(key), |index, stored, admission| {
             let line = real.record(index).line2();
-            let life = Life { now: line.seen, state: line.state, track: line.track };
+            let (state, track) = (line.state, line.track);
+            let life = Life { now: line.seen, state, track, past: Past::NONE };
             // The session may be known from the packet before. Then that packet's changes count.
             let _ = self.table.insert(
                 self.table.hash(&stored),
@@ -155,8 +157,8 @@ impl<'a> World<'a> {
             table: &self.table,
             cells: &self.cells,
             bindings: &self.bindings,
-            timeouts: &self.shared.sessions.timeouts,
-            tcp_pickup: self.shared.sessions.tcp_pickup,
+            timeouts: &self.snapshot.times.timeouts,
+            tcp_pickup: self.snapshot.times.tcp_pickup,
             shares: &self.shares,
             tunnel: self.shared.tunnel.as_ref(),
             // No tap watches a packet that is not sent.
@@ -176,6 +178,7 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         crowd,
         sessions,
         attached,
+        inherits,
         elsewhere,
         bound,
         driving,
@@ -198,9 +201,12 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         }),
         sessions: sessions.copy(),
         attached: same32(attached),
+        inherits: AtomicBool::new(inherits.load(Relaxed)),
         presence: Default::default(),
         elsewhere: AtomicBool::new(elsewhere.load(Relaxed)),
         leaving: AtomicBool::new(false),
+        relay: Default::default(),
+        counted: Default::default(),
         bound: bound.copy(),
         driving: AtomicBool::new(driving.load(Relaxed)),
         announcing: Default::default(),

@@ -10,7 +10,8 @@ use crate::session::{
     former::*,
     hash::HashKey,
     layout::HEAD_HASH_KEY,
-    record::{Admitted, Life, NO_TRACK},
+    memory::Fate,
+    record::{Admitted, Life, NO_TRACK, Past},
     table::Table,
 };
 
@@ -57,6 +58,7 @@ impl Place {
                     line.made,
                 ));
             });
+            Fate::Remove
         });
         (table.unwrap(), found.unwrap(), all)
     }
@@ -82,7 +84,7 @@ fn key(port: u16, protocol: u8, slots: (u32, u32)) -> Key {
 
 fn add(table: &Table, key: &Key, stamp: u32, now: u32, state: State) {
     let admission = Admitted { stamp, cells: [4, 5], answers: true };
-    let life = Life { now, state, track: NO_TRACK };
+    let life = Life { now, state, track: NO_TRACK, past: Past::NONE };
     table.insert(table.hash(key), key, admission, &life, |_| false, |_, _, _| ()).unwrap();
 }
 
@@ -110,7 +112,8 @@ fn whoever_comes_later_can_tell_who_talked_to_whom() {
         found,
         FormerTable {
             path: place.path(),
-            found: Ok(FormerSessions { sessions: 2, idle: 10, unusable: 0 })
+            found: Ok(FormerSessions { sessions: 2, idle: 10, unusable: 0 }),
+            adopted: None,
         }
     );
     let names = |a: &str, b: &str, port, made| (a.to_owned(), b.to_owned(), port, made);
@@ -194,6 +197,8 @@ fn a_record_that_cannot_be_is_left_out() {
     let tcp = RECORD + 16 + 8;
     assert_eq!(set(tcp, word(tcp) | u64::from(UNKNOWN)), (2, 0));
     assert_eq!(set(tcp, word(tcp) | 15), (1, 1));
+    // A number of no state, which would be read as one that TCP has.
+    assert_eq!(set(tcp, word(tcp) & !(0xff << 24) | 9 << 24), (1, 1));
     // It is remembered, and no session.
     assert_eq!(set(tcp, word(tcp) & !(0xff << 24) | 8 << 24), (1, 0));
     // Free.
@@ -205,7 +210,7 @@ fn a_record_that_cannot_be_is_left_out() {
 /// Each reason for being unusable has a text.
 #[test]
 fn what_was_found_is_told() {
-    let told = |found| FormerTable { path: "/dev/shm/x".into(), found }.to_string();
+    let told = |found| FormerTable { path: "/dev/shm/x".into(), found, adopted: None }.to_string();
     let some = |sessions| Ok(FormerSessions { sessions, idle: 7, unusable: 9 });
     assert_eq!(
         told(Err(Unusable::Foreign)),
@@ -245,7 +250,7 @@ fn every_word_of_the_header_counts() {
     let kind = left[HEAD_HASH];
     assert_eq!(look(HEAD_HASH, 3 - kind), Err(Unusable::Hash(3 - kind)));
     assert_eq!(look(HEAD_FRESH, 64).map(|found| found.sessions), Ok(2));
-    assert_eq!(look(HEAD_FRESH, 0), Ok(FormerSessions { sessions: 0, idle: 1000, unusable: 0 }));
+    assert_eq!(look(HEAD_FRESH, 0), Ok(FormerSessions { sessions: 0, idle: 0, unusable: 0 }));
     // A session that was made at no time.
     let mut never = left.clone();
     (never[RECORD + 9], never[RECORD + 11]) = (0, 0);
@@ -258,7 +263,7 @@ fn every_word_of_the_header_counts() {
 #[test]
 fn a_name_that_goes_takes_its_sessions() {
     let place = Place::new();
-    let table = Table::in_file(64, &place.0, KEY, HERE, |_, _| ()).unwrap();
+    let table = Table::in_file(64, &place.0, KEY, HERE, |_, _| Fate::Remove).unwrap();
     let name = Name { id: "a".into(), vni: 7, born: 1 };
     table.name(0, Some(&name));
     table.name(0, None);

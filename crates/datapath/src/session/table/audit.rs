@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::*;
 use crate::ip::Tuple;
-use crate::session::{NO_TRACK, State};
+use crate::session::{NO_TRACK, Past, State};
 
 pub(super) const HASH_KEY: HashKey = HashKey([
     0x9e37_79b9_7f4a_7c15,
@@ -39,7 +39,7 @@ pub(super) fn verdict(n: u32, stamp: u32) -> Admitted {
 
 /// Returns the second line of a flow's new record.
 pub(super) fn life(n: u32) -> Life {
-    Life { now: n, state: State::OtherNew, track: NO_TRACK }
+    Life { now: n, state: State::OtherNew, track: NO_TRACK, past: Past::NONE }
 }
 
 /// Checks that a record's verdict is one on its own flow.

@@ -118,6 +118,12 @@ impl FilterRoom {
             fragments: Fragments::new(timeouts.fragment),
         }
     }
+
+    /// Uses other time-outs from now on, also for what is known already.
+    pub fn retime(&mut self, timeouts: &Timeouts) {
+        self.notes.timeouts = timeouts.by_number();
+        self.fragments.set_life(timeouts.fragment);
+    }
 }
 
 /// A session's changes by a batch, before they are written to its record.

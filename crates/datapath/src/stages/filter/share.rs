@@ -128,7 +128,11 @@ pub(crate) fn may_give_way(record: &Record<'_>, context: &Context<'_>) -> bool {
     let may = |key: &Key, stamp| {
         // The network is gone, and the sweep has not come by yet.
         let network = context.snapshot.network(key.vni()).filter(|network| network.born <= stamp);
-        network.is_none() || (may_go(record, context) && gives_way(key, context))
+        let (opener, responder) = key.slots();
+        // A session whose vnics are not declared again yet ends as others do.
+        let waits = |slot| context.snapshot.waits(slot).is_some();
+        (network.is_none() && !waits(opener) && !waits(responder))
+            || (may_go(record, context) && gives_way(key, context))
     };
     is_over(record, context)
         || record.read().is_some_and(|(key, admission)| may(&key, admission.stamp))
@@ -171,7 +175,12 @@ pub(super) fn rest(context: &Context<'_>) {
 /// address on other hosts.
 fn opener_of(table: &Table, network: &Network, key: &Key) -> u64 {
     let (slot, _) = key.slots();
-    let remote = network.remote.as_ref().is_some_and(|remote| remote.slot == slot);
+    opener_number(table, key, network.remote.as_ref().is_some_and(|remote| remote.slot == slot))
+}
+
+/// Returns the number of [`opener_of`], for an opener of this host or of another one.
+pub(crate) fn opener_number(table: &Table, key: &Key, remote: bool) -> u64 {
+    let (slot, _) = key.slots();
     let source = if remote { key.tuple().source } else { slot.into() };
     let tuple = Tuple {
         source,
@@ -186,35 +195,81 @@ fn opener_of(table: &Table, network: &Network, key: &Key) -> u64 {
 
 /// Counts a session that was made: with its opener, its receiver, and their network.
 pub(super) fn acquired(context: &Context<'_>, key: &Key) {
+    let Context { snapshot, table, shares, entry, .. } = *context;
+    counted(snapshot, table, shares, entry, key);
+}
+
+/// Returns whether a session that came from another host fits all shares. None goes for it.
+pub(crate) fn has_room(
+    snapshot: &Snapshot,
+    table: &Table,
+    shares: &Shares,
+    network: &Network,
+    key: &Key,
+) -> bool {
     let (opener, responder) = key.slots();
-    if let Some(vnic) = context.snapshot.vnics.get(opener) {
+    let (Some(from), Some(to)) = (snapshot.vnics.get(opener), snapshot.vnics.get(responder)) else {
+        return false;
+    };
+    let most = |vnic: &Vnic| if vnic.is_trunk() { shares.network } else { shares.vnic };
+    let sessions = network.sessions.load(Relaxed);
+    let one_too_many = !to.is_trunk()
+        && shares.opener < u32::MAX
+        && to.shared.sessions.openers.count(opener_of(table, network, key)) >= shares.opener;
+    from.shared.sessions.opened.load(Relaxed) < most(from)
+        && to.shared.sessions.received.load(Relaxed) < most(to)
+        && !one_too_many
+        && sessions < shares.network
+        && (sessions < shares.part(network.filtered) || shares.has_common())
+}
+
+/// Counts a session, as [`acquired`] does.
+pub(crate) fn counted(
+    snapshot: &Snapshot,
+    table: &Table,
+    shares: &Shares,
+    network: &Network,
+    key: &Key,
+) {
+    let (opener, responder) = key.slots();
+    if let Some(vnic) = snapshot.vnics.get(opener) {
         vnic.shared.sessions.opened.fetch_add(1, Relaxed);
     }
-    if let Some(vnic) = context.snapshot.vnics.get(responder) {
+    if let Some(vnic) = snapshot.vnics.get(responder) {
         vnic.shared.sessions.received.fetch_add(1, Relaxed);
-        vnic.shared.sessions.openers.add(opener_of(context.table, context.entry, key));
+        vnic.shared.sessions.openers.add(opener_of(table, network, key));
     }
-    let before = context.entry.sessions.fetch_add(1, Relaxed);
-    context.shares.entered(context.entry.filtered, before);
+    let before = network.sessions.fetch_add(1, Relaxed);
+    shares.entered(network.filtered, before);
 }
 
 /// Undoes [`acquired`] for a session that was last decided by version `stamp`. A later vnic in the
 /// place of one of its ends never had it.
 pub(crate) fn released(snapshot: &Snapshot, table: &Table, shares: &Shares, key: &Key, stamp: u32) {
     let (opener, responder) = key.slots();
-    let Some(network) = snapshot.network(key.vni()).filter(|network| network.born <= stamp) else {
+    let network = snapshot.network(key.vni()).filter(|network| network.born <= stamp);
+    if network.is_none() && snapshot.adopted.is_none() {
         return;
-    };
-    let vnic = |slot| snapshot.vnics.get(slot).filter(|vnic| vnic.born <= stamp);
-    if let Some(vnic) = vnic(opener) {
-        less(&vnic.shared.sessions.opened);
     }
-    if let Some(vnic) = vnic(responder) {
-        less(&vnic.shared.sessions.received);
-        vnic.shared.sessions.openers.remove(opener_of(table, network, key));
+    if let Some(counts) = snapshot.counts_of(opener, stamp) {
+        less(&counts.opened);
     }
-    let before = less(&network.sessions);
-    shares.left(network.filtered, before);
+    if let Some(counts) = snapshot.counts_of(responder, stamp) {
+        less(&counts.received);
+        let trunk = network.and_then(|network| network.remote.as_ref()).map(|remote| remote.slot);
+        let remote = trunk == Some(opener)
+            || snapshot.waits(opener).is_some_and(|waiting| waiting.id.is_empty());
+        counts.openers.remove(opener_number(table, key, remote));
+    }
+    match network {
+        Some(network) => shares.left(network.filtered, less(&network.sessions)),
+        // Its vnics are not declared again yet.
+        None => {
+            let waiting = snapshot.adopted.as_ref();
+            let sessions = waiting.and_then(|adopted| adopted.sessions_in(key.vni()));
+            sessions.into_iter().for_each(|sessions| _ = less(sessions));
+        }
+    }
 }
 
 #[cfg(all(test, not(feature = "loom")))]

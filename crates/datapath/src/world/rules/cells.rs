@@ -61,6 +61,13 @@ impl Cells {
         }
     }
 
+    /// Adds sessions that the rule admitted in a former process.
+    pub fn add_former(&self, cell: u32, n: u64) {
+        if let Some(word) = self.word(cell, 1) {
+            word.fetch_add(n, Relaxed);
+        }
+    }
+
     /// Returns the number of sessions admitted.
     pub fn counted(&self, cell: u32) -> u64 {
         self.word(cell, 1).map_or(0, |word| word.load(Relaxed))

@@ -7,7 +7,7 @@ use std::{
 
 use super::{PRIVATE, Refused, Session};
 use crate::{
-    control::state::{Kick, RingAddresses},
+    control::state::{Kick, Named, RingAddresses},
     net::Features,
     port::Queue,
     ring::{CallFd, RingSetup, is_eventfd},
@@ -20,20 +20,20 @@ const QUEUES: [Queue; 2] = [Queue::Rx, Queue::Tx];
 
 /// A ring as the front end described it.
 #[derive(Default)]
-pub(super) struct Ring {
+pub(crate) struct Ring {
     pub size: Option<u16>,
     pub addresses: Option<RingAddresses>,
     /// Position at which the ring starts.
     pub position: u16,
     pub kick: Option<Kick>,
-    pub call: Option<Arc<CallFd>>,
+    pub call: Option<Named<Arc<CallFd>>>,
     pub enabled: Option<bool>,
     pub running: bool,
     pub trouble: Option<String>,
 }
 
 impl Session {
-    pub(super) fn ring(&self, queue: Queue) -> &Ring {
+    pub fn ring(&self, queue: Queue) -> &Ring {
         let [rx, tx] = &self.rings;
         match queue {
             Queue::Rx => rx,
@@ -96,15 +96,15 @@ impl Session {
         Ok(self.ring(queue).position)
     }
 
-    pub fn set_kick(&mut self, index: u32, kick: Option<OwnedFd>) -> Result<(), Refused> {
+    pub fn set_kick(&mut self, index: u32, kick: Option<Named<OwnedFd>>) -> Result<(), Refused> {
         let queue = queue(index)?;
         let kick = match kick {
             None => Kick::Polled,
             Some(kick) => {
-                is_eventfd(&kick).map_err(|error| {
+                is_eventfd(&kick.it).map_err(|error| {
                     refuse!("the {} ring's kick descriptor: {error}", queue.name())
                 })?;
-                own(&kick);
+                own(&kick.it);
                 Kick::Eventfd(kick)
             }
         };
@@ -120,24 +120,24 @@ impl Session {
         Ok(())
     }
 
-    pub fn set_call(&mut self, index: u32, call: Option<OwnedFd>) -> Result<(), Refused> {
+    pub fn set_call(&mut self, index: u32, call: Option<Named<OwnedFd>>) -> Result<(), Refused> {
         // QEMU with `queues=2` gives call and error descriptors to every ring it could have, long
         // before it knows which ones are used.
         let Some(queue) = Queue::from_index(index) else { return Ok(()) };
         let call = match call {
             None => None,
-            Some(call) => {
+            Some(Named { name, it: call }) => {
                 own(&call);
                 let call = CallFd::new(call, self.port.interrupts().clone());
                 let call = call.map_err(|error| {
                     refuse!("the {} ring's call descriptor: {error}", queue.name())
                 })?;
-                Some(Arc::new(call))
+                Some(Named { name, it: Arc::new(call) })
             }
         };
         self.ring_mut(queue).call = call.clone();
         if self.ring(queue).running {
-            self.port.set_call(queue, call);
+            self.port.set_call(queue, call.map(|call| call.it));
             // An interrupt may just have gone to the old descriptor, which the guest no longer
             // watches.
             self.interrupt(queue);
@@ -216,8 +216,22 @@ impl Session {
             avail: guest("available ring", at.avail)?,
             used: guest("used ring", at.used)?,
             used_log: at.used_log,
-            call: ring.call.clone(),
+            call: ring.call.as_ref().map(|call| call.it.clone()),
         }))
+    }
+
+    /// Marks the used rings in the dirty log. A device that died may have moved a used index and
+    /// not marked it; it marked what the guest finds by that index before it moved it.
+    pub(super) fn log_used_rings(&self) {
+        let Some(log) = self.active_log() else { return };
+        for ring in &self.rings {
+            if let (Some(size), Some(RingAddresses { used_log: Some(at), .. })) =
+                (ring.size, ring.addresses)
+            {
+                // Flags, index, entries, and the index for notifications (virtio 1.2, 2.7.8).
+                log.map.mark(at, 6 + 8 * u64::from(size));
+            }
+        }
     }
 
     pub(super) fn settle_all(&mut self) {
@@ -247,9 +261,8 @@ impl Session {
             }
         } else {
             match self.port.start(queue, &setup, self.ring(queue).position, self.enabled(queue)) {
-                // Its guest came from another device: that of another host, or of this one before
-                // it was started anew.
-                Ok(position) => self.resumed |= position > 0,
+                // Its guest came from another device: that of another host.
+                Ok(position) => self.resumed |= position > 0 && !self.restoring,
                 Err(error) => return self.give_up(queue, error.to_string()),
             }
             self.ring_mut(queue).running = true;
@@ -282,7 +295,7 @@ impl Session {
 
     fn interrupt(&self, queue: Queue) {
         if let Some(call) = &self.ring(queue).call {
-            call.signal_shared();
+            call.it.signal_shared();
         }
     }
 
@@ -297,7 +310,7 @@ impl Session {
 
     fn tx_kick(&self) -> Option<BorrowedFd<'_>> {
         match &self.ring(Queue::Tx).kick {
-            Some(Kick::Eventfd(kick)) => Some(kick.as_fd()),
+            Some(Kick::Eventfd(kick)) => Some(kick.it.as_fd()),
             _ => None,
         }
     }

@@ -15,6 +15,9 @@ impl RxRing {
     /// Starts fetching the lines of the ring that the next `n` frames need.
     #[inline(always)]
     pub fn prefetch(&mut self, n: u16) {
+        if !self.split.enabled {
+            return;
+        }
         if self.split.known() < n {
             let _ = self.split.available();
         }

@@ -2,6 +2,8 @@
 
 use std::{ops::Range, ptr::NonNull};
 
+use butterfly_point::{Point, pass};
+
 use crate::ring::{
     door::Through,
     frames::{BATCH, Frame, Frames, HEAD_MAX},
@@ -100,7 +102,9 @@ impl RxRing {
                 }
             }
             drop(store);
+            pass(Point::RxWritten);
             door.used_entry(used.wrapping_add(done), ready.id, need);
+            pass(Point::RxEntry);
             done += 1;
             bytes += u64::from(frame.len);
         }

@@ -1,6 +1,7 @@
 //! Frames over any number of buffers, and frames that are changed on their way.
 
 use butterfly_packet::checksum::Sum;
+use butterfly_point::{Point, pass};
 
 use crate::{
     net::NetHeader,
@@ -37,9 +38,7 @@ impl RxRing {
 
     /// Writes a frame of our own.
     pub fn deliver_own(&mut self, frame: &[u8]) -> Result<(), NotDelivered> {
-        if self.split.broken || !self.split.enabled {
-            return Err(NotDelivered::NotReady);
-        }
+        self.is_served()?;
         self.may_be_touched()?;
         let need = (self.split.header_len + frame.len()) as u32;
         self.find_room(need)?;
@@ -56,10 +55,12 @@ impl RxRing {
     /// The chains that were found hold `need` bytes now.
     fn use_up(&mut self, need: u32) {
         let mut left = need;
+        pass(Point::RxWritten);
         for chain in &self.chains {
             let len = left.min(chain.capacity);
             left -= len;
             self.split.push_used(chain.id, len);
+            pass(Point::RxEntry);
         }
         self.consume(self.chains.len() as u16);
     }
@@ -70,9 +71,7 @@ impl RxRing {
         frames: &Frames<'_>,
         delivery: &Delivery<'_>,
     ) -> Result<(), NotDelivered> {
-        if self.split.broken || !self.split.enabled {
-            return Err(NotDelivered::NotReady);
-        }
+        self.is_served()?;
         self.may_be_touched()?;
         let need = self.split.header_len as u32 + delivery.head.len() as u32 + delivery.len;
         self.deliver_spread(frames, delivery, need)

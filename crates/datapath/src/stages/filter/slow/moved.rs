@@ -62,6 +62,10 @@ impl Decision<'_> {
         if ![from, to].contains(&trunk) {
             return None;
         }
+        // A vnic that is not declared again yet did not move.
+        if context.snapshot.waits(from).is_some() {
+            return None;
+        }
         let line = context.table.record(index).line2();
         let State::Tcp(_) = line.state else { return None };
         if admission.stamp < stays.born || context.timeouts.over(line.state, line.seen, context.now)

@@ -3,7 +3,7 @@
 use crate::engine::reason::DropReason;
 use crate::ip::tcp::{self, Outcome, TcpState, Track};
 use crate::ip::{L4, Packet};
-use crate::session::{Admitted, Found, Key, Life, NO_TRACK, NotInserted, Record, State};
+use crate::session::{Admitted, Found, Key, Life, NO_TRACK, NotInserted, Past, Record, State};
 use crate::stages::context::Context;
 use crate::stages::filter::known::{Judgement, is_current, pass};
 use crate::stages::filter::reasons::{
@@ -45,6 +45,8 @@ impl Decision<'_> {
         }
         if !is_current(&found, context, self.receiver) {
             match self.decide_again(&stored, found.direction) {
+                // Decided once more until its marks are known again.
+                Some(admission) if self.stays_adrift(&found, room) => found.admission = admission,
                 // If another thread holds the record's lock for long, the next frame decides once
                 // more.
                 Some(admission)
@@ -90,6 +92,33 @@ impl Decision<'_> {
             self.end(&found, &stored, room);
         }
         judgement
+    }
+
+    /// Has a segment set the marks of a connection that came from another host, if they are out of
+    /// date. Returns whether they still are: then the next segment tries, as long as connections
+    /// may be picked up.
+    fn stays_adrift(&self, found: &Found, room: &mut FilterRoom) -> bool {
+        let context = self.context;
+        let Some(segment) = self.segment() else { return false };
+        let adrift = context.table.record(found.index).track().is_adrift();
+        if !adrift || !self.may_pick_up() {
+            return false;
+        }
+        let Some((note, track)) = room.notes.of(found.index, found.direction, context) else {
+            return false;
+        };
+        let (next, outcome) = tcp::step(*track, found.direction, segment);
+        if outcome == Outcome::Pass {
+            return next.is_adrift();
+        }
+        match tcp::catch_up(track, found.direction, segment) {
+            Some(known) if outcome == Outcome::Refuse => {
+                *track = known;
+                note.moved = true;
+                false
+            }
+            _ => track.is_adrift(),
+        }
     }
 
     fn is_live_tcp(&self, found: &Found, room: &mut FilterRoom) -> bool {
@@ -166,7 +195,7 @@ impl Decision<'_> {
     fn make(&self, session: &Session, room: &mut FilterRoom) -> Judgement {
         let context = self.context;
         let Session { key, direction, admission, state, track } = *session;
-        let life = Life { now: context.now, state, track };
+        let life = Life { now: context.now, state, track, past: Past::NONE };
         let hash = context.table.hash(&key);
         if !may_open(self.packet.tuple.source, context) {
             return Err((SESSION_RATE, self.own()));

@@ -1,0 +1,381 @@
+//! The store as the daemon sees it: changes on their way, births of vnics, trouble.
+
+use butterfly_control::{Change, Desired, TunnelPeer};
+use butterfly_model::{Nic, Vni};
+use butterfly_store::{Client, Commit, Edit, Key, Sort};
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+use tracing::error;
+
+/// Time after which a silent store is in trouble.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Time between two attempts to declare objects that the host refused.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// The numbers of a vnic that its declaration does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Birth {
+    /// Never used for another vnic, nor for one of the same name that came later.
+    pub number: u64,
+    /// Place in the order of declaration: a birth number, too.
+    pub place: u64,
+}
+
+/// Part of the store's content that this host does not take.
+#[derive(Debug)]
+pub struct Missing {
+    /// The state to come to.
+    pub state: Desired,
+    /// Objects that were refused, and why.
+    pub lost: Vec<String>,
+    /// Time of the next attempt.
+    pub again: Instant,
+}
+
+impl Missing {
+    pub fn of(state: Desired, lost: Vec<String>) -> Self {
+        Self { state, lost, again: Instant::now() + AGAIN }
+    }
+}
+
+/// Makes the content of a record: of the object `key` of a state.
+pub type Encoded = fn(&Key, &Desired) -> Option<Vec<u8>>;
+
+/// The connection to the store, and the changes between it and the daemon.
+#[derive(Debug)]
+pub struct Keeper {
+    pub client: Client,
+    /// Content of a record.
+    encoded: Encoded,
+    pub directory: PathBuf,
+    /// The state that the store has.
+    pub committed: Desired,
+    /// Peers that the configuration names: they are not kept.
+    configured: Vec<TunnelPeer>,
+    pub births: HashMap<String, Birth>,
+    pub next_birth: u64,
+    /// Number of the last commit.
+    pub sequence: u64,
+    /// Layout of the store.
+    pub layout: u32,
+    /// Layout in which the store is to be rewritten.
+    raising: Option<u32>,
+    /// Changes since then, and the births that they replaced.
+    pub changes: Vec<Change>,
+    replaced: Vec<(String, Option<Birth>)>,
+    made: u64,
+    /// Commit in the store, and the time when it was handed over.
+    pub in_store: Option<(u64, Instant)>,
+    /// True while changes are those of the start or undo others: they are not noted.
+    pub silent: bool,
+    /// True while changes are those of the configuration: they are not kept.
+    pub configuring: bool,
+    /// True once the store was read.
+    pub read: bool,
+    /// Part of the store's content that this host does not take.
+    pub missing: Option<Missing>,
+    /// Objects of the store that are not valid.
+    pub invalid: Vec<String>,
+    /// Why the store cannot be used.
+    pub closed: Option<String>,
+    /// Name of a damaged store that this one replaces.
+    pub aside: Option<String>,
+    /// Trouble as it was told last.
+    pub told: Option<String>,
+}
+
+impl Keeper {
+    /// Begins to keep what is declared behind `client`. `committed`: what the configuration
+    /// declares.
+    pub fn new(client: Client, directory: PathBuf, committed: Desired, encoded: Encoded) -> Self {
+        Self {
+            client,
+            encoded,
+            directory,
+            configured: committed.peers().iter().collect(),
+            committed,
+            births: HashMap::new(),
+            next_birth: 1,
+            sequence: 0,
+            layout: butterfly_layout::in_force(),
+            raising: None,
+            changes: Vec::new(),
+            replaced: Vec::new(),
+            made: 0,
+            in_store: None,
+            silent: false,
+            configuring: false,
+            read: false,
+            missing: None,
+            invalid: Vec::new(),
+            closed: None,
+            aside: None,
+            told: None,
+        }
+    }
+
+    /// Returns the birth number of a vnic. Of two vnics with one name that were declared one after
+    /// the other, each has its own.
+    #[allow(dead_code)] // For the adoption of sessions, which is to come.
+    pub fn birth(&self, id: &str) -> Option<u64> {
+        self.births.get(id).map(|birth| birth.number)
+    }
+
+    pub fn changes_made(&self) -> u64 {
+        self.made
+    }
+
+    /// True if changes are made, or are to be refused: none is in the store that may still be done.
+    pub fn may_change(&self) -> bool {
+        self.in_store.is_none() || self.trouble().is_some()
+    }
+
+    pub fn news(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.client.news()
+    }
+
+    /// True if the desired state has what the store has not.
+    pub fn differs(&self) -> bool {
+        !self.changes.is_empty() || self.raising.is_some()
+    }
+
+    /// Exchanges the committed state with another one.
+    pub fn exchange(&mut self, state: &mut Desired) {
+        std::mem::swap(&mut self.committed, state);
+    }
+
+    /// Returns why changes are refused, if they are.
+    pub fn trouble(&self) -> Option<String> {
+        if let Some(why) = &self.closed {
+            return Some(why.clone());
+        }
+        if self.in_store.is_some_and(|(_, since)| since.elapsed() > PATIENCE) {
+            let seconds = PATIENCE.as_secs();
+            return Some(format!("the store does not answer for {seconds} s: disk?"));
+        }
+        if !self.read {
+            return Some("the store was not read yet".to_owned());
+        }
+        if !self.invalid.is_empty() {
+            return Some(format!("the store has objects that are not valid: {}", self.invalid()));
+        }
+        let lost = self.missing.as_ref()?.lost.join("; ");
+        Some(format!("this host does not take what the store has: {lost}"))
+    }
+
+    fn invalid(&self) -> String {
+        self.invalid.join("; ")
+    }
+
+    /// Notes a change that is being made. `desired`: the state before it.
+    pub fn note(&mut self, change: &Change, desired: &Desired) {
+        if self.silent {
+            return;
+        }
+        if self.configuring {
+            return self.configured(change);
+        }
+        match change {
+            Change::AddVnic(nic) => self.born(nic, None),
+            Change::RemakeVnic(nic) => {
+                let old = desired.vnics().get(nic.id.as_str());
+                let stays = old.is_some_and(|old| station(old) == station(nic));
+                let birth = self.births.get(nic.id.as_str());
+                let place = birth.filter(|_| stays).map(|birth| birth.place);
+                self.born(nic, place);
+            }
+            Change::RemoveVnic(id) => {
+                let old = self.births.remove(id.as_str());
+                self.replaced.push((id.as_str().to_owned(), old));
+            }
+            _ => {}
+        }
+        self.changes.push(change.clone());
+        self.made += 1;
+    }
+
+    /// A change of the configuration is made at once, in what is committed, too.
+    fn configured(&mut self, change: &Change) {
+        match change {
+            Change::NamePeer(peer) => self.configured.push(*peer),
+            Change::UnnamePeer(peer) => self.configured.retain(|other| other != peer),
+            _ => {}
+        }
+        if let Ok(prepared) = self.committed.prepare(change.clone()) {
+            self.committed.commit(prepared);
+        }
+    }
+
+    fn born(&mut self, nic: &Nic, place: Option<u64>) {
+        let number = self.next_birth;
+        self.next_birth += 1;
+        let birth = Birth { number, place: place.unwrap_or(number) };
+        let id = nic.id.as_str().to_owned();
+        let old = self.births.insert(id.clone(), birth);
+        self.replaced.push((id, old));
+    }
+
+    /// Has the store rewritten in another layout, with the next changes or alone.
+    pub fn raise(&mut self, layout: u32) {
+        self.raising = Some(layout);
+        self.made += 1;
+    }
+
+    /// Hands all changes to the store.
+    pub fn hand_over(&mut self, desired: &Desired) {
+        if self.raising.is_some() {
+            return self.send_all(desired);
+        }
+        let keys: BTreeSet<Key> = self.changes.iter().filter_map(|it| self.key_of(it)).collect();
+        let edits = keys.into_iter().map(|key| self.edit(key, desired)).collect();
+        self.send(false, edits);
+    }
+
+    /// Has an empty store hold a state that a daemon before this one left.
+    /// `layout`: that of the store, which gets ours.
+    pub fn adopt(&mut self, state: &Desired, layout: u32) {
+        self.read = true;
+        self.committed = state.clone();
+        let mut vnics: Vec<&Nic> = state.vnics().iter().collect();
+        vnics.sort_by_key(|nic| state.vnics().order(nic));
+        vnics.into_iter().for_each(|nic| self.born(nic, None));
+        self.replaced.clear();
+        if self.records_of(state) > 0 || layout != self.layout {
+            self.write_anew();
+        }
+    }
+
+    /// Number of records that a state has.
+    pub fn records_of(&self, state: &Desired) -> usize {
+        keys_of(state).filter(|key| !self.is_configured(key)).count()
+    }
+
+    /// Has the store hold the committed state, whatever it has.
+    pub fn write_anew(&mut self) {
+        let state = self.committed.clone();
+        self.send_all(&state);
+    }
+
+    fn send_all(&mut self, state: &Desired) {
+        let keys = keys_of(state).filter(|key| !self.is_configured(key));
+        let edits = keys.map(|key| self.edit(key, state)).collect();
+        self.send(true, edits);
+    }
+
+    fn send(&mut self, whole: bool, edits: Vec<Edit>) {
+        let sequence = self.sequence + 1;
+        self.in_store = Some((sequence, Instant::now()));
+        let layout = self.written();
+        self.client.commit(Commit { sequence, next_birth: self.next_birth, layout, whole, edits });
+    }
+
+    /// True while the store is to be rewritten in another layout, or is being rewritten.
+    pub fn is_raising(&self) -> bool {
+        self.raising.is_some()
+    }
+
+    /// Layout of what is handed over.
+    fn written(&self) -> u32 {
+        self.raising.unwrap_or(self.layout)
+    }
+
+    /// Returns the record that a change is about.
+    fn key_of(&self, change: &Change) -> Option<Key> {
+        let (sort, name) = match change {
+            Change::AddVnic(nic) | Change::ChangeVnic(nic) | Change::RemakeVnic(nic) => {
+                (Sort::Vnic, nic.id.as_str().to_owned())
+            }
+            Change::RemoveVnic(id) => (Sort::Vnic, id.as_str().to_owned()),
+            Change::DeclareGroup(group) => (Sort::Group, group.name().as_str().to_owned()),
+            Change::RemoveGroup(name)
+            | Change::AddRule(name, _)
+            | Change::RemoveRule(name, _)
+            | Change::AddMember(name, _)
+            | Change::RemoveMember(name, _) => (Sort::Group, name.as_str().to_owned()),
+            Change::NamePeer(peer) | Change::UnnamePeer(peer) => (Sort::Peer, peer_name(peer)),
+        };
+        let key = Key { sort, name };
+        (!self.is_configured(&key)).then_some(key)
+    }
+
+    fn is_configured(&self, key: &Key) -> bool {
+        key.sort == Sort::Peer && self.configured.iter().any(|peer| peer_name(peer) == key.name)
+    }
+
+    fn edit(&self, key: Key, state: &Desired) -> Edit {
+        let content = || {
+            let mut value = Vec::new();
+            if key.sort == Sort::Vnic {
+                let birth = self.births.get(&key.name)?;
+                value.extend_from_slice(&birth.number.to_le_bytes());
+                value.extend_from_slice(&birth.place.to_le_bytes());
+                let rehearsed = butterfly_layout::rehearsed(self.written());
+                value.extend(rehearsed.into_iter().flat_map(u32::to_le_bytes));
+            }
+            value.extend((self.encoded)(&key, state)?);
+            Some(value)
+        };
+        let value = content();
+        Edit { key, value }
+    }
+
+    /// The changes are in the store.
+    pub fn committed(&mut self, sequence: u64, desired: &Desired) {
+        self.sequence = sequence;
+        self.layout = self.written();
+        self.raising = None;
+        self.in_store = None;
+        self.replaced.clear();
+        for change in std::mem::take(&mut self.changes) {
+            match self.committed.prepare(change) {
+                Ok(prepared) => self.committed.commit(prepared),
+                Err(why) => {
+                    error!("the committed state is copied, please report this: {why}");
+                    self.committed = desired.clone();
+                    break;
+                }
+            }
+        }
+    }
+
+    /// The births as they were before the changes.
+    pub fn restore_births(&mut self) {
+        for (id, old) in std::mem::take(&mut self.replaced).into_iter().rev() {
+            match old {
+                Some(birth) => drop(self.births.insert(id, birth)),
+                None => drop(self.births.remove(&id)),
+            }
+        }
+        self.changes.clear();
+        self.raising = None;
+    }
+
+    /// True if waiting for it at the start would not help.
+    pub fn is_hopeless(&self) -> bool {
+        self.closed.as_ref().is_some_and(|why| !why.contains("locked"))
+    }
+}
+
+/// The line in which a vnic stands.
+fn station(nic: &Nic) -> (Vni, [u8; 6], bool) {
+    (nic.vni, nic.mac.octets(), nic.sniff_target.is_some())
+}
+
+/// Name of a peer's record.
+pub fn peer_name(peer: &TunnelPeer) -> String {
+    match peer.vni() {
+        Some(vni) => format!("{} {vni}", peer.address()),
+        None => peer.address().to_string(),
+    }
+}
+
+fn keys_of(state: &Desired) -> impl Iterator<Item = Key> + '_ {
+    let key = |sort, name: String| Key { sort, name };
+    let vnics = state.vnics().iter().map(move |nic| key(Sort::Vnic, nic.id.as_str().to_owned()));
+    let groups = state.groups().keys().map(move |name| key(Sort::Group, name.as_str().to_owned()));
+    let peers = state.peers().iter().map(move |peer| key(Sort::Peer, peer_name(&peer)));
+    vnics.chain(groups).chain(peers)
+}

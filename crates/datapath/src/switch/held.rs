@@ -1,0 +1,186 @@
+//! Things of the switch that the holder keeps, and that outlast this process: sockets of vnics with
+//! their front ends, TAP devices, and the uplink's parts.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use butterfly_holder::client::{self, Held, Lease};
+use butterfly_vhost::control::{Device, DeviceConfig, Role, listen};
+
+use crate::endpoint::open::{Outlasting, PACKETS};
+use crate::plane::AddError;
+
+/// The holder, and what a dead process left of vnics and devices that nobody took up yet.
+pub struct Hold {
+    lease: Arc<Lease>,
+    former: Mutex<BTreeMap<String, Held>>,
+    devices: Mutex<BTreeMap<String, OwnedFd>>,
+}
+
+/// Id of a vhost-user uplink, which no vnic can have.
+pub(crate) const UPLINK: &str = "\u{1}uplink";
+/// Beginning of the names of TAP devices.
+const TAP: &str = "tap:";
+
+/// Name of a vnic's TAP device.
+pub(crate) fn tap_of(id: &str, birth: u64) -> String {
+    format!("{TAP}{birth}:{id}")
+}
+
+/// Checks that the state of a front end, which another process noted, can be read here. Returns
+/// the reason if not.
+pub fn check_front_end(state: &[u8]) -> Result<(), String> {
+    butterfly_vhost::control::check_state(state)
+}
+
+fn failed(why: impl ToString) -> AddError {
+    AddError::Device(why.to_string())
+}
+
+fn side(role: Role) -> client::Role {
+    match role {
+        Role::Server => client::Role::Server,
+        Role::Client => client::Role::Client,
+    }
+}
+
+impl Hold {
+    /// Makes it of the lease, the vnics that were held, and those of `parts` that are devices or of
+    /// the uplink.
+    pub fn new(
+        lease: Arc<Lease>,
+        former: BTreeMap<String, Held>,
+        parts: &mut BTreeMap<String, OwnedFd>,
+    ) -> Hold {
+        let all = std::mem::take(parts).into_iter();
+        let (devices, others) = all.partition(|(name, _)| {
+            [TAP, butterfly_uplink::xdp::PARTS, PACKETS].iter().any(|kind| name.starts_with(kind))
+        });
+        *parts = others;
+        Hold { lease, former: Mutex::new(former), devices: Mutex::new(devices) }
+    }
+
+    /// A TAP device that a dead process left.
+    pub(crate) fn device(&self, name: &str) -> Option<OwnedFd> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner).remove(name)
+    }
+
+    /// Has a TAP device kept.
+    pub(crate) fn keep_device(&self, name: &str, device: BorrowedFd<'_>) {
+        if let Err(error) = self.lease.deposit(name, device) {
+            tracing::error!(name, %error, "a TAP device would not outlast this process");
+        }
+    }
+
+    /// Has a device let go.
+    pub(crate) fn forget_device(&self, name: &str) {
+        if let Err(error) = self.lease.withdraw(name) {
+            tracing::error!(name, %error, "the holder does not let go of a device");
+        }
+    }
+
+    fn former(&self) -> MutexGuard<'_, BTreeMap<String, Held>> {
+        self.former.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether a vnic that a dead process declared is served at this path.
+    pub(crate) fn serves(&self, path: &Path) -> bool {
+        self.former().values().any(|held| held.role == client::Role::Server && held.path == path)
+    }
+
+    /// Opens a vnic's socket, or takes up what a dead process left of it. `birth` tells whether it
+    /// is the same vnic.
+    pub(crate) fn open(
+        &self,
+        id: &str,
+        birth: u64,
+        config: DeviceConfig,
+    ) -> Result<Device, AddError> {
+        if let Some(held) = self.former().remove(id) {
+            let role = side(config.role);
+            if (held.birth, held.role, &held.path) == (birth, role, &config.path) {
+                return Device::start_held(config, held.channel, held.former).map_err(failed);
+            }
+            self.lease.forget(id).map_err(silent)?;
+        }
+        let listener = match config.role {
+            Role::Server => Some(listen(&config.path).map_err(failed)?),
+            Role::Client => None,
+        };
+        let channel = self
+            .lease
+            .register(
+                id,
+                birth,
+                side(config.role),
+                &config.path,
+                listener.as_ref().map(AsFd::as_fd),
+            )
+            .map_err(|error| {
+                if listener.is_some() {
+                    let _ = std::fs::remove_file(&config.path);
+                }
+                silent(error)
+            })?;
+        Device::start_held(config, channel, None).map_err(|error| {
+            self.forget(id);
+            failed(error)
+        })
+    }
+
+    /// Has everything let go that is held for a vnic.
+    pub(crate) fn forget(&self, id: &str) {
+        if let Err(error) = self.lease.forget(id) {
+            tracing::error!(nic = id, %error, "the holder does not let go of a vnic");
+        }
+    }
+
+    /// Has everything let go that was held for vnics that nobody declared again. Returns their ids.
+    pub(crate) fn let_go(&self) -> Vec<String> {
+        let devices =
+            std::mem::take(&mut *self.devices.lock().unwrap_or_else(PoisonError::into_inner));
+        devices.keys().for_each(|name| self.forget_device(name));
+        let gone: Vec<String> = std::mem::take(&mut *self.former()).into_keys().collect();
+        gone.iter().for_each(|id| self.forget(id));
+        gone
+    }
+}
+
+impl Outlasting for Hold {
+    fn former(&self, beginning: &str) -> BTreeMap<String, OwnedFd> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = std::mem::take(&mut *devices).into_iter();
+        let (wanted, others) = all.partition(|(name, _)| name.starts_with(beginning));
+        *devices = others;
+        wanted
+    }
+
+    fn keep(&self, name: &str, file: BorrowedFd<'_>) -> std::io::Result<()> {
+        self.lease.deposit(name, file)
+    }
+
+    fn forget(&self, name: &str) {
+        self.forget_device(name);
+    }
+
+    fn later(&self, files: Vec<(String, OwnedFd)>) -> Box<dyn FnOnce() + Send> {
+        let lease = self.lease.clone();
+        Box::new(move || {
+            for (name, file) in files {
+                if let Err(error) = lease.deposit(&name, file.as_fd()) {
+                    tracing::error!(name, %error, "it would not outlast this process");
+                }
+            }
+        })
+    }
+}
+
+fn silent(error: std::io::Error) -> AddError {
+    failed(format!(
+        "the holder, which keeps the sockets of vnics, refuses: {error}; if it is gone, restart the daemon, which starts another one"
+    ))
+}

@@ -1,0 +1,430 @@
+//! A vnic: its socket, the front end that is attached, and what was not carried out yet.
+
+#[cfg(feature = "harness")]
+pub mod harness;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags},
+    io::Errno,
+    net::{SocketFlags, accept_with},
+};
+
+use crate::{
+    closer::Closer,
+    protocol::{self, Event, Name, Received, Role, Word},
+    say,
+    server::{
+        Times,
+        front::{Front, Process, Read, wants_reply},
+    },
+};
+
+/// Daemons that may die on one message.
+const TRIES: u8 = 3;
+/// Words of a daemon that are heard in a turn.
+const WORDS: usize = 4;
+
+/// A vnic as the daemon registered it.
+pub struct Registered {
+    pub birth: u64,
+    pub role: Role,
+    pub path: PathBuf,
+}
+
+/// Something that the daemon has to carry out.
+enum What {
+    Connected { pid: Option<u32> },
+    Message { bytes: Vec<u8>, files: Vec<OwnedFd> },
+    Gone { reason: String },
+}
+
+/// Something under way: one thing at most.
+struct Pending {
+    number: u64,
+    what: What,
+    /// The daemon of now knows it.
+    handed: bool,
+    /// Daemons that got it.
+    tries: u8,
+    since: Instant,
+}
+
+pub struct Vnic {
+    registered: Registered,
+    /// Device and inode of the socket file, if it is ours to remove.
+    file: Option<(u64, u64)>,
+    listener: Option<OwnedFd>,
+    channel: Option<OwnedFd>,
+    front: Option<Front>,
+    /// A front end that waits until the other one is gone.
+    second: Option<OwnedFd>,
+    state: Vec<u8>,
+    kept: BTreeMap<Name, OwnedFd>,
+    number: u64,
+    pending: Option<Pending>,
+    /// The front end that left last, after it had spoken.
+    left: Option<Process>,
+}
+
+impl Vnic {
+    pub fn new(registered: Registered, listener: Option<OwnedFd>) -> Vnic {
+        let file = listener.as_ref().and_then(|_| {
+            let file = fs::symlink_metadata(&registered.path).ok()?;
+            Some((file.dev(), file.ino()))
+        });
+        Vnic {
+            registered,
+            file,
+            listener,
+            channel: None,
+            front: None,
+            second: None,
+            state: Vec::new(),
+            kept: BTreeMap::new(),
+            number: 0,
+            pending: None,
+            left: None,
+        }
+    }
+
+    pub fn registered(&self) -> &Registered {
+        &self.registered
+    }
+
+    /// The state that a successor goes on from, and the descriptors that it names.
+    pub fn state(&self) -> (Option<&[u8]>, BTreeMap<Name, BorrowedFd<'_>>) {
+        let ends = matches!(&self.pending, Some(Pending { what: What::Gone { .. }, .. }));
+        if self.front.is_none() || self.state.is_empty() || ends {
+            return (None, BTreeMap::new());
+        }
+        (Some(&self.state), self.kept.iter().map(|(name, fd)| (*name, fd.as_fd())).collect())
+    }
+
+    /// The connection of its front end.
+    pub fn connection(&self) -> Option<BorrowedFd<'_>> {
+        self.front.as_ref().map(AsFd::as_fd)
+    }
+
+    pub fn get_daemon(&mut self, channel: OwnedFd) {
+        self.lose_daemon();
+        self.channel = Some(channel);
+    }
+
+    pub fn lose_daemon(&mut self) {
+        self.channel = None;
+        if let Some(pending) = &mut self.pending {
+            pending.handed = false;
+        }
+    }
+
+    /// Removes the socket file, if it is still the one of the listening socket.
+    pub fn remove_file(&self) {
+        let path = &self.registered.path;
+        if let (Some(ours), Ok(file)) = (self.file, fs::symlink_metadata(path))
+            && (file.dev(), file.ino()) == ours
+        {
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    /// Lets everything go.
+    pub fn discard(mut self, closer: &mut Closer) {
+        self.drop_pending(closer);
+        closer.discard(std::mem::take(&mut self.kept).into_values());
+        closer.discard(self.second.take());
+        if let Some(front) = self.front.take() {
+            front.shut();
+            front.discard(closer);
+        }
+    }
+
+    /// Adds what is to be waited for. Returns the time at which it is too long.
+    pub fn watch<'a>(
+        &'a self,
+        times: &Times,
+        deaf: bool,
+        rests: bool,
+        fds: &mut Vec<PollFd<'a>>,
+    ) -> Option<Instant> {
+        let mut until: Option<Instant> = None;
+        let mut by = |time: Instant| until = Some(until.map_or(time, |until| until.min(time)));
+        if let Some(channel) = &self.channel {
+            fds.push(PollFd::new(channel, PollFlags::IN));
+            if self.pending.as_ref().is_some_and(|pending| !pending.handed) {
+                by(Instant::now() + Duration::from_millis(1));
+            }
+        }
+        if let Some(listener) = &self.listener
+            && self.second.is_none()
+            && !rests
+        {
+            fds.push(PollFd::new(listener, PollFlags::IN));
+        }
+        if let Some(front) = &self.front {
+            if !front.is_answered() {
+                fds.push(PollFd::new(front, PollFlags::OUT));
+            } else if self.pending.is_none() {
+                fds.push(PollFd::new(front, PollFlags::IN));
+            }
+            if let Some(since) = front.half_since() {
+                by(since + times.patience);
+            }
+            if self.second.is_some() && !front.spoke {
+                by(front.connected + times.patience);
+            }
+            if deaf && let Some(pending) = &self.pending {
+                // Looked at now and then: it may say more while nobody reads it.
+                by((pending.since + self.deaf_for(front, times))
+                    .max(Instant::now() + times.patience / 10));
+            }
+        }
+        until
+    }
+
+    fn deaf_for(&self, front: &Front, times: &Times) -> Duration {
+        if front.returns { times.returns } else { times.stays }
+    }
+
+    /// Does what can be done without waiting.
+    pub fn turn(
+        &mut self,
+        times: &Times,
+        deaf: bool,
+        closer: &mut Closer,
+        exhausted: &mut Option<Instant>,
+    ) {
+        self.hear_daemon(closer);
+        if let Some(front) = &mut self.front
+            && let Err(why) = front.flush()
+        {
+            self.send_away(why, closer);
+        }
+        self.accept(closer, exhausted);
+        self.read(closer);
+        self.look_at_clock(times, deaf, closer);
+        self.hand_out(closer);
+    }
+
+    fn hear_daemon(&mut self, closer: &mut Closer) {
+        for _ in 0..WORDS {
+            let Some(channel) = &self.channel else { return };
+            let (word, files) = match protocol::receive::<Word>(channel) {
+                Ok(Received::Nothing) => return,
+                Ok(Received::Packet(word, files)) => (word, files),
+                // Its lease ends, too, or it is mad: it hears nothing of this vnic any more.
+                Ok(Received::End) => return self.lose_daemon(),
+                Err(error) => {
+                    say(format_args!("a daemon says of a vnic what nobody understands: {error}"));
+                    return self.lose_daemon();
+                }
+            };
+            match (word, files) {
+                (Word::Dialed, mut files) => {
+                    let connection = files.pop();
+                    closer.discard(files);
+                    let idle = self.front.is_none() && self.registered.role == Role::Client;
+                    match connection {
+                        Some(connection) if idle => self.connect(connection),
+                        other => closer.discard(other),
+                    }
+                }
+                (Word::Done { number, reply, after, end }, files) => {
+                    closer.discard(files);
+                    self.done(number, reply, after, end, closer);
+                }
+                (Word::Cut { reason }, files) => {
+                    closer.discard(files);
+                    self.send_away(reason, closer);
+                }
+            }
+        }
+    }
+
+    fn done(
+        &mut self,
+        number: u64,
+        reply: Vec<u8>,
+        after: Option<(Vec<u8>, Vec<Name>)>,
+        end: Option<String>,
+        closer: &mut Closer,
+    ) {
+        // A message may have given way to the end of its front end meanwhile.
+        let Some(pending) = self.pending.take_if(|it| it.number == number && it.handed) else {
+            return;
+        };
+        match pending.what {
+            What::Gone { .. } => return self.forget(closer),
+            What::Connected { .. } => {}
+            What::Message { files, .. } => {
+                let named = files.into_iter().zip(0..).map(|(fd, place)| ((number, place), fd));
+                match &after {
+                    Some(_) => self.kept.extend(named),
+                    None => closer.discard(named.map(|(_, fd)| fd)),
+                }
+            }
+        }
+        if let Some((state, keep)) = after {
+            self.state = state;
+            let mut had = std::mem::take(&mut self.kept);
+            self.kept = keep.into_iter().filter_map(|name| had.remove_entry(&name)).collect();
+            closer.discard(had.into_values());
+        }
+        let Some(front) = &mut self.front else { return };
+        front.answer(reply);
+        match (front.flush(), end) {
+            // A refusal was answered as far as it goes: the front end may say it to its operator.
+            (_, Some(why)) | (Err(why), None) => self.send_away(why, closer),
+            (Ok(()), None) => {}
+        }
+    }
+
+    fn connect(&mut self, connection: OwnedFd) {
+        let front = Front::new(connection, self.left.take());
+        let pid = front.pid;
+        self.front = Some(front);
+        self.begin(What::Connected { pid });
+    }
+
+    fn begin(&mut self, what: What) {
+        self.number += 1;
+        let number = self.number;
+        self.pending =
+            Some(Pending { number, what, handed: false, tries: 0, since: Instant::now() });
+    }
+
+    fn drop_pending(&mut self, closer: &mut Closer) {
+        if let Some(Pending { what: What::Message { files, .. }, .. }) = self.pending.take() {
+            closer.discard(files);
+        }
+    }
+
+    /// Ends the connection. The daemon, if there is one, still has to let go.
+    fn send_away(&mut self, reason: String, closer: &mut Closer) {
+        let Some(front) = &self.front else { return };
+        if matches!(&self.pending, Some(Pending { what: What::Gone { .. }, .. })) {
+            return;
+        }
+        front.shut();
+        if front.spoke {
+            self.left = front.process;
+        }
+        self.drop_pending(closer);
+        self.begin(What::Gone { reason });
+        if self.channel.is_none() {
+            // A successor goes on with nothing of it.
+            self.pending = None;
+            self.forget(closer);
+        }
+    }
+
+    /// Lets go what is left of a front end.
+    fn forget(&mut self, closer: &mut Closer) {
+        self.state.clear();
+        closer.discard(std::mem::take(&mut self.kept).into_values());
+        if let Some(front) = self.front.take() {
+            front.discard(closer);
+        }
+        if let Some(next) = self.second.take() {
+            self.connect(next);
+        }
+    }
+
+    fn accept(&mut self, closer: &mut Closer, exhausted: &mut Option<Instant>) {
+        let Some(listener) = self.listener.as_ref().filter(|_| self.second.is_none()) else {
+            return;
+        };
+        if exhausted.is_some_and(|since| since.elapsed() < Duration::from_millis(200)) {
+            return;
+        }
+        match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(connection) => self.came(connection, closer),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            Err(_) => *exhausted = Some(Instant::now()),
+        }
+    }
+
+    /// Takes a front end that came to the listening socket.
+    fn came(&mut self, connection: OwnedFd, closer: &mut Closer) {
+        if self.front.is_none() && self.pending.is_none() {
+            self.connect(connection);
+        } else {
+            closer.discard(self.second.replace(connection));
+        }
+    }
+
+    fn read(&mut self, closer: &mut Closer) {
+        let Some(front) = &mut self.front else { return };
+        if self.pending.is_some() || !front.is_answered() {
+            return;
+        }
+        match front.read() {
+            Read::Nothing => {}
+            Read::Message(bytes, files) => self.begin(What::Message { bytes, files }),
+            Read::Lost(why) => self.send_away(why, closer),
+        }
+    }
+
+    fn look_at_clock(&mut self, times: &Times, deaf: bool, closer: &mut Closer) {
+        let Some(front) = &self.front else { return };
+        let late = |since: Instant, patience: Duration| since.elapsed() >= patience;
+        if front.half_since().is_some_and(|since| late(since, times.patience)) {
+            let why = front.late().to_owned();
+            return self.send_away(why, closer);
+        }
+        if self.second.is_some() && !front.spoke && late(front.connected, times.patience) {
+            let why = "the peer said nothing, and another front end was waiting";
+            return self.send_away(why.to_owned(), closer);
+        }
+        let Some(pending) = self.pending.as_ref().filter(|_| deaf) else { return };
+        let patience = self.deaf_for(front, times);
+        let waits = match &pending.what {
+            What::Message { bytes, .. } => wants_reply(bytes) || front.says_much(),
+            What::Connected { .. } => front.says_more(),
+            What::Gone { .. } => false,
+        };
+        if waits && late(pending.since, patience) {
+            let why = format!("no daemon answered for {} s", patience.as_secs());
+            self.send_away(why, closer);
+        }
+    }
+
+    fn hand_out(&mut self, closer: &mut Closer) {
+        let Some(pending) = &mut self.pending else { return };
+        let Some(channel) = self.channel.as_ref().filter(|_| !pending.handed) else { return };
+        let number = pending.number;
+        let sent = match &pending.what {
+            What::Message { .. } if pending.tries >= TRIES => {
+                let why = format!("{TRIES} daemons ended while they carried out its message");
+                return self.send_away(why, closer);
+            }
+            What::Connected { pid } => {
+                let connection: Vec<_> = self.front.iter().map(AsFd::as_fd).collect();
+                protocol::send(channel, &Event::Connected { number, pid: *pid }, &connection)
+            }
+            What::Message { bytes, files } => {
+                let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+                protocol::send(channel, &Event::Message { number, bytes: bytes.clone() }, &files)
+            }
+            What::Gone { reason } => {
+                protocol::send(channel, &Event::Gone { number, reason: reason.clone() }, &[])
+            }
+        };
+        // Without room it is tried again; a daemon that is gone is noticed elsewhere.
+        if sent.is_ok() {
+            pending.handed = true;
+            // Only a message has a bound: daemons may die while one front end waits, without end.
+            pending.tries = pending.tries.saturating_add(1);
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! A device's state as text, for whoever goes on with its front end after this process.
+//!
+//! Descriptors are named, as the holder keeps them. A successor trusts none of it: the text is read
+//! into types, and every value then passes the checks of the message that once brought it.
+
+use std::{collections::HashMap, os::fd::OwnedFd};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    session::{Refused, Session},
+    state::{DeviceState, Kick, LogState, Name, Named, RingAddresses, RingState},
+};
+use crate::{
+    memory::{MAX_REGIONS, RegionSpec},
+    net::Features,
+    port::Queue,
+};
+
+/// Number of a message, and place in it.
+type File = (u64, u32);
+
+/// State of a connection.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Noted {
+    /// Any since the first: it stays until the front end says something.
+    layout: u32,
+    /// In rehearsals alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rehearsed: Option<u32>,
+    /// The front end has spoken.
+    pub attached: bool,
+    /// Since when, in seconds since 1970.
+    pub since: u64,
+    /// Process of the front end.
+    pub pid: Option<u32>,
+    features: Option<u64>,
+    protocol: Option<u64>,
+    regions: Vec<Region>,
+    log: Option<Log>,
+    rings: [Ring; 2],
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Region {
+    file: File,
+    guest: u64,
+    size: u64,
+    user: u64,
+    offset: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Log {
+    file: File,
+    size: u64,
+    offset: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ring {
+    size: Option<u16>,
+    at: Option<At>,
+    position: u16,
+    kick: Option<How>,
+    call: Option<File>,
+    enabled: Option<bool>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct At {
+    desc: u64,
+    avail: u64,
+    used: u64,
+    log: Option<u64>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum How {
+    Polled,
+    Eventfd(File),
+}
+
+/// Checks that a state that another process noted can be read here. Returns the reason if not.
+pub fn check(text: &[u8]) -> Result<(), String> {
+    Noted::read(text).map(drop).map_err(|Refused(why)| why)
+}
+
+fn file(name: Name) -> File {
+    (name.message, name.place)
+}
+
+impl Noted {
+    /// Notes a connection.
+    pub fn of(session: &Session, attached: bool, since: u64, pid: Option<u32>) -> Noted {
+        let ring = |queue: Queue| {
+            let ring = session.ring(queue);
+            Ring {
+                size: ring.size,
+                at: ring.addresses.map(|at| At {
+                    desc: at.desc,
+                    avail: at.avail,
+                    used: at.used,
+                    log: at.used_log,
+                }),
+                position: session.position(queue),
+                kick: ring.kick.as_ref().map(|kick| match kick {
+                    Kick::Polled => How::Polled,
+                    Kick::Eventfd(kick) => How::Eventfd(file(kick.name)),
+                }),
+                call: ring.call.as_ref().map(|call| file(call.name)),
+                enabled: ring.enabled,
+            }
+        };
+        let region = |Named { name, it }: &Named<RegionSpec>| Region {
+            file: file(*name),
+            guest: it.guest_addr,
+            size: it.size,
+            user: it.user_addr,
+            offset: it.mmap_offset,
+        };
+        let log = |Named { name, it }: &Named<LogState>| Log {
+            file: file(*name),
+            size: it.size,
+            offset: it.offset,
+        };
+        let layout = butterfly_layout::in_force();
+        Noted {
+            layout,
+            rehearsed: butterfly_layout::rehearsed(layout),
+            attached,
+            since,
+            pid,
+            features: session.features().map(|features| features.0),
+            protocol: session.protocol(),
+            regions: session.regions().iter().map(region).collect(),
+            log: session.log().map(log),
+            rings: [ring(Queue::Rx), ring(Queue::Tx)],
+        }
+    }
+
+    /// The text.
+    pub fn text(&self) -> Vec<u8> {
+        // Numbers, lists and names: nothing in it can fail.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Reads a text.
+    pub fn read(text: &[u8]) -> Result<Noted, Refused> {
+        let noted: Noted = serde_json::from_slice(text)
+            .map_err(|error| Refused(format!("its notes cannot be read: {error}")))?;
+        if !(butterfly_layout::FIRST..=butterfly_layout::newest()).contains(&noted.layout) {
+            let why = butterfly_layout::unreadable(noted.layout.into());
+            return Err(Refused(format!("its notes cannot be read: {why}")));
+        }
+        if noted.rehearsed != butterfly_layout::rehearsed(noted.layout) {
+            return Err(Refused("its notes have a field of another layout".to_owned()));
+        }
+        if noted.regions.len() > MAX_REGIONS {
+            return Err(Refused(format!("its notes have {} memory regions", noted.regions.len())));
+        }
+        Ok(noted)
+    }
+
+    /// Names of the descriptors that the state needs.
+    pub fn files(&self) -> impl Iterator<Item = Name> {
+        let rings = self.rings.iter().flat_map(|ring| {
+            let kick = match &ring.kick {
+                Some(How::Eventfd(file)) => Some(*file),
+                _ => None,
+            };
+            [kick, ring.call].into_iter().flatten()
+        });
+        let regions = self.regions.iter().map(|region| region.file);
+        let log = self.log.iter().map(|log| log.file);
+        regions.chain(log).chain(rings).map(|(message, place)| Name { message, place })
+    }
+
+    /// The state, with the descriptors that were kept. Each is taken once.
+    pub fn state(self, kept: &mut HashMap<Name, OwnedFd>) -> Result<DeviceState, Refused> {
+        fn named<T>(
+            kept: &mut HashMap<Name, OwnedFd>,
+            (message, place): File,
+            make: impl FnOnce(OwnedFd) -> T,
+        ) -> Result<Named<T>, Refused> {
+            let name = Name { message, place };
+            let fd = kept.remove(&name).ok_or_else(|| {
+                Refused(format!("descriptor {place} of message {message} was not kept for it"))
+            })?;
+            Ok(Named { name, it: make(fd) })
+        }
+        let mut regions = Vec::with_capacity(self.regions.len());
+        for Region { file, guest, size, user, offset } in self.regions {
+            regions.push(named(kept, file, |file| RegionSpec {
+                guest_addr: guest,
+                size,
+                user_addr: user,
+                mmap_offset: offset,
+                file,
+            })?);
+        }
+        let log = match self.log {
+            None => None,
+            Some(Log { file, size, offset }) => {
+                Some(named(kept, file, |file| LogState { file, size, offset })?)
+            }
+        };
+        let mut ring = |ring: Ring| -> Result<RingState, Refused> {
+            Ok(RingState {
+                size: ring.size,
+                addresses: ring.at.map(|at| RingAddresses {
+                    desc: at.desc,
+                    avail: at.avail,
+                    used: at.used,
+                    used_log: at.log,
+                }),
+                position: ring.position,
+                kick: match ring.kick {
+                    None => None,
+                    Some(How::Polled) => Some(Kick::Polled),
+                    Some(How::Eventfd(file)) => Some(Kick::Eventfd(named(kept, file, |fd| fd)?)),
+                },
+                call: ring.call.map(|file| named(kept, file, |fd| fd)).transpose()?,
+                enabled: ring.enabled,
+            })
+        };
+        let [rx, tx] = self.rings;
+        Ok(DeviceState {
+            features: self.features.map(Features),
+            protocol_features: self.protocol,
+            rings: [ring(rx)?, ring(tx)?],
+            regions,
+            log,
+        })
+    }
+}

@@ -1,0 +1,291 @@
+//! Deaths, one after the other, and what guests and clients see of them.
+
+use std::{
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    sync::atomic::Ordering::Relaxed,
+    time::{Duration, Instant},
+};
+
+use butterfly_guest_driver::Listener;
+use butterfly_point::Point;
+use butterfly_tests::{
+    Daemon, Host,
+    groups::group_set,
+    pairs::{self, GROUP, Pair, Plan},
+};
+use butterfly_vhost::net::Features;
+
+use crate::{
+    busy::{self, Busy},
+    logged::Logged,
+    plan::Death,
+};
+
+/// Most frames that one death costs: the batch of the only worker.
+const BATCH: u64 = 64;
+/// Longest time until a point is passed so often.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Frames in each direction that show that traffic goes on.
+const ONWARD: u64 = 400;
+/// A text of the log when the store's writer died.
+const WRITER: &str = "the writer of the store ended";
+
+/// Starts a daemon, which is to die there.
+fn start(dir: &Path, death: Option<&Death>) -> Daemon {
+    let words = [
+        "--state-dir",
+        &dir.join("state").display().to_string(),
+        "--sessions",
+        "20000",
+        "--session-share",
+        "100",
+        "--timeout",
+        "udp-new=1",
+        "--timeout",
+        "udp-answered=1",
+        "--fdb-ageing",
+        "1",
+    ]
+    .map(str::to_owned);
+    match death {
+        Some(death) => Daemon::launch(dir, &["env", &format!("BUTTERFLY_DIE_AT={death}")], &words),
+        None => Daemon::launch(dir, &[], &words),
+    }
+}
+
+/// Pairs of guests: one that is filtered, with ever new flows; one without event indices; one that
+/// migrates.
+fn attach(dir: &Path) -> Vec<Pair> {
+    let many = Plan { flows: 60_000, stay: 24, ..Plan::flows(1) };
+    let simple = Features::VERSION_1.with(Features::MRG_RXBUF);
+    let plans = [many, Plan { features: simple, ..Plan::flows(1) }, Plan::flows(1)];
+    plans.iter().enumerate().map(|(pair, plan)| Pair::attach(dir, pair, plan)).collect()
+}
+
+/// Traffic of all pairs, and what deaths cost of it.
+struct Traffic {
+    pairs: Vec<Pair>,
+    /// Frames that had arrived when costs were counted last.
+    from: Vec<[u64; 2]>,
+    lost: u64,
+    /// Deaths since then.
+    deaths: u64,
+}
+
+impl Traffic {
+    fn turn(&mut self) {
+        self.pairs.iter_mut().for_each(Pair::turn);
+    }
+
+    fn arrived(&self) -> Vec<[u64; 2]> {
+        self.pairs.iter().map(Pair::arrived).collect()
+    }
+
+    /// Returns whether traffic has gone on in every direction.
+    fn goes_on(&self) -> bool {
+        let mut both = self.pairs.iter().zip(&self.from);
+        both.all(|(pair, from)| {
+            pair.arrived().iter().zip(from).all(|(now, from)| *now >= from + ONWARD)
+        })
+    }
+
+    /// Counts what deaths have cost, if that can be seen by now. Returns the frames.
+    fn count(&mut self) -> u64 {
+        if !self.goes_on() {
+            return 0;
+        }
+        let lost: u64 = self.pairs.iter().map(Pair::lost).sum();
+        let cost = lost - self.lost;
+        let bound = BATCH * self.deaths;
+        assert!(cost <= bound, "{cost} frames are lost by {} deaths", self.deaths);
+        self.pairs.iter_mut().for_each(Pair::check);
+        (self.lost, self.from, self.deaths) = (lost, self.arrived(), 0);
+        cost
+    }
+
+    /// Works until traffic goes on.
+    fn settle(&mut self, daemon: &Daemon) {
+        let begun = Instant::now();
+        while !self.goes_on() {
+            self.turn();
+            if begun.elapsed() > PATIENCE {
+                panic!("traffic does not go on; the daemon wrote:\n{}", daemon.log());
+            }
+        }
+    }
+}
+
+/// Dies all deaths.
+pub fn run(all: &[Death]) {
+    let room = tempfile::tempdir().expect("a directory");
+    let dir = room.path();
+    let host = Host::of(start(dir, None).ready());
+    let rules = ["in udp 1-65535 10.77.0.0/16"];
+    host.daemon().ask(group_set(GROUP, &rules, &[])).expect("a group");
+    for (pair, filtered) in [(0, true), (1, false), (2, false)] {
+        (0..2).for_each(|end| drop(host.add(&pairs::nic(pair, end, filtered)).expect("a vnic")));
+    }
+    let listener = Listener::bind(dir.join("qemu-vhost-listener")).expect("a socket");
+    busy::nics().iter().for_each(|nic| drop(host.add(nic).expect("a vnic")));
+    let mut pairs = attach(dir);
+    let logged = pairs.iter_mut().last().expect("a pair").vms().each_mut().map(Logged::begin);
+    let mut traffic = Traffic { from: vec![[0; 2]; pairs.len()], pairs, lost: 0, deaths: 0 };
+    let busy = Busy::default();
+    let endpoint = host.daemon().endpoint().to_owned();
+    traffic.settle(host.daemon());
+    let mut world = World { dir, host, traffic, logged, busy: &busy, told: 0, replaced: 0 };
+    let world = std::thread::scope(|scope| {
+        // If this thread fails, the others are to end.
+        let ended = Ended(&busy);
+        let threads = [
+            scope.spawn(|| busy.talk(dir)),
+            scope.spawn(|| busy.visit(dir)),
+            scope.spawn(|| busy.listen(&listener)),
+            scope.spawn(|| busy.crowd(dir)),
+            scope.spawn(|| busy.sleep(dir)),
+            scope.spawn(|| busy.change(&endpoint)),
+        ];
+        world.replace(all.first());
+        for (at, death) in all.iter().enumerate() {
+            world.die(death, || threads.iter().any(|thread| thread.is_finished()));
+            world.replace(all.get(at + 1));
+        }
+        world.traffic.settle(world.host.daemon());
+        world.check_log();
+        drop(ended);
+        world
+    });
+    world.finish();
+}
+
+/// Has the threads end.
+struct Ended<'a>(&'a Busy);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Relaxed);
+    }
+}
+
+/// A host, its guests, and the others that keep it busy.
+struct World<'a> {
+    dir: &'a Path,
+    host: Host,
+    traffic: Traffic,
+    /// The last pair's dirty logs.
+    logged: [Logged; 2],
+    busy: &'a Busy,
+    /// Deaths of writers so far.
+    told: usize,
+    /// Daemons that were replaced so far.
+    replaced: usize,
+}
+
+impl World<'_> {
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.join("log")).unwrap_or_default()
+    }
+
+    /// Kills the daemon, if it is not dead, and starts the one that is to die `next`.
+    fn replace(&mut self, next: Option<&Death>) {
+        if !self.host.daemon_mut().has_ended() {
+            self.host.daemon().kill();
+            while !self.host.daemon_mut().has_ended() {
+                self.traffic.turn();
+            }
+            self.traffic.deaths += 1;
+        }
+        // After three deaths before it is ready, a daemon does without its store.
+        self.replaced += 1;
+        if self.replaced.is_multiple_of(2) {
+            self.rest();
+        }
+        self.host = Host::of(start(self.dir, next));
+        if next.is_none() {
+            self.host.daemon_mut().wait_until_ready();
+        }
+    }
+
+    /// Starts a daemon and stops it in good order.
+    fn rest(&mut self) {
+        self.host = Host::of(start(self.dir, None));
+        self.host.daemon_mut().wait_until_ready();
+        self.host.daemon().signal("TERM");
+        while !self.host.daemon_mut().has_ended() {
+            self.traffic.turn();
+        }
+        self.traffic.deaths += 1;
+    }
+
+    /// Works until the daemon dies `death`.
+    fn die(&mut self, death: &Death, failed: impl Fn() -> bool) {
+        let begun = Instant::now();
+        let arrived = |traffic: &Traffic| traffic.arrived().iter().flatten().sum::<u64>();
+        let before = arrived(&self.traffic);
+        let mut cost = 0;
+        let mut changes = None;
+        loop {
+            self.traffic.turn();
+            cost += self.traffic.count();
+            if let Some(status) = self.host.daemon_mut().ended() {
+                assert_eq!(status.signal(), Some(9), "{death}: {status:?}\n{}", self.log());
+                self.traffic.deaths += 1;
+                break;
+            }
+            if death.point.kills_the_writer() && self.writer_died(&mut changes) {
+                break;
+            }
+            assert!(!failed(), "{death}: see above; the daemon wrote:\n{}", self.log());
+            if begun.elapsed() > PATIENCE {
+                panic!("{death}: not passed so often: {:?}\n{}", self.busy, self.log());
+            }
+        }
+        println!(
+            "{death:40} after {:4} ms and {:6} frames; the one before cost {cost}",
+            begun.elapsed().as_millis(),
+            arrived(&self.traffic) - before,
+        );
+        if matches!(death.point, Point::LogUnmarked | Point::LogMarked) {
+            self.replace(None);
+            self.traffic.settle(self.host.daemon());
+            self.check_log();
+        }
+    }
+
+    /// Returns whether the writer has died, and changes are made again.
+    fn writer_died(&mut self, changes: &mut Option<u64>) -> bool {
+        let answered = self.busy.changes.load(Relaxed);
+        let told = self.log().matches(WRITER).count();
+        if changes.is_none() && told > self.told {
+            (self.told, *changes) = (told, Some(answered));
+        }
+        changes.is_some_and(|before| answered > before + 2)
+    }
+
+    /// Checks that all that was stored since the last look is marked.
+    fn check_log(&mut self) {
+        let Some(pair) = self.traffic.pairs.last_mut() else { return };
+        pair.drain();
+        for (logged, vm) in self.logged.iter_mut().zip(pair.vms()) {
+            logged.check(vm);
+            *logged = Logged::begin(vm);
+        }
+    }
+
+    /// Checks what is declared at the end, and ends everything.
+    fn finish(mut self) {
+        self.traffic.count();
+        println!("{:?}, {} frames lost", self.busy, self.traffic.lost);
+        for pair in 0..self.traffic.pairs.len() {
+            for end in 0..2 {
+                let id = pairs::id(pair, end);
+                assert!(self.host.show(&id).attached, "{id} is attached");
+            }
+        }
+        let talker = self.host.show("talker");
+        assert!(talker.attach_count <= 1, "the talker came once: {talker:?}");
+        self.host.daemon_mut().quit();
+        self.traffic.pairs.iter_mut().for_each(Pair::gone);
+    }
+}
