@@ -12,6 +12,7 @@ use std::{
 use crate::{
     containers::{Netns, container},
     lasting::Place,
+    upgrade::refused,
 };
 use butterfly_tests::{
     Daemon, Host, Nic, PATIENCE, Station, eventually,
@@ -46,8 +47,16 @@ impl Two {
         for host in [&near, &far] {
             host.run("sysctl -qw net.ipv6.conf.default.disable_ipv6=1");
         }
+        let two = Two { near, far, place };
+        two.wire(answers);
+        Some(two)
+    }
+
+    /// Makes the wire between the hosts.
+    fn wire(&self, answers: Answers) {
+        let Two { near, far, .. } = self;
         near.run(&format!("ip link add wire type veth peer name wire netns {}", far.0));
-        for (host, number) in [(&near, 1), (&far, 2)] {
+        for (host, number) in [(near, 1), (far, 2)] {
             // Kernels leave checksums to a card, which a veth is not.
             host.run("ethtool -K wire tx off");
             if answers == Answers::Kernel {
@@ -55,7 +64,6 @@ impl Two {
             }
             host.run("ip link set wire mtu 1600 up");
         }
-        Some(Two { near, far, place })
     }
 
     fn options(number: u8, uplink: &str, more: &[String]) -> Vec<String> {
@@ -425,4 +433,67 @@ fn an_uplink_that_does_not_fit_is_opened_anew() {
     assert!(two.program_is_attached(), "another one may come");
     eventually("the holder ends", || two.place.holder().is_none());
     eventually("the program goes", || !two.program_is_attached());
+}
+
+/// A daemon whose interface is gone goes on all the same: machines of this host talk to each other,
+/// and what would leave is dropped by name. The interface is taken as soon as it is there again. An
+/// upgrade that would lose the uplink is refused, and one that has none to lose is not.
+#[test]
+fn machines_go_on_without_their_uplink() {
+    let Some(two) = Two::new(Answers::Daemon) else { return };
+    let (mut near, mut far) = (two.start(), two.start_far());
+    let (mut pair, mut both) = stations(&mut near, &mut far);
+    let mut beside = near.station(&Nic::bypass("c", mac(3), 1), &usual());
+    let mut local = streams(&pair[0], &beside);
+    exchange(&mut pair[0], &mut beside, &mut local, &SIZES);
+    let uplink = |near: &Host| -> serde_json::Value {
+        serde_json::from_str(&near.daemon().client_ok(&["uplink", "--json"])).unwrap()
+    };
+
+    // Who starts now could not open it.
+    two.near.run("ip link set wire down name elsewhere");
+    let why = refused(&near, &["upgrade"]);
+    assert!(why.contains("it would have no uplink"), "{why}");
+    two.near.run("ip link set elsewhere name wire up");
+
+    let before = counters(&near);
+    die(&mut near);
+    two.near.run("ip link set wire down name elsewhere");
+    near = two.start();
+    assert!(near.daemon().log().contains("cannot be opened"), "{}", near.daemon().log());
+    let told = uplink(&near);
+    assert_eq!(told["state"], "not open", "{told}");
+    assert_eq!(told["interface"], "wire", "{told}");
+    let shown = near.daemon().client_ok(&["show"]);
+    assert!(shown.contains("uplink wire: not open, nothing leaves this host"), "{shown}");
+    exchange(&mut pair[0], &mut beside, &mut local, &SIZES.repeat(30));
+    assert!(both[0].send(&mut pair[0], 60));
+    eventually("it is dropped by name", || {
+        near.daemon().client_ok(&["drops", "--json"]).contains("uplink-down")
+    });
+    forgive(&mut both);
+    // Another one is no worse off.
+    near.daemon().client_ok(&["upgrade"]);
+    assert_eq!(uplink(&near)["state"], "not open");
+    exchange(&mut pair[0], &mut beside, &mut local, &SIZES.repeat(30));
+
+    two.near.run("ip link set elsewhere name wire up");
+    eventually("the interface is taken", || uplink(&near)["state"] == "up");
+    eventually("frames pass again", || {
+        both[0].send(&mut pair[0], 60);
+        both[1].send(&mut pair[1], 60);
+        settle(&mut pair, &mut both);
+        forgive(&mut both) == 0
+    });
+    exchange(&mut pair[0], &mut beside, &mut local, &SIZES.repeat(30));
+    let now = counters(&near);
+    assert!(before.iter().all(|(name, n)| now[name] >= *n), "{before:?}, then {now:?}");
+
+    // The same if it goes under a daemon that runs.
+    two.near.run("ip link del wire");
+    eventually("it is gone", || uplink(&near)["state"] == "removed");
+    two.wire(Answers::Daemon);
+    eventually("the interface is taken", || uplink(&near)["state"] == "up");
+    exchange(&mut pair[0], &mut beside, &mut local, &SIZES.repeat(30));
+    near.daemon_mut().quit();
 }

@@ -13,7 +13,7 @@ use crate::{
     upgrade::Case,
 };
 use butterfly_api::server::Server;
-use butterfly_datapath::{Former, check_checkpoint, check_front_end, look_at};
+use butterfly_datapath::{Former, check_checkpoint, check_front_end, check_uplink, look_at};
 use butterfly_holder::protocol;
 use butterfly_model::SocketDir;
 use butterfly_store::disk::Disk;
@@ -92,6 +92,9 @@ fn prove(case: &Case, reasons: &mut Vec<String>) -> Result<(), String> {
         return Err("socket-dir is another one now, which takes a restart".to_owned());
     }
     may_listen(&config, &case.listens)?;
+    if let Some(spec) = config.tunnel.as_ref().filter(|_| case.uplink_is_open) {
+        check_uplink(spec).map_err(|why| format!("it would have no uplink: {why}"))?;
+    }
     let sockets = SocketDir::new(config.socket_dir.clone());
     if let Err(why) = declared_in(&case.declaration, &sockets) {
         reasons.push(format!("what is declared: {why}"));

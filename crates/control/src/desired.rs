@@ -64,6 +64,13 @@ impl Declaration {
     pub fn is_empty(&self) -> bool {
         self.vnics.is_empty() && self.groups.is_empty() && self.peers.is_empty()
     }
+
+    /// Adds what another one declares.
+    pub fn join(&mut self, other: Declaration) {
+        self.vnics.extend(other.vnics);
+        self.groups.extend(other.groups);
+        self.peers.extend(other.peers);
+    }
 }
 
 /// The fate of objects that a [`Declaration`] does not name.

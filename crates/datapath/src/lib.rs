@@ -83,7 +83,7 @@ pub use {
     endpoint::{
         keeper::rows::{GroupRow, NeighbourRow},
         link::LinkState,
-        open::{Peers, TunnelError, TunnelSpec, UplinkSpec},
+        open::{Peers, TunnelError, TunnelSpec, UplinkSpec, check_uplink},
         silence::Refusal as PeerRefusal,
     },
     overlay::TunnelConfig,

@@ -36,6 +36,9 @@ pub struct TapConfig {
     pub mtu: Option<u32>,
 }
 
+/// Kind of such an uplink.
+pub const KIND: &str = "tap";
+
 /// A TAP device. It goes on drop, or when the process ends, unless the operator made it persistent
 /// before.
 pub struct Tap {
@@ -148,7 +151,7 @@ impl Tap {
             info: Info {
                 // The kernel puts them back for the device's reader.
                 tags: None,
-                kind: "tap",
+                kind: KIND,
                 interface: name,
                 index: interface.index,
                 mode: "tap",

@@ -91,8 +91,11 @@ fn told(state: &str, interface: &str) -> String {
         }
         "down" => format!("{state}: nothing leaves this host; `ip link set dev {interface} up`"),
         "removed" => format!(
-            "{state}: nothing leaves this host; restart butterflyd when the interface is back"
+            "{state}: nothing leaves this host until the interface is back; without --state-dir, restart butterflyd then"
         ),
+        "not open" => {
+            format!("{state}: nothing leaves this host; it is tried again every few seconds")
+        }
         "elsewhere" => format!("{state}: given to another network namespace, or deleted"),
         state => state.to_owned(),
     }

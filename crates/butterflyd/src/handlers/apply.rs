@@ -62,27 +62,36 @@ impl<D: Dataplane> Daemon<D> {
 
     /// Reads what the request declares. A refusal names the object.
     fn declaration(&self, request: &ApplyReq) -> Result<Declaration, Failure> {
+        let mut all = Declaration::default();
+        self.objects(request).try_for_each(|object| object.map(|object| all.join(object)))?;
+        Ok(all)
+    }
+
+    /// Reads each object that the request declares. A refusal names it.
+    pub(super) fn objects(
+        &self,
+        request: &ApplyReq,
+    ) -> impl Iterator<Item = Result<Declaration, Failure>> {
         let nic = |declared: &proto::Nic| {
             let nic = convert::nic(declared, &self.socket_dir);
             let mut nic = nic.map_err(|failure| about("nic", declared.id(), failure))?;
             if declared.packet_trace.is_none() {
                 nic.packet_trace = self.recorder.by_default();
             }
-            Ok(nic)
+            Ok(Declaration { vnics: vec![nic], ..Declaration::default() })
         };
         let group = |declared: &proto::Sg| {
             let group = convert::security_group(declared);
-            group.map_err(|failure| about("security group", declared.id(), failure))
+            let group = group.map_err(|failure| about("security group", declared.id(), failure))?;
+            Ok(Declaration { groups: vec![group], ..Declaration::default() })
         };
         let peer = |declared: &proto::TunnelPeer| {
             let peer = convert::peer(declared);
-            peer.map_err(|failure| about("peer", declared.address(), failure))
+            let peer = peer.map_err(|failure| about("peer", declared.address(), failure))?;
+            Ok(Declaration { peers: vec![peer], ..Declaration::default() })
         };
-        Ok(Declaration {
-            vnics: request.nic.iter().map(nic).collect::<Result<_, Failure>>()?,
-            groups: request.security_group.iter().map(group).collect::<Result<_, _>>()?,
-            peers: request.peer.iter().map(peer).collect::<Result<_, _>>()?,
-        })
+        let groups = request.security_group.iter().map(group);
+        request.nic.iter().map(nic).chain(groups).chain(request.peer.iter().map(peer))
     }
 
     /// Makes vnics anew that are declared again although no VM can attach to them any more: the

@@ -29,7 +29,7 @@ use std::{
 use tracing::{error, info, warn};
 
 /// Most objects that a text names.
-const NAMES: usize = 20;
+pub(super) const NAMES: usize = 20;
 
 impl<D: Dataplane> Daemon<D> {
     /// Commits a change of the desired state.
@@ -224,7 +224,7 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     /// Makes all changes to `state` that this host takes; the others in words.
-    fn carry_out_all(&mut self, state: &Desired) -> Vec<String> {
+    pub(super) fn carry_out_all(&mut self, state: &Desired) -> Vec<String> {
         let changes = plan(&self.desired, state);
         let again = come_again(&changes);
         let mut lost = Vec::new();
@@ -233,7 +233,7 @@ impl<D: Dataplane> Daemon<D> {
             let about = name_of(&change);
             if let Err(failure) = self.change_of_plan(change, &again) {
                 let text = about.failure(failure).description.unwrap_or_default();
-                warn!("not as the store has it: {text}");
+                warn!("not as declared: {text}");
                 if lost.len() < NAMES {
                     lost.push(text);
                 }
@@ -258,7 +258,8 @@ impl<D: Dataplane> Daemon<D> {
         }
         objects.sort_by_key(|(place, _)| *place);
         let objects = objects.into_iter().map(|(_, object)| object);
-        let state = self.valid(objects.collect(), &mut invalid);
+        let configured = self.keeper.as_ref().map(|keeper| keeper.committed.clone());
+        let state = valid(configured.unwrap_or_default(), objects.collect(), &mut invalid);
         let Some(keeper) = &mut self.keeper else { return };
         keeper.sequence = sequence;
         let highest = births.values().map(|birth| birth.number.max(birth.place)).max();
@@ -282,27 +283,6 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     /// The state with all objects that are valid beside those before them.
-    fn valid(&self, objects: Vec<Declaration>, invalid: &mut Vec<String>) -> Desired {
-        let mut all = Declaration::default();
-        for object in &objects {
-            all.vnics.extend(object.vnics.iter().cloned());
-            all.groups.extend(object.groups.iter().cloned());
-            all.peers.extend(object.peers.iter().copied());
-        }
-        let configured = self.keeper.as_ref().map(|keeper| keeper.committed.clone());
-        let mut state = configured.unwrap_or_default();
-        if let Ok(state) = state.with(all, Unnamed::Stay) {
-            return state;
-        }
-        for object in objects {
-            match state.with(object, Unnamed::Stay) {
-                Ok(next) => state = next,
-                Err(why) => invalid.push(why.to_string()),
-            }
-        }
-        state
-    }
-
     /// Declares what this host did not take, if it is time.
     fn try_again(&mut self) {
         let due = |missing: &mut Missing| missing.again <= Instant::now();
@@ -350,4 +330,25 @@ fn encoded(key: &Key, state: &Desired) -> Option<Vec<u8>> {
 
 fn refused(why: &str) -> Failure {
     Failure::new(format!("not kept: {why}")).with_help("nothing was changed")
+}
+
+/// Returns `state` with all objects that are valid beside those before them. Tells why others are
+/// not.
+pub(super) fn valid(
+    mut state: Desired,
+    objects: Vec<Declaration>,
+    invalid: &mut Vec<String>,
+) -> Desired {
+    let mut all = Declaration::default();
+    objects.iter().for_each(|object| all.join(object.clone()));
+    if let Ok(state) = state.with(all, Unnamed::Stay) {
+        return state;
+    }
+    for object in objects {
+        match state.with(object, Unnamed::Stay) {
+            Ok(next) => state = next,
+            Err(why) => invalid.push(why.to_string()),
+        }
+    }
+    state
 }

@@ -1,10 +1,17 @@
 //! The declared state as a successor of this process reads it.
 //!
-//! The form is a request `apply`, and it is taken up as one: everything in it is checked like a
-//! client's word.
+//! The form is a request `apply`: everything in it is checked like a client's word.
 
 use super::Daemon;
-use crate::{dataplane::Dataplane, events::Kind, handlers::convert, holding::Holding};
+use crate::{
+    dataplane::Dataplane,
+    events::Kind,
+    handlers::{
+        convert,
+        keep::{NAMES, valid},
+    },
+    holding::Holding,
+};
 use butterfly_api::{
     Failure,
     proto::{ApplyReq, TunnelPeer},
@@ -27,25 +34,34 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Takes up what a dead process had declared. Nothing new happens by that, so no event tells
-    /// of it.
-    pub fn take_up(&mut self, holding: &mut Holding) -> Result<(), Failure> {
-        let Some(bytes) = holding.take(PART).map_err(|why| Failure::new(why.to_string()))? else {
-            return Ok(());
-        };
-        let request = ApplyReq::parse_from_bytes(&bytes)
+    /// Takes up what a dead process had declared, object by object: one that this host does not
+    /// take any more leaves the others alone. Returns why some were not taken. Nothing new happens
+    /// by that, so no event tells of it.
+    pub fn take_up(&mut self, holding: &mut Holding) -> Result<Vec<String>, Failure> {
+        match holding.take(PART).map_err(|why| Failure::new(why.to_string()))? {
+            Some(bytes) => self.take_up_bytes(&bytes),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    pub(super) fn take_up_bytes(&mut self, bytes: &[u8]) -> Result<Vec<String>, Failure> {
+        let request = ApplyReq::parse_from_bytes(bytes)
             .map_err(|why| Failure::new(format!("it cannot be read: {why}")))?;
+        let (mut objects, mut lost) = (Vec::new(), Vec::new());
+        for object in self.objects(&request) {
+            match object {
+                Ok(object) => objects.push(object),
+                Err(failure) => lost.push(failure.description.unwrap_or_default()),
+            }
+        }
+        let state = valid(self.desired.clone(), objects, &mut lost);
         let told = std::mem::take(&mut self.events);
-        let done = if request.nic.is_empty()
-            && request.security_group.is_empty()
-            && request.peer.is_empty()
-        {
-            Ok(())
-        } else {
-            self.apply(&request).map(drop)
-        };
+        lost.extend(self.carry_out_all(&state));
         self.events = told;
-        done
+        let more = lost.len().saturating_sub(NAMES);
+        lost.truncate(NAMES);
+        lost.extend((more > 0).then(|| format!("and {more} more")));
+        Ok(lost)
     }
 
     /// The declaration for a successor.

@@ -6,6 +6,7 @@ mod events;
 mod explain;
 mod guests;
 mod host;
+mod kept;
 mod moved;
 mod reload;
 mod security_groups;

@@ -13,10 +13,11 @@ use butterfly_api::{
     Answer, Failure,
     proto::{Response, UpgradeCommitRes, UpgradeReq},
 };
+use butterfly_datapath::LinkState;
 use butterfly_holder::protocol;
 use protobuf::MessageField;
 use std::{io, os::unix::ffi::OsStringExt, path::PathBuf};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 impl<D: Dataplane> Daemon<D> {
     /// Hears that somebody called: SIGHUP, or the end of a proof.
@@ -24,11 +25,28 @@ impl<D: Dataplane> Daemon<D> {
         if self.upgrade.hung_up() {
             self.reload();
         }
+        if self.upgrade.calls().take_uplink() {
+            self.begin_anew();
+        }
         self.hear_proof();
     }
 
-    /// Begins an upgrade.
+    /// Begins an upgrade at a client's wish.
     pub(super) fn begin_upgrade(&mut self, request: &UpgradeReq) -> Answer {
+        let path = request.program.as_ref().map_or_else(|| self.upgrade.usual(), PathBuf::from);
+        self.begin_upgrade_to(|| Program::open(&path))
+    }
+
+    /// Has this program begin anew, as the uplink can be opened now.
+    fn begin_anew(&mut self) {
+        info!("the uplink can be opened now: this program begins anew with it");
+        let own = || Program::own().map_err(|why| format!("it cannot be read: {why}"));
+        if let Err(failure) = self.begin_upgrade_to(own) {
+            warn!("not now: {}", failure.description.unwrap_or_default());
+        }
+    }
+
+    fn begin_upgrade_to(&mut self, program: impl FnOnce() -> Result<Program, String>) -> Answer {
         let refused =
             |why: &str| Failure::new(format!("no upgrade: {why}")).with_help("nothing has changed");
         if self.holding.is_none() {
@@ -47,8 +65,7 @@ impl<D: Dataplane> Daemon<D> {
         if keeper.is_raising() {
             return Err(refused("the store is being rewritten in the newest layout: ask again"));
         }
-        let path = request.program.as_ref().map_or_else(|| self.upgrade.usual(), PathBuf::from);
-        let program = Program::open(&path).map_err(|why| refused(&why))?;
+        let program = program().map_err(|why| refused(&why))?;
         let text = format!("an upgrade to {} began", program.named().display());
         info!("{text}");
         keeper.client.copy(&keeper.directory.join(butterfly_store::COPY));
@@ -143,7 +160,12 @@ impl<D: Dataplane> Daemon<D> {
             front_ends: lease.map(|lease| lease.states()).transpose()?.unwrap_or_default(),
             checkpoint: self.kept.as_ref().map(|kept| kept.texts()).unwrap_or_default(),
             sessions: self.upgrade.sessions(),
+            uplink_is_open: self.has_uplink(),
         })
+    }
+
+    fn has_uplink(&self) -> bool {
+        self.dataplane.uplink().is_some_and(|it| it.state != Some(LinkState::NotOpen))
     }
 
     /// Hears how the proof ended, if it did.

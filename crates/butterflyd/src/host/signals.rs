@@ -55,6 +55,8 @@ pub struct Calls {
     writable: Arc<UnixStream>,
     /// True after SIGHUP.
     hung_up: Arc<AtomicBool>,
+    /// True if the uplink can be opened that could not be at the start.
+    uplink_is_there: Arc<AtomicBool>,
 }
 
 impl Calls {
@@ -68,13 +70,26 @@ impl Calls {
         signal_hook::flag::register(SIGHUP, hung_up.clone())?;
         signal_hook::low_level::pipe::register(SIGHUP, writable.try_clone()?)?;
         writable.set_nonblocking(true)?;
-        Ok((Calls { writable: Arc::new(writable), hung_up }, readable.into()))
+        let calls =
+            Calls { writable: Arc::new(writable), hung_up, uplink_is_there: Arc::default() };
+        Ok((calls, readable.into()))
     }
 
     /// Calls the main thread.
     pub fn call(&self) {
         // One that is full was called.
         let _ = (&*self.writable).write(&[0]);
+    }
+
+    /// Says that the uplink can be opened now.
+    pub fn uplink_is_there(&self) {
+        self.uplink_is_there.store(true, SeqCst);
+        self.call();
+    }
+
+    /// True if the uplink can be opened now, once.
+    pub fn take_uplink(&self) -> bool {
+        self.uplink_is_there.swap(false, SeqCst)
     }
 
     /// Pretends that SIGHUP came.

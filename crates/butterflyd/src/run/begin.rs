@@ -6,6 +6,7 @@ use super::{
     held::{CHECKPOINT, First, resume, stood_still, take_lease},
     listening::Listening,
     tell::{tell_of_cut, tell_of_start, tell_of_switch, told_of},
+    uplink::wait_for_uplink,
     writer::start_writer,
 };
 use crate::{
@@ -93,8 +94,9 @@ impl Running {
         let order = poison.as_ref().map(Poison::order).unwrap_or_default();
         let end = poison.as_ref().map(Poison::end_note);
         let hold = lease.as_mut().map(|(holding, former)| holding.hold(std::mem::take(former)));
-        let switch = prepare_switch(&mut config, hold, &announcer, poison.as_ref())?;
-        if lease.as_ref().is_some_and(|(holding, _)| holding.term > 1) {
+        let goes_on = lease.as_ref().is_some_and(|(holding, _)| holding.term > 1);
+        let switch = prepare_switch(&mut config, hold, goes_on, &announcer, poison.as_ref())?;
+        if goes_on {
             // What fails until this serves takes no vnic down.
             guard.keep(switch.clone());
         }
@@ -123,7 +125,7 @@ impl Running {
             recorder,
             log_level,
             reload,
-            upgrade: Upgrade::new(calls, came, switch.session_file()),
+            upgrade: Upgrade::new(calls.clone(), came, switch.session_file()),
             turns: turns.clone(),
             open_endpoint: listening.open_endpoint.take(),
             start_date,
@@ -199,6 +201,9 @@ impl Running {
         let notify = Notify::from_environment().map(Arc::new);
         let Listening { mut server, metrics, .. } = listening;
         let watchdog = watch(&mut server, notify.clone(), turns, &switch)?;
+        if kept.is_some() {
+            wait_for_uplink(&switch, &calls, came)?;
+        }
         let source =
             metrics::Source { switch, requests: envelope.requests(), start_date, service, kept };
         serve_metrics(&mut envelope.handler_mut().reload, metrics, source)?;
@@ -243,10 +248,12 @@ fn keep(
     Ok((kept, writing))
 }
 
-/// Makes the switch, whose tunnel the configuration gives away.
+/// Makes the switch, whose tunnel the configuration gives away. `goes_on`: where a process before
+/// ended.
 fn prepare_switch(
     config: &mut Config,
     hold: Option<Hold>,
+    goes_on: bool,
     announcer: &Announcer,
     poison: Option<&Poison>,
 ) -> Result<Arc<Switch>, Box<dyn std::error::Error>> {
@@ -271,6 +278,8 @@ fn prepare_switch(
         timeouts: config.timeouts,
         no_offload: config.no_offload,
         tunnel: config.tunnel.take(),
+        // Machines that wait to go on wait for no interface.
+        uplink_may_wait: goes_on,
         precautions: poison.map(Poison::precautions).unwrap_or_default(),
     };
     let switch = Switch::prepare(switch_config, hold, Arc::new(announcer.clone()))

@@ -78,10 +78,12 @@ pub(super) fn resume(
     };
     let mut text =
         format!("daemon {} of this host's service took over {vnics} vnics, {how}", holding.term);
-    if let Err(failure) = declared {
-        let why = failure.description.unwrap_or_default();
+    let refused = declared.unwrap_or_else(|why| vec![why.description.unwrap_or_default()]);
+    for why in &refused {
         error!("what was declared before cannot be taken over: {why}");
-        text.push_str(&format!("; what was declared cannot be taken over: {why}"));
+    }
+    if !refused.is_empty() {
+        text.push_str(&format!("; declared and not taken over: {}", refused.join("; ")));
     }
     if !gone.is_empty() {
         text.push_str(&format!("; not declared any more, and let go: {}", gone.join(", ")));

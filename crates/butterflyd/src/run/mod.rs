@@ -5,6 +5,7 @@ mod ended;
 mod held;
 mod listening;
 mod tell;
+mod uplink;
 mod writer;
 
 pub use writer::write_store;

@@ -8,7 +8,7 @@ use crate::{
 use butterfly_api::server::{CutClient, Server};
 use butterfly_datapath::{Switch, UplinkReport};
 use std::{io::Write, path::Path};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 /// Returns the endpoint of the API that other hosts reach without a key, if there is one. Warns of
 /// it, also on a terminal.
@@ -39,8 +39,16 @@ pub(super) fn tell_of_switch(switch: &Switch, events: &Events) {
             None => warn!("{former}"),
         }
     }
-    match switch.uplink() {
-        Some(uplink) => {
+    match (switch.uplink(), switch.missing_uplink()) {
+        (Some(uplink), Some(why)) => {
+            let text = format!(
+                "the uplink {} cannot be opened, so nothing leaves this host until it can: {why}",
+                uplink.interface
+            );
+            error!("{text}");
+            events.note(Note::new(Kind::UplinkDown, text));
+        }
+        (Some(uplink), None) => {
             let UplinkReport { kind, interface, mode, mtu, inner_mtu, .. } = uplink;
             let text = format!(
                 "uplink {kind} {interface}: {mode}, MTU {mtu}, host_mtu={inner_mtu} for QEMU"
@@ -54,7 +62,7 @@ pub(super) fn tell_of_switch(switch: &Switch, events: &Events) {
                 events.note(Note::new(Kind::UplinkUp, text));
             }
         }
-        None => info!("no uplink: networks end at this host"),
+        (None, _) => info!("no uplink: networks end at this host"),
     }
 }
 

@@ -42,6 +42,8 @@ pub struct Case {
     pub checkpoint: Vec<Vec<u8>>,
     /// File of the sessions.
     pub sessions: Option<PathBuf>,
+    /// True if the daemon has its uplink: who goes on has to get it, too.
+    pub uplink_is_open: bool,
 }
 
 impl Case {

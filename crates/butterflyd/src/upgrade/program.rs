@@ -38,9 +38,11 @@ impl Program {
         if !is_roots_alone(&found) {
             return Err(refused("it has to belong to root, and nobody else may write to it"));
         }
-        // What ordinary users can mount may say that root owns it.
+        // What ordinary users can mount may say that root owns it. Where this program itself comes
+        // from, the operator or a container's manager mounted it so.
         let mount = fstatvfs(&file).map_err(|why| refused(&why.to_string()))?;
-        if mount.f_flag.contains(StatVfsMountFlags::NOSUID) {
+        let own = stat("/proc/self/exe").map_err(|why| refused(&why.to_string()))?;
+        if mount.f_flag.contains(StatVfsMountFlags::NOSUID) && own.st_dev != found.st_dev {
             return Err(refused("it is on a file system that is mounted with nosuid"));
         }
         for folder in named.ancestors().skip(1) {
@@ -114,6 +116,28 @@ mod tests {
         fs::copy("/bin/true", &path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         assert!(refusal(&path).contains("has to belong to root"), "{}", refusal(&path));
+    }
+
+    /// A mount that an ordinary user could have made, which says of all that root owns it.
+    #[test]
+    fn programs_on_mounts_of_others_are_refused() {
+        let room = tempfile::Builder::new().tempdir_in("/var/lib").unwrap();
+        let mount = |words: &[&str]| {
+            let done = std::process::Command::new(words[0]).args(&words[1..]).status();
+            done.is_ok_and(|status| status.success())
+        };
+        let place = room.path().to_str().unwrap();
+        for (options, why) in [("mode=755", None), ("mode=755,nosuid", Some("nosuid"))] {
+            if !mount(&["mount", "-t", "tmpfs", "-o", options, "none", place]) {
+                return; // not as root
+            }
+            let path = room.path().join("program");
+            fs::copy("/bin/true", &path).unwrap();
+            let told = Program::open(&path).err();
+            assert!(mount(&["umount", "-l", place]));
+            assert_eq!(told.is_some(), why.is_some(), "{told:?}");
+            assert!(told.iter().all(|told| told.contains(why.unwrap())), "{told:?}");
+        }
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub enum LinkState {
     /// A TAP device that is not in our network namespace. It was moved to another one, where it may
     /// work, or deleted.
     Elsewhere,
+    /// The interface could not be opened.
+    NotOpen,
 }
 
 impl LinkState {
@@ -30,6 +32,7 @@ impl LinkState {
             LinkState::Down => "down",
             LinkState::Removed => "removed",
             LinkState::Elsewhere => "elsewhere",
+            LinkState::NotOpen => "not open",
         }
     }
 
@@ -86,7 +89,7 @@ impl LinkWatch {
         LinkWatch {
             index: info.index,
             name: info.interface.clone(),
-            tap: info.kind == "tap",
+            tap: info.kind == butterfly_uplink::tap::KIND,
             vlan,
             most: mtu,
             seen: None,

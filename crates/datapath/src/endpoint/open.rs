@@ -136,6 +136,8 @@ pub(crate) struct OpenedUplink {
     pub former: Option<FormerUplink>,
     /// Lets go of the interface, if the uplink outlasts this process.
     pub ending: Option<Ending>,
+    /// Why it could not be opened: nothing leaves by it.
+    pub missing: Option<String>,
 }
 
 /// Ends what a former process left of an uplink on an interface.
@@ -227,19 +229,13 @@ pub(crate) fn open(
             wire = Some((info, meter));
             (on_wire(Box::new(tap)), mac, mtu)
         }
-        UplinkSpec::Xdp { interface, queues } => {
+        UplinkSpec::Xdp { interface, .. } => {
             let mut kernel = Kernel::open().map_err(std::io::Error::other)?;
             let found = kernel.interface(interface).map_err(std::io::Error::other)?;
             // The host may hold it on the VLAN's own interface.
             answers =
                 !found.holds(spec.endpoint) && !kernel.vlan_holds(&found, spec.vlan, spec.endpoint);
-            let config = XdpConfig {
-                answers,
-                group6: spec.group6,
-                queues: *queues,
-                vlan: spec.vlan,
-                ..XdpConfig::new(spec.endpoint)
-            };
+            let config = xdp_config(spec, answers);
             let (mut xdp, left) = open_xdp(interface, &config, outlasting)?;
             former = left;
             ending = outlasting.map(|it| outlast(&mut xdp, it)).transpose()?;
@@ -269,6 +265,67 @@ pub(crate) fn open(
             (on_wire(Box::new(xdp)), mac, mtu)
         }
     };
+    let (tunnel, control) = endpoint(spec, port, mac, mtu, answers)?;
+    Ok(OpenedUplink { tunnel, control, host, wire, ring, former, ending, missing: None })
+}
+
+/// Returns the endpoint of an uplink that cannot be opened, because of `why`. It is like a socket
+/// at whose other end nobody is: frames that would leave are dropped by name.
+pub(crate) fn missing(spec: &TunnelSpec, why: String) -> Result<OpenedUplink, std::io::Error> {
+    let port = UplinkPort::Ring(Arc::new(Port::default()));
+    let mtu = spec.mtu.unwrap_or(DEFAULT_MTU);
+    let (tunnel, control) = endpoint(spec, port, own_mac(spec.endpoint), mtu, false)?;
+    let missing = Some(why);
+    let (host, wire, ring, former, ending) = (None, None, None, None, None);
+    Ok(OpenedUplink { tunnel, control, host, wire, ring, former, ending, missing })
+}
+
+/// Opens an uplink, and lets go of it again.
+pub(crate) fn try_open(spec: &TunnelSpec) -> Result<(), butterfly_uplink::Error> {
+    match &spec.uplink {
+        UplinkSpec::Xdp { interface, .. } => {
+            Xdp::open(interface, &xdp_config(spec, false)).map(drop)
+        }
+        UplinkSpec::Tap { name } => {
+            Tap::open(&TapConfig { name: name.clone(), mtu: spec.mtu }).map(drop)
+        }
+        UplinkSpec::VhostUser { .. } => Ok(()),
+    }
+}
+
+/// Returns why an uplink cannot be opened by the successor of a process that has it, as far as that
+/// can be told meanwhile.
+pub fn check_uplink(spec: &TunnelSpec) -> Result<(), String> {
+    match &spec.uplink {
+        UplinkSpec::Xdp { interface, .. } => {
+            Xdp::check(interface, &xdp_config(spec, false)).map_err(|why| why.to_string())
+        }
+        UplinkSpec::Tap { .. } | UplinkSpec::VhostUser { .. } => Ok(()),
+    }
+}
+
+fn xdp_config(spec: &TunnelSpec, answers: bool) -> XdpConfig {
+    let queues = match spec.uplink {
+        UplinkSpec::Xdp { queues, .. } => queues,
+        UplinkSpec::Tap { .. } | UplinkSpec::VhostUser { .. } => None,
+    };
+    XdpConfig {
+        answers,
+        group6: spec.group6,
+        queues,
+        vlan: spec.vlan,
+        ..XdpConfig::new(spec.endpoint)
+    }
+}
+
+/// Returns the endpoint behind a port: the part of the workers, and that of the keeper.
+fn endpoint(
+    spec: &TunnelSpec,
+    port: UplinkPort,
+    mac: Mac,
+    mtu: u32,
+    answers: bool,
+) -> Result<(Tunnel, ControlConfig), std::io::Error> {
     let config = TunnelConfig {
         endpoint: spec.endpoint,
         mac,
@@ -286,8 +343,7 @@ pub(crate) fn open(
         gateways: spec.gateways.clone(),
         group6: spec.group6,
     };
-    let tunnel = Tunnel::new(&config, port, 1)?;
-    Ok(OpenedUplink { tunnel, control, host, wire, ring, former, ending })
+    Ok((Tunnel::new(&config, port, 1)?, control))
 }
 
 fn on_wire(uplink: Box<dyn Uplink>) -> UplinkPort {

@@ -10,7 +10,10 @@ use std::{
     thread::JoinHandle,
 };
 
-use butterfly_uplink::{Info, Meter, xdp::Ending};
+use butterfly_uplink::{
+    Counters, Info, Meter, tap,
+    xdp::{self, Ending},
+};
 use butterfly_vhost::{
     control::{Device, DeviceConfig, DeviceEvents},
     net::Features,
@@ -19,6 +22,7 @@ use butterfly_vhost::{
 
 use crate::endpoint::{
     keeper::Keeper,
+    link::LinkState,
     open::{FormerUplink, OpenedUplink, TunnelSpec, UplinkSpec, check_peer},
 };
 use crate::engine::events::{About, Happening, SwitchEvents};
@@ -40,6 +44,8 @@ pub(crate) struct EndpointSide {
     /// Fate of a former process's uplink on an interface, if there was one.
     pub(crate) former_uplink: Option<FormerUplink>,
     ending: Option<Ending>,
+    /// Why the uplink could not be opened, if it could not.
+    pub(crate) missing: Option<String>,
 }
 
 /// Counts of the port, and of frames for the endpoint itself, of former processes.
@@ -113,13 +119,14 @@ pub(crate) struct Rest {
     pub ring: Option<Arc<butterfly_vhost::port::Port>>,
     pub former: Option<FormerUplink>,
     pub ending: Option<Ending>,
+    pub missing: Option<String>,
 }
 
 impl OpenedUplink {
     /// Splits off the part that the plane takes.
     pub fn split(self) -> (Tunnel, Rest) {
-        let OpenedUplink { tunnel, control, host, wire, ring, former, ending } = self;
-        (tunnel, Rest { control, host, wire, ring, former, ending })
+        let OpenedUplink { tunnel, control, host, wire, ring, former, ending, missing } = self;
+        (tunnel, Rest { control, host, wire, ring, former, ending, missing })
     }
 }
 
@@ -133,7 +140,7 @@ impl EndpointSide {
         events: Arc<dyn SwitchEvents>,
         start: impl FnOnce(DeviceConfig) -> Result<Device, String>,
     ) -> Result<EndpointSide, std::io::Error> {
-        let Rest { control, host, wire, ring, former, ending } = rest;
+        let Rest { control, host, wire, ring, former, ending, missing } = rest;
         let answers = control.answers;
         let keeper = Arc::new(Keeper::new(plane.clone(), control, host, events.clone()));
         for peer in &spec.peers {
@@ -191,10 +198,11 @@ impl EndpointSide {
             former: Mutex::default(),
             former_uplink: former,
             ending,
+            missing,
         })
     }
 
-    /// Returns the description of the uplink; `None` if it leads nowhere.
+    /// Returns the description of the uplink.
     pub(crate) fn port(&self) -> Option<PortInfo> {
         match (&self.wire, &self.spec.uplink) {
             (Some((info, _)), _) => Some(PortInfo {
@@ -211,7 +219,28 @@ impl EndpointSide {
                 note: None,
                 queues: 1,
             }),
-            (None, _) => None,
+            (None, UplinkSpec::Xdp { interface, .. }) => Some(self.not_open(xdp::KIND, interface)),
+            (None, UplinkSpec::Tap { name }) => {
+                Some(self.not_open(tap::KIND, name.as_deref().unwrap_or_default()))
+            }
+        }
+    }
+
+    fn not_open(&self, kind: &str, interface: &str) -> PortInfo {
+        PortInfo {
+            kind: kind.to_owned(),
+            interface: interface.to_owned(),
+            mode: "not open".to_owned(),
+            note: self.missing.clone(),
+            queues: 0,
+        }
+    }
+
+    /// Returns the state of the uplink's interface, if it has one.
+    pub(crate) fn link(&self) -> Option<LinkState> {
+        match self.missing {
+            Some(_) => Some(LinkState::NotOpen),
+            None => self.keeper.link(),
         }
     }
 
@@ -250,7 +279,13 @@ impl EndpointSide {
     }
 
     fn port_counts(&self) -> Vec<CountRow> {
-        self.wire.as_ref().map(|(_, meter)| meter.read().named().collect()).unwrap_or_default()
+        let counters = match (&self.wire, &self.missing) {
+            (Some((_, meter)), _) => meter.read(),
+            // What former processes counted goes on.
+            (None, Some(_)) => Counters::default(),
+            (None, None) => return Vec::new(),
+        };
+        counters.named().collect()
     }
 
     fn former(&self) -> MutexGuard<'_, FormerEvents> {

@@ -103,7 +103,7 @@ drop_reasons! { 7;
     /// The uplink is not connected.
     UPLINK_DOWN = "uplink-down" {
         cause: "the interface is down, has no carrier or is gone, or nobody is at the other end of the vhost-user uplink",
-        remedy: "`butterfly uplink` tells which: `ip link set DEV up`, or look at the cable; after the interface was removed and made again, start butterflyd anew",
+        remedy: "`butterfly uplink` tells which: `ip link set DEV up`, or look at the cable; an interface that was removed and made again is taken up within seconds with `--state-dir`, else start butterflyd anew",
         charged: "the network; the uplink for frames of the endpoint itself",
     }
     /// More frames for the endpoint itself (ARP, ND, ping, IGMP, MLD) than it wants to answer.

@@ -273,7 +273,7 @@ pub(crate) fn uplink(plane: &Plane, side: &EndpointSide) -> Option<UplinkReport>
         drops: drops(&totals),
         counters: side.counted(),
         attached: side.device.as_ref().map(|device| device.status().attached.is_some()),
-        state: side.keeper.link(),
+        state: side.link(),
         vlan: tunnel.vlan,
         vlan_doubt: side.wire.as_ref().and_then(|(info, _)| info.tags.clone()),
     })

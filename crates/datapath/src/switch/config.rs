@@ -34,6 +34,9 @@ pub struct SwitchConfig {
     pub no_offload: bool,
     /// The tunnel endpoint. Without it, networks end at this host.
     pub tunnel: Option<TunnelSpec>,
+    /// True if the switch begins without an uplink that cannot be opened: machines of a process
+    /// before wait for it. See [`crate::Switch::missing_uplink`].
+    pub uplink_may_wait: bool,
     /// Lessons of processes before.
     pub precautions: Precautions,
 }
@@ -70,6 +73,7 @@ impl Default for SwitchConfig {
             timeouts,
             no_offload: false,
             tunnel: None,
+            uplink_may_wait: false,
             precautions: Precautions::default(),
         }
     }

@@ -31,7 +31,7 @@ use butterfly_vhost::control::Device;
 use rustix::thread::CpuSet;
 
 use crate::endpoint::{
-    open::{Outlasting, end_former, open},
+    open::{Outlasting, end_former, missing, open},
     side::EndpointSide,
 };
 use crate::engine::events::SwitchEvents;
@@ -99,7 +99,11 @@ impl Switch {
         if config.tunnel.is_none() {
             outlasting.into_iter().for_each(end_former);
         }
-        let opened = config.tunnel.as_ref().map(|spec| open(spec, outlasting)).transpose()?;
+        let opened = config.tunnel.as_ref().map(|spec| match open(spec, outlasting) {
+            Err(why) if config.uplink_may_wait => missing(spec, why.to_string()),
+            outcome => outcome,
+        });
+        let opened = opened.transpose()?;
         let opened = opened.map(|opened| opened.split());
         let (tunnel, rest) = opened.unzip();
         let plane = Arc::new(Plane::new(PlaneConfig {

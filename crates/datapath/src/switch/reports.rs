@@ -2,7 +2,7 @@
 
 use butterfly_model::{GroupName, Rule};
 
-use crate::endpoint::side::EndpointSide;
+use crate::endpoint::{link::LinkState, open::try_open, side::EndpointSide};
 use crate::plane::sessions::{SessionFilter, SessionRow, SessionTable};
 use crate::report::{
     drops::{DropReport, drop_report},
@@ -33,6 +33,23 @@ impl Switch {
     /// Returns the number of sessions that match, and the first `limit` of them.
     pub fn sessions(&self, filter: &SessionFilter, limit: usize) -> (u64, Vec<SessionRow>) {
         self.plane().list_sessions(filter, limit)
+    }
+
+    /// Returns why the uplink could not be opened, if it could not. Nothing leaves this host then.
+    pub fn missing_uplink(&self) -> Option<&str> {
+        self.side()?.missing.as_deref()
+    }
+
+    /// Returns whether the uplink is an interface that could not be opened, or was removed.
+    pub fn uplink_is_gone(&self) -> bool {
+        let state = self.side().and_then(EndpointSide::link);
+        matches!(state, Some(LinkState::NotOpen | LinkState::Removed))
+    }
+
+    /// Returns whether an uplink that is gone can be opened now: it is opened, and closed again.
+    /// May take a second.
+    pub fn uplink_can_be_opened(&self) -> bool {
+        self.side().is_some_and(|side| try_open(&side.spec).is_ok())
     }
 
     /// Returns tables of sessions that were found at the start and not used.

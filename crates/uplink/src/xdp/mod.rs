@@ -109,6 +109,9 @@ pub enum Mode {
     Generic,
 }
 
+/// Kind of such an uplink.
+pub const KIND: &str = "af_xdp";
+
 /// An interface's VXLAN, by AF_XDP.
 pub struct Xdp {
     info: Info,
@@ -131,6 +134,14 @@ pub struct Xdp {
 }
 
 impl Xdp {
+    /// Returns why the interface of that name cannot be an uplink, as far as that can be told
+    /// without opening it: while another process has it.
+    pub fn check(name: &str, config: &XdpConfig) -> Result<(), Error> {
+        let interface = Kernel::open()?.interface(name)?;
+        chunk(&interface)?;
+        queues(&interface, config.queues).map(drop)
+    }
+
     /// Takes over the VXLAN of the interface of that name. While it is down, nothing moves.
     ///
     /// May take a second if another process had it just now. Some drivers restart the card for it:
@@ -193,7 +204,7 @@ impl Xdp {
         Ok(Xdp {
             chunk: chunk(&interface)?,
             info: Info {
-                kind: "af_xdp",
+                kind: KIND,
                 interface: interface.name,
                 index: interface.index,
                 mode,

@@ -44,16 +44,16 @@ impl State {
             Some(LinkState::Down) => {
                 down("the uplink's interface is down: nothing leaves this host")
             }
-            Some(LinkState::Removed) => {
-                down("the uplink's interface was removed: restart butterflyd when it is back")
-            }
+            Some(LinkState::Removed) => down(
+                "the uplink's interface was removed: nothing leaves this host; without --state-dir, restart butterflyd when it is back",
+            ),
             Some(LinkState::Elsewhere) => {
                 tracing::warn!(
                     uplink,
                     "the TAP device is in another network namespace, or was deleted"
                 );
             }
-            None => {}
+            Some(LinkState::NotOpen) | None => {}
         }
         tunnel.down.store(!carries, Ordering::Relaxed);
         if let Some(mtu) = mtu
