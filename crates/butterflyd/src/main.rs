@@ -69,6 +69,7 @@ fn main() -> ExitCode {
             }
         };
     }
+    butterfly_mem::cpu::begin_to_measure();
     let words = std::env::args_os().take(1).chain(passage::words());
     let options = Options::parse_from(words);
     if let Some(status) = answer(&options) {

@@ -3,7 +3,10 @@
 
 mod aes;
 
-use std::time::Duration;
+use std::{
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
 
 pub use aes::{Aes, FlowWords, RoundKeys};
 
@@ -15,15 +18,41 @@ pub fn tsc() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Ticks of [`tsc`] per second, measured once against the monotonic clock.
+/// Shortest time over which ticks are measured.
+const MEASURED: Duration = Duration::from_millis(10);
+
+static BEGAN: OnceLock<(Instant, u64)> = OnceLock::new();
+static HZ: OnceLock<u64> = OnceLock::new();
+
+/// Begins to measure [`tsc_hz`], so that nobody waits for it later. For the beginning of a program.
+pub fn begin_to_measure() {
+    BEGAN.get_or_init(both);
+}
+
+/// Ticks of [`tsc`] per second, measured once against the monotonic clock. Waits until the
+/// measurement has taken long enough.
 pub fn tsc_hz() -> u64 {
-    static HZ: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
     *HZ.get_or_init(|| {
-        let (start, ticks) = (std::time::Instant::now(), tsc());
-        std::thread::sleep(Duration::from_millis(20));
-        let (ticks, nanos) = (tsc() - ticks, start.elapsed().as_nanos().max(1));
+        let (start, first) = *BEGAN.get_or_init(both);
+        std::thread::sleep(MEASURED.saturating_sub(start.elapsed()));
+        let (end, last) = both();
+        let (ticks, nanos) = (last - first, (end - start).as_nanos().max(1));
         u64::try_from(u128::from(ticks) * 1_000_000_000 / nanos).unwrap_or(1_000_000_000)
     })
+}
+
+/// Reads both clocks as close to each other as some attempts get them.
+fn both() -> (Instant, u64) {
+    let read = || {
+        let before = tsc();
+        let now = Instant::now();
+        let apart = tsc().wrapping_sub(before);
+        (apart, (now, before.wrapping_add(apart / 2)))
+    };
+    let first = read();
+    let least =
+        (0..4).map(|_| read()).fold(first, |least, it| if it.0 < least.0 { it } else { least });
+    least.1
 }
 
 /// Returns the time since the host was started, including the time that it slept (CLOCK_BOOTTIME).

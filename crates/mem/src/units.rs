@@ -14,7 +14,7 @@ use std::{
     fs::File,
     io,
     ops::{Deref, Range},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     ptr::NonNull,
     sync::atomic::AtomicU64,
@@ -206,6 +206,11 @@ impl Units {
         if u64::try_from(has).is_ok_and(|has| has < mapped as u64) {
             fallocate(&file, FallocateFlags::empty(), 0, mapped as u64)?;
         }
+        // A lock ends with the last of those who have the file open as it was opened for that. The
+        // mapping is none of them: it may stay for a while when this program is followed.
+        let again = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+        let again = openat(rustix::fs::CWD, again, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        let mapping = again.as_ref().map_or(file.as_fd(), AsFd::as_fd);
         // SAFETY: a new mapping at an address the kernel chooses.
         unsafe {
             mmap(
@@ -213,7 +218,7 @@ impl Units {
                 mapped,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED,
-                file.as_fd(),
+                mapping,
                 0,
             )
         }

@@ -12,11 +12,16 @@ use crate::{
 use butterfly_api::server::ServerError;
 use butterfly_datapath::Switch;
 use butterfly_layout::rehearsal;
+use butterfly_mem::linger;
 use std::{os::fd::AsFd, sync::Arc, time::Duration};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 /// Time in which what is recorded has to be written before another program goes on.
 const RECORDER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Time in which the program that goes on should be forwarding. Then the memory of this one is
+/// unmapped beside it.
+const KEPT: Duration = Duration::from_millis(500);
 
 /// Way in which serving ended.
 pub(super) enum Ended {
@@ -130,6 +135,11 @@ fn pass_on(mut daemon: Daemon<Arc<Switch>>, program: &Program, stop: &Stop) -> !
     daemon.recorder = Recorder::idle();
     // The store's writer ends: the next one gets the lock.
     daemon.keeper = None;
+    // All that can be done while frames are forwarded.
+    daemon.dataplane.rest();
+    if let Err(why) = linger::keep_memory(KEPT) {
+        debug!("the memory of guests is unmapped on the way: {why}");
+    }
     let since = passage::now();
     daemon.dataplane.halt();
     daemon.kept.iter().for_each(Kept::keep_all);

@@ -21,7 +21,10 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::Ordering::{self, Relaxed},
+        atomic::{
+            AtomicBool,
+            Ordering::{self, Relaxed},
+        },
     },
     thread::JoinHandle,
 };
@@ -55,7 +58,11 @@ pub struct Switch {
     events: Arc<dyn SwitchEvents>,
     config: SwitchConfig,
     core: Option<usize>,
+    /// The workers' threads, and those of the regular work.
     threads: Mutex<Vec<JoinHandle<()>>>,
+    regular: Mutex<Vec<JoinHandle<()>>>,
+    /// True from the end of the regular work on.
+    rests: Arc<AtomicBool>,
     /// The holder of sockets, if they outlast this process.
     hold: Option<Hold>,
     pub(crate) side: Option<EndpointSide>,
@@ -132,6 +139,8 @@ impl Switch {
             config,
             core,
             threads: Mutex::default(),
+            regular: Mutex::default(),
+            rests: Arc::default(),
             hold,
             side: None,
             changing_peers: Mutex::default(),
@@ -174,12 +183,15 @@ impl Switch {
         }
         let (keeper, watched) = (self.plane.clone(), Arc::clone(&self.vnics));
         let told = Arc::clone(&self.events);
-        let body = move || housekeeping(&keeper, &watched, &*told, watch);
-        threads.push(std::thread::Builder::new().name("housekeeping".into()).spawn(body)?);
+        let rests = self.rests.clone();
+        let body = move || housekeeping(&keeper, &watched, &*told, watch, &rests);
+        let mut regular = self.regular.lock().unwrap_or_else(PoisonError::into_inner);
+        regular.push(std::thread::Builder::new().name("housekeeping".into()).spawn(body)?);
         if let Some(black_box) = self.config.precautions.black_box.clone() {
             let plane = self.plane.clone();
-            let body = move || watch_workers(&plane, &black_box);
-            threads.push(std::thread::Builder::new().name("hang-watch".into()).spawn(body)?);
+            let rests = self.rests.clone();
+            let body = move || watch_workers(&plane, &black_box, &rests);
+            regular.push(std::thread::Builder::new().name("hang-watch".into()).spawn(body)?);
         }
         Ok(())
     }
@@ -205,16 +217,19 @@ impl Switch {
             .collect()
     }
 
+    /// Ends the regular work, for good. Workers go on.
+    pub fn rest(&self) {
+        self.rests.store(true, Ordering::Release);
+        end(&self.regular);
+    }
+
     /// Ends the workers and the regular work, for good. All else stays as it is, as it would if
     /// this process died: for one that another process follows.
     pub fn halt(&self) {
         self.plane.shared.stop.store(true, Ordering::Release);
         self.plane.workers.iter().for_each(|worker| worker.wake());
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        for thread in threads.drain(..) {
-            thread.thread().unpark();
-            let _ = thread.join(); // a worker that panicked has ended the process
-        }
+        end(&self.threads);
+        self.rest();
     }
 
     /// Removes all vnics and ends all threads.
@@ -230,6 +245,15 @@ impl Switch {
             side.stop();
         }
         self.halt();
+    }
+}
+
+/// Waits for the end of threads that are told to end.
+fn end(threads: &Mutex<Vec<JoinHandle<()>>>) {
+    let mut threads = threads.lock().unwrap_or_else(PoisonError::into_inner);
+    threads.iter().for_each(|thread| thread.thread().unpark());
+    for thread in threads.drain(..) {
+        let _ = thread.join(); // a worker that panicked has ended the process
     }
 }
 

@@ -9,7 +9,10 @@ use std::{
     fs,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::Ordering::{Acquire, Relaxed},
+        atomic::{
+            AtomicBool,
+            Ordering::{Acquire, Relaxed},
+        },
     },
     time::Duration,
 };
@@ -135,9 +138,9 @@ impl Seen {
 
 /// Looks at workers until the switch stops, and says that the process lives. One that is stuck is
 /// noted, and ends the process: a successor goes on.
-pub(super) fn watch_workers(plane: &Plane, black_box: &BlackBox) {
+pub(super) fn watch_workers(plane: &Plane, black_box: &BlackBox, rests: &AtomicBool) {
     let mut seen: Vec<Seen> = plane.workers.iter().map(|_| Seen::default()).collect();
-    while !plane.shared.stop.load(Acquire) {
+    while !rests.load(Acquire) {
         black_box.is_alive();
         for (worker, seen) in plane.workers.iter().zip(&mut seen) {
             if seen.is_stuck(worker.line.is_serving(), worker.stats.progress(), user_time(worker)) {

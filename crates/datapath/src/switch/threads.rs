@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, PoisonError, atomic::Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -44,6 +47,7 @@ pub(super) fn housekeeping(
     vnics: &Mutex<BTreeMap<String, Declared>>,
     events: &dyn SwitchEvents,
     mut watch: Watch,
+    rests: &AtomicBool,
 ) {
     const TICK: Duration = Duration::from_millis(100);
     /// Ticks in which every session is looked at once.
@@ -51,7 +55,7 @@ pub(super) fn housekeeping(
     let mut ticks = 0u32;
     let inner_mtu = || plane.shared.tunnel.as_ref().map(|tunnel| tunnel.inner_mtu());
     let mut mtu = inner_mtu();
-    while !plane.shared.stop.load(Ordering::Acquire) {
+    while !rests.load(Ordering::Acquire) {
         plane.shared.clock.advance();
         look_at_workers();
         ticks = ticks.wrapping_add(1);

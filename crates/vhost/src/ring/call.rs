@@ -118,7 +118,8 @@ impl CallFd {
     pub(super) fn send(&self) {
         let sent = OWN.try_with(|own| match own.try_borrow_mut() {
             Ok(mut own) => own
-                .get_or_insert_with(|| Signaller::new().ok())
+                .0
+                .get_or_insert_with(|| spare_or_new().ok())
                 .as_mut()
                 .is_some_and(|s| s.signal(&self.fd)),
             Err(_) => false,
@@ -149,7 +150,7 @@ impl CallFd {
 pub fn prepare_thread() -> io::Result<()> {
     messenger::keep_off();
     touches::watch_me();
-    adopt(Signaller::new()?);
+    adopt(spare_or_new()?);
     Ok(())
 }
 
@@ -157,7 +158,7 @@ pub fn prepare_thread() -> io::Result<()> {
 pub(super) fn adopt(signaller: Signaller) {
     OWN.with(|own| {
         if let Ok(mut own) = own.try_borrow_mut() {
-            *own = Some(Some(signaller));
+            own.0 = Some(Some(signaller));
         }
     });
 }
@@ -172,9 +173,28 @@ pub(crate) fn ensure_signaller() -> io::Result<()> {
     messenger::start()
 }
 
+/// A thread's own signaller. `Some(None)`: the kernel refused one for this thread.
+struct Own(Option<Option<Signaller>>);
+
 thread_local! {
-    /// `Some(None)`: the kernel refused one for this thread.
-    static OWN: RefCell<Option<Option<Signaller>>> = const { RefCell::new(None) };
+    static OWN: RefCell<Own> = const { RefCell::new(Own(None)) };
+}
+
+/// Signallers of threads that ended, for those that come. The kernel takes some 30 ms to destroy
+/// one, for which the end of a worker would have to wait.
+static SPARE: Mutex<Vec<Signaller>> = Mutex::new(Vec::new());
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if let Some(signaller) = self.0.take().flatten() {
+            SPARE.lock().unwrap_or_else(PoisonError::into_inner).push(signaller);
+        }
+    }
+}
+
+fn spare_or_new() -> io::Result<Signaller> {
+    let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    spare.map_or_else(Signaller::new, Ok)
 }
 
 fn shared() -> io::Result<&'static Mutex<Signaller>> {
