@@ -5,7 +5,10 @@ use std::{
     collections::BTreeMap,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use butterfly_holder::client::{self, Held, Lease};
@@ -17,6 +20,9 @@ use crate::plane::AddError;
 /// The holder, and what a dead process left of vnics and devices that nobody took up yet.
 pub struct Hold {
     lease: Arc<Lease>,
+    /// True once the workers run. Rings that are taken up before need no control thread, whose
+    /// start would only keep the workers waiting.
+    runs: AtomicBool,
     former: Mutex<BTreeMap<String, Held>>,
     devices: Mutex<BTreeMap<String, OwnedFd>>,
 }
@@ -61,7 +67,12 @@ impl Hold {
             [TAP, butterfly_uplink::xdp::PARTS, PACKETS].iter().any(|kind| name.starts_with(kind))
         });
         *parts = others;
-        Hold { lease, former: Mutex::new(former), devices: Mutex::new(devices) }
+        Hold {
+            lease,
+            runs: AtomicBool::new(false),
+            former: Mutex::new(former),
+            devices: Mutex::new(devices),
+        }
     }
 
     /// A TAP device that a dead process left.
@@ -92,18 +103,34 @@ impl Hold {
         self.former().values().any(|held| held.role == client::Role::Server && held.path == path)
     }
 
+    /// From now on devices begin when they are opened: workers run.
+    pub(crate) fn go(&self) {
+        self.runs.store(true, Ordering::Release);
+    }
+
     /// Opens a vnic's socket, or takes up what a dead process left of it. `birth` tells whether it
-    /// is the same vnic.
+    /// is the same vnic. Before [`Hold::go`] whoever has the device begins it.
     pub(crate) fn open(
         &self,
         id: &str,
         birth: u64,
         config: DeviceConfig,
     ) -> Result<Device, AddError> {
+        let mut device = self.made(id, birth, config)?;
+        if self.runs.load(Ordering::Acquire) {
+            device.begin().map_err(|error| {
+                self.forget(id);
+                failed(error)
+            })?;
+        }
+        Ok(device)
+    }
+
+    fn made(&self, id: &str, birth: u64, config: DeviceConfig) -> Result<Device, AddError> {
         if let Some(held) = self.former().remove(id) {
             let role = side(config.role);
             if (held.birth, held.role, &held.path) == (birth, role, &config.path) {
-                return Device::start_held(config, held.channel, held.former).map_err(failed);
+                return Device::held(config, held.channel, held.former).map_err(failed);
             }
             self.lease.forget(id).map_err(silent)?;
         }
@@ -126,7 +153,7 @@ impl Hold {
                 }
                 silent(error)
             })?;
-        Device::start_held(config, channel, None).map_err(|error| {
+        Device::held(config, channel, None).map_err(|error| {
             self.forget(id);
             failed(error)
         })

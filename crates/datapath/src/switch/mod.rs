@@ -37,7 +37,7 @@ use crate::endpoint::{
     open::{Outlasting, end_former, missing, open},
     side::EndpointSide,
 };
-use crate::engine::events::SwitchEvents;
+use crate::engine::events::{About, Happening, SwitchEvents};
 use crate::plane::{Plane, PlaneConfig};
 use crate::report::watch::Watch;
 use crate::report::workers::{WorkerReport, worker};
@@ -152,7 +152,12 @@ impl Switch {
                 rest,
                 switch.events.clone(),
                 |config| match &switch.hold {
-                    Some(hold) => hold.open(UPLINK, 0, config).map_err(|why| why.to_string()),
+                    Some(hold) => {
+                        let mut device =
+                            hold.open(UPLINK, 0, config).map_err(|why| why.to_string())?;
+                        device.begin().map_err(|why| why.to_string())?;
+                        Ok(device)
+                    }
                     None => Device::start(config).map_err(|why| why.to_string()),
                 },
             )?);
@@ -193,7 +198,22 @@ impl Switch {
             let body = move || watch_workers(&plane, &black_box, &rests);
             regular.push(std::thread::Builder::new().name("hang-watch".into()).spawn(body)?);
         }
+        self.begin_devices();
         Ok(())
+    }
+
+    /// Starts the control threads of devices that the holder has, for which no worker had to wait.
+    fn begin_devices(&self) {
+        let Some(hold) = &self.hold else { return };
+        hold.go();
+        for (id, declared) in self.vnics().iter_mut() {
+            if let Err(why) = declared.open.device.begin() {
+                let why = format!("its front end is not heard: {why}");
+                tracing::error!(nic = id, "{why}");
+                let about = About { nic: Some(id), vni: None };
+                self.events.happened(about, Happening::Trouble(&why));
+            }
+        }
     }
 
     pub(crate) fn shared_plane(&self) -> Arc<Plane> {

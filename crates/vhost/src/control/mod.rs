@@ -26,7 +26,7 @@ use std::{
     fmt,
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::PathBuf,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread::{Builder, JoinHandle},
     time::Duration,
 };
@@ -79,7 +79,8 @@ pub struct Device {
     port: Arc<Port>,
     offered: Features,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// Locked by nobody: whoever changes it has the device. The lock makes it `Sync`.
+    thread: Mutex<ControlThread>,
     /// Mappings counted for the thread.
     _counted: Maps,
 }
@@ -114,10 +115,11 @@ impl Device {
         )
     }
 
-    /// Starts a control channel whose sockets are the holder's, which tells of its front ends by
+    /// Makes a control channel whose sockets are the holder's, which tells of its front ends by
     /// `channel`. Goes on with the front end of a dead process, `former`: its rings run when this
-    /// returns. A front end whose state is not usable is sent away.
-    pub fn start_held(
+    /// returns. A front end whose state is not usable is sent away. Nothing is heard or said until
+    /// [`Device::begin`].
+    pub fn held(
         config: DeviceConfig,
         channel: Channel,
         former: Option<Former>,
@@ -139,15 +141,19 @@ impl Device {
             shared: shared.clone(),
             inside: false,
         };
-        let thread = spawn(&name, move || thread.run_held(&channel, served))?;
-        Ok(Device {
-            socket: Some((role, path)),
-            port,
-            offered,
-            shared,
-            thread: Some(thread),
-            _counted: counted,
-        })
+        let thread =
+            ControlThread::Waits(name, Box::new(move || thread.run_held(&channel, served))).into();
+        Ok(Device { socket: Some((role, path)), port, offered, shared, thread, _counted: counted })
+    }
+
+    /// Starts the control thread of a [held](Device::held) device. Does nothing if it runs.
+    pub fn begin(&mut self) -> Result<(), StartError> {
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+        *thread = match std::mem::take(thread) {
+            ControlThread::Waits(name, body) => ControlThread::Runs(spawn(&name, body)?),
+            other => other,
+        };
+        Ok(())
     }
 
     /// Starts a control channel whose front end is in this process, without a socket in the file
@@ -176,8 +182,14 @@ impl Device {
         };
         let farewell = Farewell(shared.clone());
         let thread = spawn(name, move || thread.run(Some(first)))?;
-        let device =
-            Device { socket: None, port, offered, shared, thread: Some(thread), _counted: counted };
+        let device = Device {
+            socket: None,
+            port,
+            offered,
+            shared,
+            thread: ControlThread::Runs(thread).into(),
+            _counted: counted,
+        };
         Ok((device, theirs, farewell))
     }
 
@@ -209,7 +221,7 @@ impl Device {
             port,
             offered,
             shared,
-            thread: Some(thread),
+            thread: ControlThread::Runs(thread).into(),
             _counted: counted,
         })
     }
@@ -221,7 +233,8 @@ impl Device {
     }
 
     fn end(&mut self) {
-        if let Some(thread) = self.thread.take() {
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let ControlThread::Runs(thread) = std::mem::take(thread) {
             self.shared.stop();
             // A panic of the thread was its last act; what it held was released by unwinding.
             let _ = thread.join();
@@ -275,6 +288,18 @@ impl Device {
         self.shared.wish_export(sender);
         receiver.recv_timeout(PATIENCE).ok().flatten()
     }
+}
+
+/// A device's control thread.
+#[derive(Default)]
+enum ControlThread {
+    /// It is not started yet: its device's name, and its work.
+    Waits(String, Box<dyn FnOnce() + Send>),
+    /// It runs.
+    Runs(JoinHandle<()>),
+    /// It has ended.
+    #[default]
+    Ended,
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
