@@ -179,6 +179,9 @@ install-files:
 	chmod 755 $(DESTDIR)$(PREFIX)/lib/butterfly/ask
 	install -D -m 644 packaging/sysctl.conf $(DESTDIR)$(PREFIX)/lib/sysctl.d/50-butterfly.conf
 	install -D -m 644 packaging/sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/butterfly.conf
+	# Read from there alone. A line that an operator changed stays.
+	test -e $(DESTDIR)$(SYSCONFDIR)/needrestart/conf.d/butterfly.conf || \
+	  install -D -m 644 packaging/needrestart.conf $(DESTDIR)$(SYSCONFDIR)/needrestart/conf.d/butterfly.conf
 
 uninstall: ## remove what install put there, except the configuration
 	rm -f $(PROGRAMS:%=$(DESTDIR)$(PREFIX)/bin/%) $(DESTDIR)$(UNITDIR)/butterflyd.service $(DESTDIR)$(UNITDIR)/butterfly-holder.service $(DESTDIR)$(PREFIX)/lib/butterfly/ask $(DESTDIR)$(PREFIX)/lib/sysusers.d/butterfly.conf $(DESTDIR)$(PREFIX)/lib/sysctl.d/50-butterfly.conf $(GENERATED:%=$(DESTDIR)$(SHARE)/%)

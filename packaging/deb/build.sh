@@ -47,7 +47,7 @@ depends=$(cd "$OUT" && dpkg-shlibdeps -O "$tree"/usr/bin/* 2>debian/shlibdeps.lo
 
 sed -e "s|@version@|$version|" -e "s|@maintainer@|$maintainer|" -e "s|@homepage@|$homepage|" -e "s|@architecture@|$architecture|" -e "s|@depends@|$depends|" \
   -e "s|@size@|$(du -k -s --exclude=DEBIAN "$tree" | cut -f1)|" "$HERE/control.in" >"$tree/DEBIAN/control"
-echo /etc/butterfly/butterflyd.ini >"$tree/DEBIAN/conffiles"
+printf '%s\n' /etc/butterfly/butterflyd.ini /etc/needrestart/conf.d/butterfly.conf >"$tree/DEBIAN/conffiles"
 install -m 755 "$HERE/postinst" "$HERE/prerm" "$HERE/postrm" "$tree/DEBIAN/"
 (cd "$tree" && find . -path ./DEBIAN -prune -o -type f -printf '%P\0' | sort -z | xargs -0 md5sum) >"$tree/DEBIAN/md5sums"
 

@@ -8,13 +8,18 @@ mod small_world;
 
 use std::{
     collections::BTreeSet,
+    net::TcpListener,
+    os::unix::fs::PermissionsExt,
+    path::Path,
     time::{Duration, Instant},
 };
 
+use butterfly_layout::rehearsal::MARK;
 use butterfly_tests::{
-    Daemon, Host, Nic, eventually,
+    Daemon, FAIL_POINTS, Host, Nic, eventually,
     frames::{mac, numbered},
     metrics::{Scrape, get},
+    programs::{checked, program},
     station::usual,
 };
 use prometheus::{Prometheus, packaged};
@@ -23,8 +28,16 @@ use small_world::SmallWorld;
 /// Alerts that only a very high load raises, which no test can make for certain, or defects of the
 /// daemon. The test checks that the metrics of [`would_fire`] exist.
 const NOT_HERE: [&str; 2] = ["ButterflyWorkerSaturated", "ButterflyNicHeld"];
-/// Rules about metrics of daemons with a state directory, which these are not.
-const WITH_STATE: [&str; 1] = ["ButterflyRestartsAgainAndAgain"];
+/// Rules about metrics of daemons with a state directory, which these are not. The last five fire
+/// in [`rules_about_the_daemon_itself_fire`].
+const WITH_STATE: [&str; 6] = [
+    "ButterflyRestartsAgainAndAgain",
+    "ButterflyDegraded",
+    "ButterflyChangesRefused",
+    "ButterflyNotListening",
+    "ButterflyUpgradeFailed",
+    "ButterflyUpgradeUncommitted",
+];
 
 /// No alert fires on a healthy daemon; all fire on one in trouble.
 #[test]
@@ -48,7 +61,9 @@ fn rules_and_dashboard_mean_something() {
     let after: BTreeSet<&str> = ["ButterflyDown", "ButterflyRestarted"].into();
     for rule in rules.iter().filter(|rule| !after.contains(&*rule.name)) {
         if WITH_STATE.contains(&&*rule.name) {
-            let metric = rule.query.split(['(', '[']).nth(1).unwrap_or_default();
+            let words =
+                rule.query.split(|letter: char| !letter.is_ascii_alphabetic() && letter != '_');
+            let metric = words.clone().find(|word| word.starts_with("butterfly_")).unwrap();
             assert!(include_str!("../../docs/metrics.md").contains(metric), "{metric}");
             continue;
         }
@@ -103,6 +118,112 @@ fn rules_and_dashboard_mean_something() {
     drop(again);
 }
 
+/// Starts a daemon with a state directory and metrics on a port, which are served or not.
+fn with_state(dir: &Path, before: &[&str], port: u16, more: &[&str]) -> Daemon {
+    let state = dir.join("state");
+    let own = ["--state-dir", state.to_str().unwrap(), "--metrics"].map(str::to_owned);
+    let address = format!("127.0.0.1:{port}");
+    let more = more.iter().map(|word| word.to_string());
+    let words: Vec<String> = own.into_iter().chain([address]).chain(more).collect();
+    Daemon::launch(dir, before, &words)
+}
+
+/// A port that is free now, and is none that the system gives to others.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Trouble of the daemon itself raises its alert, and no other of these. The alert ends with it.
+#[test]
+fn rules_about_the_daemon_itself_fire() {
+    let dir = tempfile::tempdir().unwrap();
+    let (port, other) = (free_port(), free_port());
+    let api = format!("ipc://{}/api", dir.path().display());
+    let (taken, second) = (format!("tcp://127.0.0.1:{other}"), ["-e", &api]);
+    let mut daemon = with_state(dir.path(), &[], port, &second).ready();
+    let prometheus = Prometheus::start(daemon.metrics());
+    let rules = prometheus.rules();
+    let firing = || {
+        let ours = rules.iter().filter(|rule| WITH_STATE[1..].contains(&&*rule.name));
+        let firing = ours.filter(|rule| !prometheus.query(&rule.query).is_empty());
+        firing.map(|rule| &*rule.name).collect::<Vec<_>>()
+    };
+    let fires = |names: &[&str]| eventually(&format!("{names:?} fire"), || firing() == names);
+    let die = |daemon: &mut Daemon| {
+        daemon.kill();
+        daemon.wait_for_end();
+    };
+    fires(&[]);
+
+    // A program that is none.
+    let room = tempfile::Builder::new().prefix("butterfly-test-").tempdir_in("/var/lib").unwrap();
+    let failing = room.path().join("failing");
+    std::fs::copy("/bin/false", &failing).unwrap();
+    let failed = daemon.client(&["upgrade", failing.to_str().unwrap()]);
+    assert_eq!(failed.status.code(), Some(1), "{failed:?}");
+    fires(&["ButterflyUpgradeFailed"]);
+    daemon.client_ok(&["upgrade"]);
+    fires(&[]);
+
+    // A release that knows the next layout.
+    let next = room.path().join("next");
+    let mut whole = std::fs::read(checked("butterflyd")).unwrap();
+    whole.extend(format!("{MARK}layout=2\n").into_bytes());
+    std::fs::write(&next, whole).unwrap();
+    std::fs::set_permissions(&next, std::fs::Permissions::from_mode(0o755)).unwrap();
+    daemon.client_ok(&["upgrade", next.to_str().unwrap()]);
+    fires(&["ButterflyUpgradeUncommitted"]);
+    daemon.client_ok(&["upgrade", program("butterflyd").to_str().unwrap()]);
+    fires(&[]);
+
+    // An endpoint that somebody has.
+    die(&mut daemon);
+    let somebody = TcpListener::bind(("127.0.0.1", other)).unwrap();
+    daemon = with_state(dir.path(), &[], port, &[&second[..], &["-e", &taken]].concat()).ready();
+    fires(&["ButterflyNotListening"]);
+    let shown = daemon.client_ok(&["show"]);
+    assert!(shown.contains(&format!("  not listened on: {taken}: ")), "{shown}");
+    drop(somebody);
+    fires(&[]);
+
+    // Metrics whose place somebody has.
+    die(&mut daemon);
+    let other = free_port();
+    let somebody = TcpListener::bind(("127.0.0.1", other)).unwrap();
+    daemon = with_state(dir.path(), &[], other, &second).ready();
+    let shown = daemon.client_ok(&["show"]);
+    assert!(
+        shown.contains(&format!("  not listened on: metrics on 127.0.0.1:{other}: ")),
+        "{shown}"
+    );
+    drop(somebody);
+    daemon.signal("HUP");
+    eventually("metrics are served", || !daemon.client_ok(&["show"]).contains("not listened on"));
+
+    // A store that cannot be used.
+    die(&mut daemon);
+    let (store, aside) = (dir.path().join("state/declared.redb"), dir.path().join("aside"));
+    std::fs::rename(&store, &aside).unwrap();
+    std::fs::create_dir(&store).unwrap();
+    daemon = with_state(dir.path(), &[], port, &second).ready();
+    fires(&["ButterflyChangesRefused"]);
+    die(&mut daemon);
+    std::fs::remove_dir(&store).unwrap();
+    std::fs::rename(&aside, &store).unwrap();
+
+    // Three starts that come to nothing, by a store that ends each.
+    let armed = ["prlimit", "--core=0", "--", "env", FAIL_POINTS];
+    daemon = with_state(dir.path(), &armed, port, &second).ready();
+    daemon.client_ok(&["sg", "add", "poison-store"]);
+    die(&mut daemon);
+    eventually("one stays", || {
+        daemon = with_state(dir.path(), &armed, port, &second);
+        daemon.comes_up() && daemon.client_ok(&["show"]).contains("degraded")
+    });
+    fires(&["ButterflyDegraded"]);
+    daemon.quit();
+}
+
 /// Returns the left side of a comparison with a threshold.
 fn would_fire(query: &str) -> &str {
     let parts = query.rsplit_once(" > ").or_else(|| query.rsplit_once(" == "));
@@ -131,6 +252,35 @@ fn promtool_finds_nothing_wrong() {
         "",
     );
     world.end();
+}
+
+/// Documents name metrics and alerts that exist.
+#[test]
+fn documents_name_what_there_is() {
+    let docs = prometheus::path("../docs");
+    let read = |name: &str| std::fs::read_to_string(docs.join(name)).unwrap();
+    let rules = packaged("prometheus/butterfly-rules.yml");
+    let (pages, metrics) = (["metrics.md", "operations.md", "reliability.md"], read("metrics.md"));
+    let mut found = 0;
+    for page in pages {
+        let text = read(page);
+        let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        for word in words {
+            let is_alert = word.strip_prefix("Butterfly").is_some_and(|rest| !rest.is_empty());
+            let is_metric = word.strip_prefix("butterfly_").is_some_and(|rest| {
+                !rest.is_empty()
+                    && rest.bytes().all(|letter| letter.is_ascii_lowercase() || letter == b'_')
+            });
+            let exists = match (is_alert, is_metric) {
+                (true, _) => rules.contains(&format!("- alert: {word}\n")),
+                (_, true) => metrics.contains(&format!("\n| `{word}` | ")),
+                _ => continue,
+            };
+            assert!(exists, "{page} names {word}");
+            found += 1;
+        }
+    }
+    assert!(found > 50, "{found}");
 }
 
 /// The alert for drops leaves out every harmless reason, and only reasons that exist.

@@ -155,7 +155,9 @@ cp /etc/butterfly/butterflyd.ini /tmp/ini
 echo 'nonsense = 1' >>/etc/butterfly/butterflyd.ini
 systemctl restart butterflyd
 look "a wrong configuration ends it with 2" is "$(shows ExecMainStatus)" 2
-sleep 3
+# Longer than the holder waits after a stop.
+sleep 12
+look "and its holder waits" systemctl -q is-active butterfly-holder
 look "and nothing tries again" is "$(systemctl is-active butterflyd) $(shows NRestarts)" "failed 0"
 cp /tmp/ini /etc/butterfly/butterflyd.ini
 look "mended, it starts" systemctl restart butterflyd
@@ -167,7 +169,7 @@ ip link del near
 look "it is removed" dpkg -r butterfly
 look "no process is left" not grep -qx butterflyd /proc/[0-9]*/comm
 look "no unit runs" not systemctl -q is-active butterflyd
-look "the configuration stays" test -e /etc/butterfly/butterflyd.ini
+look "the configuration stays" test -e /etc/butterfly/butterflyd.ini -a -e /etc/needrestart/conf.d/butterfly.conf
 look "it is installed again" dpkg -i /root/packages/butterfly_0.1.1_*.deb
 look "with the operator's configuration" grep -q 'operator was here' /etc/butterfly/butterflyd.ini
 look "and is active again" is "$(systemctl is-active butterflyd)" active

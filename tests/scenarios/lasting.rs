@@ -379,6 +379,46 @@ fn the_holder_takes_garbage() {
     host.daemon_mut().quit();
 }
 
+/// An operator who restarts the daemon with a wrong configuration has time to mend it: machines
+/// stay connected longer than after a stop, and traffic goes on with the next daemon.
+#[test]
+fn a_wrong_configuration_cuts_nobody_off() {
+    let Some(mut place) = Place::new() else { return };
+    let ini = place.0.path().join("ini");
+    let state = place.state();
+    place.1 = ["-c", ini.to_str().unwrap()].map(str::to_owned).to_vec();
+    let configure = |more: &str| {
+        let text = format!("[general]\nstate-dir = {}\n{more}\n", state.display());
+        fs::write(&ini, text).unwrap();
+    };
+    configure("");
+    let mut host = place.start();
+    let [mut a, mut b] = pair(&mut host);
+    let mut both = streams(&a, &b);
+    exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
+    for (more, words) in [("nic-mtu = nonsense", vec![]), ("", vec!["--nonsense".to_owned()])] {
+        configure(more);
+        host.daemon().signal("INT");
+        host.daemon_mut().wait_for_end();
+        let options = [place.options(), words].concat();
+        let mut daemon = Daemon::launch(place.0.path(), &[], &options);
+        assert_eq!(daemon.wait_for_end().code(), Some(2));
+        let log = daemon.log();
+        assert!(log.contains("machines stay connected, without traffic, until a daemon"), "{log}");
+        // Longer than the holder waits after a stop.
+        std::thread::sleep(Duration::from_secs(11));
+        assert!(is_attached(&a) && is_attached(&b) && place.holder().is_some());
+        configure("");
+        host = place.start();
+        exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
+    }
+    // A stop after that is one like any other.
+    host.daemon().signal("INT");
+    host.daemon_mut().wait_for_end();
+    assert!(a.vm.connection.wait_closed(Duration::from_secs(15)));
+    eventually("the holder ends", || place.holder().is_none());
+}
+
 /// If the holder dies, guests notice nothing until the daemon dies, too. Then they reconnect.
 #[test]
 fn the_holder_dies() {
@@ -387,8 +427,15 @@ fn the_holder_dies() {
     let [mut a, mut b] = pair(&mut host);
     let mut both = streams(&a, &b);
     exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
-    kill(place.holder().unwrap());
+    let holder = place.holder().unwrap();
+    let version = env!("CARGO_PKG_VERSION");
+    let shown = host.daemon().client_ok(&["show"]);
+    let told = format!("  holder            process {holder}, version {version}, since ");
+    assert!(shown.contains(&told) && !shown.contains("gone"), "{shown}");
+    kill(holder);
     eventually("it is gone", || place.holder().is_none());
+    let shown = host.daemon().client_ok(&["show"]);
+    assert!(shown.contains(&told) && shown.contains("  holder: gone: "), "{shown}");
     exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000].repeat(10));
     assert!(is_attached(&a) && is_attached(&b));
     let refused = host.daemon().ask(Daemon::nic_add(&Nic::bypass("c", mac(3), 1))).unwrap_err();

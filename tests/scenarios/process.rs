@@ -332,3 +332,30 @@ fn what_it_prints() {
             .success()
     );
 }
+
+/// After an upgrade of libraries needrestart restarts services by itself: neither of ours, and all
+/// others as before. It evaluates its configuration as Perl.
+#[test]
+fn needrestart_leaves_both_units_alone() {
+    const EVALUATED: &str = "our %nrconf = (override_rc => { qr(^dbus) => 0 }); \
+         eval do { local $/; <STDIN> }; die $@ if $@; \
+         for my $rc (@ARGV) { print \"$rc\\n\" if grep { $rc =~ /$_/ } keys %{$nrconf{override_rc}} }";
+    let units = [
+        "butterflyd.service",
+        "butterfly-holder.service",
+        "dbus.service",
+        "butterfly.service",
+        "butterflyd-exporter.service",
+        "my-butterflyd.service",
+    ];
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/needrestart.conf");
+    let perl = std::process::Command::new("perl")
+        .args(["-we", EVALUATED])
+        .args(units)
+        .stdin(std::fs::File::open(config).unwrap())
+        .output()
+        .expect("perl (package perl-base) runs");
+    assert!(perl.status.success() && perl.stderr.is_empty(), "{perl:?}");
+    let left_alone = String::from_utf8(perl.stdout).unwrap();
+    assert_eq!(left_alone.lines().collect::<Vec<_>>(), units[..3]);
+}

@@ -5,6 +5,7 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::PathBuf,
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -179,4 +180,81 @@ fn without_a_state_directory_there_is_no_upgrade() {
     let Some(host) = Host::process() else { return };
     let told = refused(&host, &["upgrade"]);
     assert!(told.contains("without --state-dir nothing outlasts the daemon"), "{told}");
+}
+
+/// The script behind `systemctl reload` finds the running daemon by what that says, whatever the
+/// configuration file says of the next one; and what goes on with another key.
+#[test]
+fn a_reload_finds_the_daemon_behind_an_edited_configuration() {
+    let Some(mut place) = Place::new() else { return };
+    let dir = place.0.path().to_owned();
+    let (etc, bin) = (dir.join("etc/butterfly"), dir.join("bin"));
+    fs::create_dir_all(&etc).unwrap();
+    fs::create_dir(&bin).unwrap();
+    std::os::unix::fs::symlink(program("butterfly"), bin.join("butterfly")).unwrap();
+    let ask = dir.join("ask");
+    let script = include_str!("../../packaging/ask.in");
+    let sysconfdir = dir.join("etc").display().to_string();
+    fs::write(&ask, script.replace("@sysconfdir@", &sysconfdir)).unwrap();
+    let (ini, state) = (etc.join("butterflyd.ini"), place.state().display().to_string());
+    let configure = |general: &str, security: &str| {
+        let text = format!(
+            "[general]\nname = edited\nstate-dir = {state}\n{general}\n[security]\n{security}\n"
+        );
+        fs::write(&ini, text).unwrap();
+    };
+    let keys = [
+        "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=",
+        "BAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=",
+    ];
+    let key = dir.join("key");
+    let set_key = |text: &str| {
+        fs::write(&key, text).unwrap();
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+    };
+    let path = format!("{}:/usr/bin:/bin", bin.display());
+    let asked = |words: &[&str]| {
+        let mut command = Command::new("sh");
+        command.arg(&ask).args(words).args(["-t", "20000"]).env("PATH", &path);
+        let output = command.env("STATE_DIRECTORY", "/nowhere").output().unwrap();
+        let told = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        (output.status.code(), told)
+    };
+    let ok = |words: &[&str]| {
+        let (code, told) = asked(words);
+        assert_eq!(code, Some(0), "{words:?}: {told}");
+        told
+    };
+    configure("", "");
+    place.1 = ["-c", ini.to_str().unwrap()].map(str::to_owned).to_vec();
+    let mut host = place.start();
+    let [mut a, mut b] = pair(&mut host);
+    let mut both = streams(&a, &b);
+    assert!(ok(&["show"]).contains("butterflyd "));
+    // Another endpoint; a key; another key in the same file; a mistake; neither key nor endpoint.
+    let elsewhere = format!("endpoint = ipc://{}/elsewhere", dir.display());
+    let with_key = format!("encryption_key_path = {}", key.display());
+    configure(&elsewhere, "");
+    assert!(ok(&["upgrade"]).contains("goes on"));
+    for text in keys {
+        set_key(text);
+        configure(&elsewhere, &with_key);
+        assert!(ok(&["upgrade"]).contains("goes on"));
+        exchange(&mut a, &mut b, &mut both, &SIZES);
+    }
+    configure("endpoint = nonsense", &with_key);
+    set_key("no key");
+    let (code, told) = asked(&["upgrade"]);
+    assert!(code == Some(1) && told.contains("does not take the configuration"), "{told}");
+    configure("", "");
+    assert!(ok(&["upgrade"]).contains("goes on"));
+    exchange(&mut a, &mut b, &mut both, &SIZES);
+    assert!(is_attached(&a) && is_attached(&b));
+    assert!(!place.state().join("answers.key").exists());
+    // What another daemon said is not believed.
+    fs::write(place.state().join("answers.conf"), "endpoint=ipc:///nowhere\n").unwrap();
+    configure(&format!("endpoint = ipc://{}/api", dir.display()), "");
+    assert!(ok(&["show"]).contains("butterflyd "));
+    ok(&["shutdown"]);
+    host.daemon_mut().wait_for_end();
 }

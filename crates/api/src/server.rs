@@ -135,6 +135,11 @@ impl Server {
         self.places.iter().filter_map(Place::listening)
     }
 
+    /// Returns the endpoints that are wanted and not listened on, as they were asked for.
+    pub fn not_listening(&self) -> impl Iterator<Item = &str> {
+        self.places.iter().filter(|place| place.listener.is_none()).map(|place| &*place.asked)
+    }
+
     /// Returns all endpoints that are wanted, with wildcards resolved where it listens.
     pub fn wanted(&self) -> impl Iterator<Item = &str> {
         self.places.iter().map(|place| match place.listener {

@@ -1,10 +1,11 @@
 //! The holder, which outlasts this process, and parts of our state that it keeps for a successor.
 
+use crate::host::time::seconds_since_epoch;
 use butterfly_api::server::{Kept, Listening, Server};
 use butterfly_datapath::Hold;
 use butterfly_holder::{
-    client::{Held, Inventory, Lease, LeaseError, start_if_absent},
-    protocol::{FILE, LISTEN},
+    client::{self, Held, Inventory, Lease, LeaseError, start_if_absent},
+    protocol::{FILE, LISTEN, PROGRAM},
 };
 use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, memfd_create},
@@ -18,7 +19,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 use tracing::warn;
 
@@ -29,6 +30,8 @@ const METRICS: &str = "metrics";
 
 /// Most bytes of a part.
 const LARGEST: u64 = 256 << 20;
+/// Most bytes of the holder's version.
+const VERSION: usize = 64;
 /// Name of the part with the number of the layout of the others.
 const LAYOUT: &str = "layout";
 
@@ -45,6 +48,17 @@ pub struct Service {
     pub stood_still: Duration,
     /// Most frames of which copies may have come twice by that.
     pub may_come_again: u64,
+}
+
+/// The process that holds what outlasts this one.
+#[derive(Clone, Debug)]
+pub struct HolderProcess {
+    /// Its number, if known.
+    pub pid: Option<u32>,
+    /// Version of its program, if it told that.
+    pub version: Option<String>,
+    /// Its start, in seconds since the epoch.
+    pub start_date: u64,
 }
 
 /// A part of our state that the holder keeps.
@@ -69,6 +83,8 @@ impl Part {
 pub struct Holding {
     lease: Arc<Lease>,
     parts: BTreeMap<String, OwnedFd>,
+    /// The holder.
+    pub holder: HolderProcess,
     /// Number of this process among those that had the lease, from 1.
     pub term: u64,
     /// Time for which nobody had the lease before.
@@ -82,9 +98,12 @@ impl Holding {
         let exe = std::env::current_exe().map_err(LeaseError::Start)?;
         start_if_absent(state, &exe)?;
         let (lease, inventory) = Lease::take(state)?;
-        let Inventory { term, gap, parts, vnics, .. } = inventory;
-        let mut holding = Holding { lease: Arc::new(lease), parts, term, gap };
+        let Inventory { holder: pid, up, term, gap, parts, vnics, .. } = inventory;
+        let start_date = seconds_since_epoch(SystemTime::now()).saturating_sub(up.as_secs());
+        let holder = HolderProcess { pid, version: None, start_date };
+        let mut holding = Holding { lease: Arc::new(lease), parts, holder, term, gap };
         holding.take_layout();
+        holding.take_version();
         Ok((holding, vnics))
     }
 
@@ -97,6 +116,12 @@ impl Holding {
             None => (self.term > 1).then_some(butterfly_layout::FIRST),
         };
         layout.map(butterfly_layout::put_in_force);
+    }
+
+    /// Hears which program the holder is. One of the first releases did not say it.
+    fn take_version(&mut self) {
+        let told = self.take(PROGRAM).ok().flatten().filter(|told| told.len() <= VERSION);
+        self.holder.version = told.and_then(|told| String::from_utf8(told).ok());
     }
 
     /// Has the layout in force kept.
@@ -187,6 +212,12 @@ impl Holding {
         file.take(LARGEST).read_to_end(&mut bytes)?;
         Ok(Some(bytes))
     }
+}
+
+/// Has machines stay connected until another daemon comes, as this one cannot begin. Returns
+/// whether there are any that would be cut off.
+pub fn stay(directories: impl IntoIterator<Item = PathBuf>) -> bool {
+    directories.into_iter().filter(|directory| client::stay(directory).is_ok()).count() > 0
 }
 
 /// Returns the name of the part that is the file at a path.

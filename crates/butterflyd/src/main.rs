@@ -40,6 +40,7 @@ mod upgrade;
 use clap::Parser;
 use config::{Config, dpdk, encryption, manual, options::Options};
 use std::{
+    ffi::OsString,
     fmt::Display,
     io::Write,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -70,8 +71,17 @@ fn main() -> ExitCode {
         };
     }
     butterfly_mem::cpu::begin_to_measure();
-    let words = std::env::args_os().take(1).chain(passage::words());
-    let options = Options::parse_from(words);
+    let words: Vec<OsString> = std::env::args_os().take(1).chain(passage::words()).collect();
+    let options = match Options::try_parse_from(&words) {
+        Ok(options) => options,
+        Err(problem) => {
+            let _ = problem.print();
+            if problem.exit_code() == i32::from(USAGE) {
+                have_machines_stay(&words);
+            }
+            return ExitCode::from(u8::try_from(problem.exit_code()).unwrap_or(USAGE));
+        }
+    };
     if let Some(status) = answer(&options) {
         return status;
     }
@@ -95,7 +105,19 @@ fn main() -> ExitCode {
         // Returns only if that cannot be executed; then the service manager starts another one.
         tell(passage::fall_back(&why));
     }
+    if status == USAGE {
+        have_machines_stay(&words);
+    }
     ExitCode::from(status)
+}
+
+/// Has the holder keep the connections of machines until the operator has mended what is wrong.
+fn have_machines_stay(words: &[OsString]) {
+    if holding::stay(config::possible_state_dirs(words)) {
+        tell(
+            "machines stay connected, without traffic, until a daemon begins: mend that and start it; or let them go: systemctl stop butterfly-holder",
+        );
+    }
 }
 
 /// Carries out words that ask for something else than a daemon. `None` if there are none.

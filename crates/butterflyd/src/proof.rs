@@ -80,7 +80,7 @@ fn prove(case: &Case, reasons: &mut Vec<String>) -> Result<(), String> {
     }
     if case.holder != protocol::VERSION {
         return Err(format!(
-            "the holder speaks version {}, and it speaks {}",
+            "the holder speaks version {} of its protocol, and this program {}: install a release first that speaks the holder's; or, if all machines may be cut off until they reconnect, `systemctl restart butterfly-holder butterflyd` with this one",
             case.holder,
             protocol::VERSION
         ));

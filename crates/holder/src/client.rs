@@ -14,10 +14,13 @@ use butterfly_point::{Point, pass};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
-    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
+    net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+        sockopt::socket_peercred,
+    },
 };
 
-use crate::protocol::{self, Answer, MAX_KEPT, Order, Received, VERSION, Word};
+use crate::protocol::{self, Answer, MAX_KEPT, Order, REMEDY, Received, VERSION, Word};
 
 pub use crate::protocol::{Name, Role};
 
@@ -72,6 +75,8 @@ pub struct Held {
 /// Everything that was held when the lease began.
 #[derive(Debug, Default)]
 pub struct Inventory {
+    /// Process of the holder, if known.
+    pub holder: Option<u32>,
     /// Number of the lease, from 1.
     pub term: u64,
     /// Leases that ended without a word.
@@ -103,6 +108,12 @@ fn dial(path: &Path) -> io::Result<OwnedFd> {
         socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
+}
+
+/// Returns the process that listens at the other end.
+fn peer(socket: &OwnedFd) -> Option<u32> {
+    let peer = socket_peercred(socket).ok()?;
+    Some(peer.pid.as_raw_nonzero().get().unsigned_abs())
 }
 
 /// Starts a holder in a state directory, by the program `exe`, if none answers there.
@@ -161,7 +172,20 @@ fn answer(socket: &OwnedFd, until: Instant) -> io::Result<(Answer, Vec<OwnedFd>)
 }
 
 fn unexpected<T>() -> io::Result<T> {
-    Err(io::Error::new(io::ErrorKind::InvalidData, "the holder says something else"))
+    let why = format!("what it says is not understood, as it is of another release: {REMEDY}");
+    Err(io::Error::new(io::ErrorKind::InvalidData, why))
+}
+
+/// Has everything held until a daemon comes, as the one that was to go on cannot begin. An error if
+/// nothing is held, or the holder does not know that word.
+pub fn stay(state: &Path) -> io::Result<()> {
+    let socket = dial(&socket_path(state))?;
+    protocol::send(&socket, &Order::Stay, &[])?;
+    match answer(&socket, Instant::now() + START)?.0 {
+        Answer::Done => Ok(()),
+        Answer::Refused { why } => Err(io::Error::other(why)),
+        _ => unexpected(),
+    }
 }
 
 impl Lease {
@@ -174,7 +198,7 @@ impl Lease {
         let until = Instant::now() + PATIENCE;
         protocol::send(&socket, &Order::Hello { version: VERSION }, &[])
             .map_err(|error| io(error.into()))?;
-        let mut inventory = Inventory::default();
+        let mut inventory = Inventory { holder: peer(&socket), ..Inventory::default() };
         match answer(&socket, until).map_err(io)?.0 {
             Answer::Granted { term, crashes, up, gap } => {
                 inventory.term = term;
@@ -184,7 +208,7 @@ impl Lease {
             }
             Answer::Busy { pid } => return Err(LeaseError::Busy(pid)),
             Answer::Refused { why } => return Err(LeaseError::Refused { path, why }),
-            _ => return Err(io(io::ErrorKind::InvalidData.into())),
+            _ => return unexpected().map_err(io),
         }
         read_inventory(&socket, until, &mut inventory).map_err(io)?;
         Ok((Lease { socket: Mutex::new(socket), path }, inventory))
@@ -293,6 +317,15 @@ impl Lease {
             wait(&socket, until)?;
         }
         Ok(())
+    }
+
+    /// Returns whether the holder is still there.
+    pub fn holder_lives(&self) -> bool {
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = PollFlags::HUP | PollFlags::ERR;
+        let mut ended = [PollFd::new(&*socket, gone)];
+        let looked = poll(&mut ended, Some(&Timespec::default()));
+        looked.is_err() || !ended.iter().any(|it| it.revents().intersects(gone))
     }
 
     /// Path of the holder's socket.

@@ -22,12 +22,17 @@ use rustix::{
 /// Version of the packets. Words are only ever added, behind those that are there: a holder stays
 /// when daemons are upgraded, so each daemon speaks with holders of every version since the first.
 pub const VERSION: u32 = 1;
+/// Remedy if a daemon and a holder do not understand each other.
+pub const REMEDY: &str = "start the release of the daemon again that went on with it; or, if all machines may be \
+     cut off until they reconnect, end the holder (`systemctl restart butterfly-holder`) and start the daemon then";
 /// Beginning of the name of a part that is a file, whose path follows: the file is removed when
 /// everything ends, if it still is the one at that path.
 pub const FILE: &str = "file:";
 /// Beginning of the name of a part that is a listening socket. When everything ends, nobody has it
 /// any more before the daemon hears so.
 pub const LISTEN: &str = "listen:";
+/// Name of the part that the holder itself adds: a file with the version of its program.
+pub const PROGRAM: &str = "holder:program";
 /// Most descriptors in one packet (`SCM_MAX_FD` of Linux).
 pub const MAX_FILES: usize = 253;
 /// Most bytes of a vnic's state.
@@ -99,6 +104,10 @@ pub enum Order {
     /// Question for the states of all front ends: [`Answer::State`] for each, then
     /// [`Answer::Complete`].
     States,
+    /// The first word of a daemon that cannot begin, as its configuration is wrong: everything is
+    /// held until another one comes, however long that takes. A holder of a release before this
+    /// word hangs up.
+    Stay,
 }
 
 /// Words of the holder on a lease.
@@ -361,6 +370,7 @@ impl Packet for Order {
             Order::End => to.push(7),
             Order::Renew => to.push(8),
             Order::States => to.push(9),
+            Order::Stay => to.push(10),
         }
     }
 
@@ -382,6 +392,7 @@ impl Packet for Order {
             7 => Order::End,
             8 => Order::Renew,
             9 => Order::States,
+            10 => Order::Stay,
             _ => return Err(Malformed),
         };
         from.end(order)
@@ -629,6 +640,7 @@ mod tests {
             Order::End,
             Order::Renew,
             Order::States,
+            Order::Stay,
         ]);
         there_and_back(&[
             Answer::Granted { term: 1, crashes: 2, up: 3, gap: 4 },

@@ -13,7 +13,8 @@ pub mod vnic;
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs,
+    io::{self, Write},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::{
@@ -30,7 +31,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fs::{FlockOperation, flock, fstat},
+    fs::{FlockOperation, MemfdFlags, SealFlags, fcntl_add_seals, flock, fstat, memfd_create},
     io::Errno,
     net::{
         AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
@@ -45,7 +46,9 @@ use rustix::{
 use crate::{
     client::socket_path,
     closer::Closer,
-    protocol::{self, Answer, FILE, LISTEN, MAX_FILES, Order, Received, Role, VERSION},
+    protocol::{
+        self, Answer, FILE, LISTEN, MAX_FILES, Order, PROGRAM, REMEDY, Received, Role, VERSION,
+    },
 };
 use vnic::{Registered, Vnic};
 
@@ -120,6 +123,8 @@ struct Holder {
     owner: Option<Owner>,
     claims: Vec<Claim>,
     parts: BTreeMap<String, OwnedFd>,
+    /// The version of this program, for daemons. None without memory for it.
+    program: Option<OwnedFd>,
     vnics: BTreeMap<String, Vnic>,
     times: Times,
     started: Instant,
@@ -129,6 +134,8 @@ struct Holder {
     alone: Option<Instant>,
     /// Time at which everything is let go, unless a daemon comes.
     ends: Option<Instant>,
+    /// A daemon that was to go on could not begin: nothing is let go before another one came.
+    stays: bool,
     /// No descriptors were left at that time.
     exhausted: Option<Instant>,
 }
@@ -213,6 +220,7 @@ impl Holder {
             owner: None,
             claims: Vec::new(),
             parts: BTreeMap::new(),
+            program: own_version().ok(),
             vnics: BTreeMap::new(),
             times: Times::default(),
             started: Instant::now(),
@@ -220,6 +228,7 @@ impl Holder {
             crashes: 0,
             alone: None,
             ends: first.map(|first| Instant::now() + first),
+            stays: false,
             exhausted: None,
         };
         Ok(Some((holder, lock)))
@@ -323,7 +332,17 @@ impl Holder {
             }
         }
         let mut claims = std::mem::take(&mut self.claims);
-        claims.retain_mut(|claim| claim.hear() && claim.since.elapsed() < TAKING * 2);
+        claims.retain_mut(|claim| {
+            let heard = claim.hear();
+            if let First::Other { stays: true } = heard {
+                let answer = match self.stay() {
+                    true => Answer::Done,
+                    false => Answer::Refused { why: "nothing is about to be let go".to_owned() },
+                };
+                let _ = protocol::send(&claim.lease, &answer, &[]);
+            }
+            matches!(heard, First::Claim) && claim.since.elapsed() < TAKING * 2
+        });
         if let Some(at) = claims.iter().position(|claim| claim.said)
             && let Some(mut claim) = Some(claims.remove(at))
         {
@@ -339,6 +358,20 @@ impl Holder {
             }
         }
         self.claims.append(&mut claims);
+    }
+
+    /// Lets nothing go before another daemon came. False if a daemon goes on, or nothing is held.
+    fn stay(&mut self) -> bool {
+        let is_ending = self.owner.as_ref().is_none_or(|owner| owner.stopping);
+        if self.term == 0 || !is_ending {
+            return false;
+        }
+        self.ends = None;
+        self.stays = true;
+        say(format_args!(
+            "the next daemon cannot begin: everything is held until one does, or this process ends"
+        ));
+        true
     }
 
     /// Finds out whether the lease is free for `claim`. A daemon whose connection ended, and whose
@@ -406,6 +439,7 @@ impl Holder {
         }
         self.alone = None;
         self.ends = None;
+        self.stays = false;
         self.owner = Some(Owner { lease, pid, process, gone: false, stopping: false, renewing });
     }
 
@@ -419,6 +453,9 @@ impl Holder {
             gap: gap.as_millis() as u64,
         };
         tell(lease, &granted, &[], until)?;
+        if let Some(program) = &self.program {
+            tell(lease, &Answer::Part { name: PROGRAM.to_owned() }, &[program.as_fd()], until)?;
+        }
         for (name, part) in &self.parts {
             tell(lease, &Answer::Part { name: name.clone() }, &[part.as_fd()], until)?;
         }
@@ -467,7 +504,7 @@ impl Holder {
         if self.owner.as_ref().is_some_and(Owner::is_dead) {
             let stopping = self.owner.as_ref().is_some_and(|owner| owner.stopping);
             self.leave();
-            if stopping {
+            if stopping && !self.stays {
                 self.ends = Some(Instant::now() + STOPPING);
             }
         }
@@ -576,7 +613,7 @@ impl Holder {
             (Order::States, None) => Ok((self.tell_states(), None)),
             (Order::End, None) => Ok((Answer::Done, None)),
             (Order::Deposit { .. }, None) => Err("a deposit without a descriptor".to_owned()),
-            (Order::Hello { .. }, None) => Err("the lease is its already".to_owned()),
+            (Order::Hello { .. } | Order::Stay, None) => Err("the lease is its already".to_owned()),
         }
     }
 }
@@ -596,28 +633,56 @@ impl Owner {
     }
 }
 
+/// First word of a daemon.
+enum First {
+    /// It wants the lease, or has said nothing yet.
+    Claim,
+    /// It gets none. `stays`: another one is to come.
+    Other { stays: bool },
+}
+
 impl Claim {
-    /// Reads the first word. False if the daemon is not to be served.
-    fn hear(&mut self) -> bool {
+    /// Reads the first word.
+    fn hear(&mut self) -> First {
         if self.said {
-            return true;
+            return First::Claim;
         }
         match protocol::receive::<Order>(&self.lease) {
-            Ok(Received::Nothing) => true,
+            Ok(Received::Nothing) => First::Claim,
             Ok(Received::Packet(Order::Hello { version: VERSION }, files)) if files.is_empty() => {
                 self.said = true;
-                true
+                First::Claim
             }
             Ok(Received::Packet(Order::Hello { version }, _)) => {
                 let why = format!(
-                    "it speaks version {VERSION} and the daemon {version}: hand over to a holder of the daemon's version"
+                    "it speaks version {VERSION} of its protocol (butterflyd {}) and the daemon {version}. Machines stay connected: {REMEDY}",
+                    env!("CARGO_PKG_VERSION")
                 );
                 let _ = protocol::send(&self.lease, &Answer::Refused { why }, &[]);
-                false
+                First::Other { stays: self.is_of_ours() }
             }
-            _ => false,
+            Ok(Received::Packet(Order::Stay, _)) => First::Other { stays: self.is_of_ours() },
+            _ => First::Other { stays: false },
         }
     }
+
+    /// True if it is of root, or of the user of this process.
+    fn is_of_ours(&self) -> bool {
+        socket_peercred(&self.lease)
+            .is_ok_and(|peer| peer.uid.is_root() || peer.uid == rustix::process::geteuid())
+    }
+}
+
+/// Returns a file with the version of this program, which nobody can change.
+fn own_version() -> io::Result<OwnedFd> {
+    let mut file =
+        fs::File::from(memfd_create(PROGRAM, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    file.write_all(env!("CARGO_PKG_VERSION").as_bytes())?;
+    fcntl_add_seals(
+        &file,
+        SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,
+    )?;
+    Ok(file.into())
 }
 
 /// True if something can be read, or has ended.
@@ -652,5 +717,87 @@ fn tell(
             }
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::Lease;
+
+    /// Runs a holder in a thread until its end.
+    fn started(state: &Path) -> std::thread::JoinHandle<()> {
+        let (mut holder, lock) = Holder::open(state, None).unwrap().unwrap();
+        std::thread::spawn(move || {
+            holder.run();
+            drop(lock);
+        })
+    }
+
+    /// Says a first word to a holder. Returns its answer.
+    fn say_first(state: &Path, order: &Order) -> Answer {
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(socket_path(state)).unwrap()).unwrap();
+        protocol::send(&socket, order, &[]).unwrap();
+        let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&patience)).unwrap();
+        match protocol::receive(&socket).unwrap() {
+            Received::Packet(answer, _) => answer,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_daemon_of_another_version_is_told_what_to_do() {
+        let room = tempfile::tempdir().unwrap();
+        let holder = started(room.path());
+        let answer = say_first(room.path(), &Order::Hello { version: VERSION + 1 });
+        let Answer::Refused { why } = answer else { panic!("{answer:?}") };
+        for part in [
+            &format!("version {VERSION} of its protocol (butterflyd "),
+            &format!("the daemon {}", VERSION + 1),
+            REMEDY,
+            "`systemctl restart butterfly-holder`",
+        ] {
+            assert!(why.contains(part), "{why}");
+        }
+        let (lease, _) = Lease::take(room.path()).unwrap();
+        lease.end().unwrap();
+        holder.join().unwrap();
+    }
+
+    /// Machines stay connected while an operator finds a daemon that the holder understands.
+    #[test]
+    fn a_daemon_of_another_version_has_machines_stay() {
+        let room = tempfile::tempdir().unwrap();
+        let (mut holder, _lock) = Holder::open(room.path(), None).unwrap().unwrap();
+        (holder.term, holder.ends) = (1, Some(Instant::now()));
+        let asking = std::thread::spawn({
+            let state = room.path().to_owned();
+            move || say_first(&state, &Order::Hello { version: VERSION + 1 })
+        });
+        while !asking.is_finished() {
+            holder.meet_daemons();
+        }
+        assert!(matches!(asking.join().unwrap(), Answer::Refused { .. }));
+        assert!(holder.stays && holder.ends.is_none());
+    }
+
+    /// Nobody holds up the end of a holder without machines, or takes anything from a daemon.
+    #[test]
+    fn only_what_is_about_to_go_stays() {
+        let room = tempfile::tempdir().unwrap();
+        let holder = started(room.path());
+        let stays = || matches!(say_first(room.path(), &Order::Stay), Answer::Done);
+        assert!(!stays());
+        let (lease, inventory) = Lease::take(room.path()).unwrap();
+        assert!(!stays());
+        assert_eq!(inventory.holder, Some(std::process::id()));
+        lease.stopping().unwrap();
+        assert!(stays());
+        lease.end().unwrap();
+        holder.join().unwrap();
     }
 }

@@ -10,7 +10,7 @@ use std::{io, ptr, time::Duration};
 /// Bytes of a stack for what runs on it: two system calls and no more than their wrappers.
 const STACK: usize = 16 << 10;
 
-/// What the two processes need to know. It is never freed, as one of them may outlive the program.
+/// Order for the two processes. It is never freed, as one of them may outlive the program.
 struct Order {
     stay: libc::timespec,
     /// Upper end of the second process's stack.

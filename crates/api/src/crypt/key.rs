@@ -113,6 +113,13 @@ impl Key {
         }
     }
 
+    /// Returns the text of a file with this key.
+    pub fn text(&self) -> Zeroizing<String> {
+        let mut text = Zeroizing::new([0; 2 * LEN]);
+        let text = Base64::encode(&*self.0, text.as_mut_slice()).unwrap_or_default();
+        Zeroizing::new(text.to_owned())
+    }
+
     pub(super) fn bytes(&self) -> &[u8; LEN] {
         &self.0
     }
@@ -136,6 +143,7 @@ mod tests {
         for end in ["", "\n", "\n\n", "\r\n"] {
             let key = Key::parse(format!("{TEXT}{end}").as_bytes()).unwrap();
             assert_eq!(key.bytes().to_vec(), (0..32).collect::<Vec<u8>>(), "{end:?}");
+            assert_eq!(*key.text(), TEXT);
         }
     }
 

@@ -99,6 +99,9 @@ fn page(found: &Overview) -> String {
     if let Some(began) = health.service_start_date {
         field(&mut page, "service", &service(health, began));
     }
+    if let Some(holder) = holder(health) {
+        field(&mut page, "holder", &holder);
+    }
     if let Some(upgrade) = upgrade(health) {
         field(&mut page, "upgrade", &upgrade);
     }
@@ -222,6 +225,16 @@ fn service(health: &AppHealthRes, began: u64) -> String {
     format!("since {}, {restarts}; {}", date(began), safe(resumed))
 }
 
+/// The process that keeps the connections of machines.
+fn holder(health: &AppHealthRes) -> Option<String> {
+    let began = health.holder_start_date?;
+    let pid = health.holder_pid.map_or_else(|| "unknown".to_owned(), |pid| pid.to_string());
+    // One of the first releases does not tell it.
+    let version = health.holder_version.as_deref().unwrap_or("unknown");
+    let gone = if health.holder_gone() { ": gone" } else { "" };
+    Some(format!("process {pid}, version {}, since {}{gone}", safe(version), date(began)))
+}
+
 /// The upgrade that is under way, or why the last one failed.
 fn upgrade(health: &AppHealthRes) -> Option<String> {
     let failed = health.upgrade_failed.as_ref().map(|why| format!("failed: {}", safe(why)));
@@ -241,9 +254,14 @@ fn object(found: &Overview) -> Value {
             "start_date": seconds(began), "start_date_s": began, "restarts": health.restarts(),
             "resumed": health.resumed, "stood_still_ms": health.stood_still_ms,
         })),
+        "holder": health.holder_start_date.map(|began| json!({
+            "pid": health.holder_pid, "version": health.holder_version,
+            "start_date": seconds(began), "start_date_s": began, "gone": health.holder_gone(),
+        })),
         "upgrade": health.upgrade,
         "upgrade_failed": health.upgrade_failed,
         "open_endpoint": health.open_endpoint,
+        "not_listening": health.not_listening,
         "reload_date": health.reload_date.map(seconds),
         "reload_date_s": health.reload_date,
         "store": health.state_dir.as_ref().map(|directory| json!({

@@ -26,6 +26,8 @@ pub struct Settings {
     pub legacy_encryption: bool,
     /// True if ignored words, and those that were probably not meant, are failures.
     pub strict: bool,
+    /// Options of the command line.
+    pub given: Given,
 }
 
 impl Default for Settings {
@@ -37,11 +39,19 @@ impl Default for Settings {
             key: None,
             legacy_encryption: false,
             strict: false,
+            given: Given::default(),
         }
     }
 }
 
 impl Settings {
+    /// Returns the settings as they are now: another daemon may have written the client's file. One
+    /// that cannot be read leaves them as they are.
+    pub fn again(&self) -> Settings {
+        let again = self.given.clone().settings().unwrap_or_else(|_| self.clone());
+        Settings { timeout: self.timeout, verbose: self.verbose, ..again }
+    }
+
     /// Returns the limit of an operation, if there is one.
     pub fn limit(&self) -> Option<Duration> {
         self.timeout
@@ -51,7 +61,7 @@ impl Settings {
 }
 
 /// Global options of all commands on a command line, or of another source.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Given {
     endpoint: Option<String>,
     verbose: bool,
@@ -104,6 +114,7 @@ impl Given {
 
     /// Returns the settings, completed by the environment and the client's files.
     pub fn settings(self) -> Result<Settings, Failure> {
+        let given = self.clone();
         let mut found = self.or(Self::of_environment());
         for given in file::read_all()? {
             found = found.or(given);
@@ -116,6 +127,7 @@ impl Given {
             key: found.key,
             legacy_encryption: found.legacy_encryption,
             strict: found.strict,
+            given,
         })
     }
 

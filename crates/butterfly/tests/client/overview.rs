@@ -35,7 +35,9 @@ fn what_is_held_is_told() {
     let mut client = daemon.start("show @");
     daemon.receive("health");
     let health = "app_health { start_date: 5 current_date: 9 state_dir: \"/s\" store_trouble: \"w\" \
-                  store_layout: 1 newest_layout: 2 degraded: \"w\" degraded_for_s: 90 uplink_held: \"u\" uplink_held_for_s: 30 }";
+                  store_layout: 1 newest_layout: 2 degraded: \"w\" degraded_for_s: 90 uplink_held: \"u\" uplink_held_for_s: 30 \
+                  holder_pid: 77 holder_version: \"1.2\" holder_start_date: 6 holder_gone: true \
+                  not_listening: \"tcp://192.0.2.1:9999\" not_listening: \"metrics on 192.0.2.1:9998\" }";
     daemon.send(&answer(&[health]));
     daemon.receive("uplink");
     daemon.send(&answer(&PLAIN));
@@ -49,7 +51,11 @@ fn what_is_held_is_told() {
     for line in [
         "  store             /s, commit 0, layout 1; the release before can go on, until \
          `butterfly upgrade --commit`\n",
+        "  holder            process 77, version 1.2, since 1970-01-01 00:00:06 UTC: gone\n",
+        "  holder: gone: machines are cut off when the daemon ends: restart it when that is convenient\n",
         "  degraded          w; it is opened in 1 min 30 s\n",
+        "  not listened on: tcp://192.0.2.1:9999: `butterfly events` tells why\n",
+        "  not listened on: metrics on 192.0.2.1:9998: `butterfly events` tells why\n",
         "  NICs              1: 1 trouble\n",
         "  uplink: its frames are held for 30 s, as u: `butterfly nic release --all`\n",
         "  NIC a: its rings are held for 1 min 1 s, as h: `butterfly nic release`\n",
@@ -371,6 +377,16 @@ fn groups_and_hosts_are_objects_for_programs() {
         (&host["open_endpoint"], &host["uplink"]["state"]),
         (&Value::Null, &json!("no carrier"))
     );
+    assert_eq!((&host["not_listening"], &host["holder"]), (&json!([]), &Value::Null));
+    for name in ["upgrade_failed", "degraded", "store"] {
+        assert!(host.as_object().unwrap().contains_key(name), "docs/operations.md looks at {name}");
+    }
+    let held =
+        HEALTH.replace("nics: 3", "holder_pid: 7 holder_version: \"1\" holder_start_date: 60");
+    let host = ask("show", &[&[&held], &PLAIN, &["drop_list {}"], &[""]]);
+    let holder = json!({ "pid": 7, "version": "1", "start_date": "1970-01-01T00:01:00Z",
+        "start_date_s": 60, "gone": false });
+    assert_eq!(host["holder"], holder);
     let open = HEALTH.replace("nics: 3", "open_endpoint: \"tcp://0.0.0.0:9999\"");
     let host = ask("show", &[&[&open], &PLAIN, &["drop_list {}"], &[""]]);
     assert_eq!(host["open_endpoint"], "tcp://0.0.0.0:9999");

@@ -29,6 +29,11 @@ impl Encryption {
         self.legacy == other.legacy && self.key.is(&other.key)
     }
 
+    /// Returns the text of a file with the key.
+    pub fn text(&self) -> impl std::ops::Deref<Target = String> + use<> {
+        self.key.text()
+    }
+
     /// Makes the gate that decides on requests.
     pub fn gate(self) -> Result<Gate, String> {
         Gate::new(self.key, self.legacy)

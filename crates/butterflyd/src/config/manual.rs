@@ -55,7 +55,11 @@ fn page() -> String {
         "`1`",
         "It cannot start, or cannot go on: an address in use, a name of another daemon, an uplink that cannot be opened.",
     );
-    page.term("`2`", "Wrong options or a wrong configuration. To start it again is useless, and its unit does not.");
+    page.term(
+        "`2`",
+        "Wrong options or a wrong configuration. To start it again is useless, and its unit does not. With `--state-dir` machines stay \
+         connected, without traffic, until it is mended and the daemon started.",
+    );
     page.term(
         "`134`, `139`",
         "As shells tell it: ended by SIGABRT, which is what the watchdog sends too, or by SIGSEGV.",

@@ -17,6 +17,7 @@ pub mod tunnel;
 mod values;
 
 use std::{
+    ffi::OsString,
     fmt,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
@@ -119,6 +120,34 @@ impl Config {
             _ => Err(ConfigError(problems.found)),
         }
     }
+}
+
+/// Returns directories that may be the state directory, of a configuration that is wrong: by the
+/// words of the command line, by a line of the file, and by the service manager.
+pub fn possible_state_dirs(words: &[OsString]) -> Vec<PathBuf> {
+    let value = |names: [&str; 2]| {
+        let mut pairs = words.iter().zip(words.iter().skip(1));
+        let apart = pairs.find(|(name, _)| names.iter().any(|it| name == it));
+        let joined = words.iter().filter_map(|word| word.to_str()?.split_once('='));
+        let mut joined = joined.filter(|(name, _)| names.contains(name));
+        let apart = apart.map(|(_, value)| PathBuf::from(value));
+        apart.or_else(|| joined.next().map(|(_, value)| PathBuf::from(value)))
+    };
+    let text = value(["-c", "--config"]).and_then(|path| read_bounded(&path).ok());
+    let lines = text.iter().flat_map(|text| text.lines());
+    let in_file = lines.filter_map(|line| {
+        let (name, value) = line.split_once('=')?;
+        (name.trim() == "state-dir").then(|| PathBuf::from(value.trim()))
+    });
+    let by_service = std::env::var_os("STATE_DIRECTORY").unwrap_or_default();
+    let by_service = std::env::split_paths(&by_service).filter(|it| it.is_absolute());
+    let mut all: Vec<PathBuf> = value(["--state-dir", "--state-dir"]).into_iter().collect();
+    for directory in in_file.chain(by_service) {
+        if !all.contains(&directory) {
+            all.push(directory);
+        }
+    }
+    all
 }
 
 #[cfg(test)]

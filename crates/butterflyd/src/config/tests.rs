@@ -484,3 +484,24 @@ fn bounds_and_time_outs_of_sessions_are_checked() {
     assert_eq!((least.sessions, least.session_share, least.tcp_pickup), (64, 100, 31_536_000));
     assert_eq!(least.timeouts, Timeouts { fragment: 1, ..Timeouts::default() });
 }
+
+/// A daemon that cannot read its configuration looks for machines that are to stay connected.
+#[test]
+fn state_directories_are_found_in_a_wrong_configuration() {
+    let room = tempfile::tempdir().unwrap();
+    let ini = room.path().join("ini");
+    std::fs::write(&ini, "[nonsense\nstate-dir = /a\n state-dir=/b \nstate-dir-x = /c\n").unwrap();
+    let ini = ini.to_str().unwrap();
+    let found = |words: &[&str]| {
+        let words: Vec<_> = words.iter().map(std::ffi::OsString::from).collect();
+        let found = possible_state_dirs(&words);
+        found.iter().map(|it| it.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&["butterflyd", "-c", ini, "--x"]), ["/a", "/b"]);
+    assert_eq!(
+        found(&["butterflyd", "--state-dir", "/s", &format!("--config={ini}")]),
+        ["/s", "/a", "/b"]
+    );
+    assert_eq!(found(&["butterflyd", "--state-dir=/b", "-c", ini]), ["/b", "/a"]);
+    assert_eq!(found(&["butterflyd", "-c", "/does/not/exist"]), [""; 0]);
+}

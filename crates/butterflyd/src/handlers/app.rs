@@ -35,6 +35,7 @@ impl<D: Dataplane> Daemon<D> {
     pub(super) fn app_health(&self, context: &Context) -> Answer {
         let count = |number: usize| Some(u32::try_from(number).unwrap_or(u32::MAX));
         let service = self.service.as_ref();
+        let holder = self.holding.as_ref().map(|it| &it.holder);
         let left_alone = self.degraded.as_ref().map(|it| it.directory.as_path());
         let directory = self.keeper.as_ref().map(|it| it.directory.as_path()).or(left_alone);
         let uplink_held = self.poison.as_ref().and_then(Poison::uplink_held);
@@ -56,6 +57,11 @@ impl<D: Dataplane> Daemon<D> {
             upgrade: self.upgrade.step.name().map(str::to_owned),
             upgrade_failed: self.upgrade.failed.clone(),
             upgraded: Some(self.upgrade.came),
+            holder_pid: holder.and_then(|it| it.pid),
+            holder_version: holder.and_then(|it| it.version.clone()),
+            holder_start_date: holder.map(|it| it.start_date),
+            holder_gone: self.holding.as_ref().map(|it| !it.lease().holder_lives()),
+            not_listening: self.condition.missing().names(),
             store_layout: self.keeper.as_ref().filter(|it| it.read).map(|it| it.layout),
             newest_layout: Some(butterfly_layout::newest()),
             resumed: service.and_then(|it| it.resumed.clone()),

@@ -39,6 +39,7 @@ use crate::{
     host::watchdog::Turns,
     keeper::Keeper,
     log::LogLevel,
+    metrics::{Condition, Troubles},
     poison::{Degraded, Poison},
     recorder::Recorder,
     upgrade::Upgrade,
@@ -88,6 +89,8 @@ pub struct Daemon<D> {
     pub poison: Option<Poison>,
     /// Reason for which the store is left alone, if it is.
     pub degraded: Option<Degraded>,
+    /// Condition that metrics tell.
+    pub condition: Condition,
 }
 
 impl<D: Dataplane> Handler for Daemon<D> {
@@ -130,7 +133,9 @@ impl<D: Dataplane> Handler for Daemon<D> {
 
     fn outcome(&mut self) -> Option<Result<(), Failure>> {
         self.try_without_less();
-        self.hear_store()
+        let outcome = self.hear_store();
+        self.tell_condition();
+        outcome
     }
 
     fn news(&self) -> Option<BorrowedFd<'_>> {
@@ -146,6 +151,7 @@ impl<D: Dataplane> Handler for Daemon<D> {
 
     fn called(&mut self) {
         self.hear_calls();
+        self.tell_condition();
     }
 
     fn passes_on(&self) -> bool {
@@ -154,6 +160,17 @@ impl<D: Dataplane> Handler for Daemon<D> {
 }
 
 impl<D: Dataplane> Daemon<D> {
+    /// Tells metrics the condition of the daemon.
+    fn tell_condition(&self) {
+        let layout = self.keeper.as_ref().filter(|it| it.read).map(|it| it.layout);
+        self.condition.tell(Troubles {
+            degraded: self.degraded.is_some(),
+            changes_refused: self.store_trouble().is_some(),
+            upgrade_failed: self.upgrade.failed.is_some(),
+            upgrade_uncommitted: layout.is_some_and(|it| it < butterfly_layout::newest()),
+        });
+    }
+
     /// Answers a question. It sees what is committed, and what its own envelope changed.
     fn seeing_committed_state(
         &mut self,

@@ -120,6 +120,7 @@ impl<D: Dataplane> Daemon<D> {
             self.log_level.set(level);
             self.note(Kind::LogLevel, format!("the log level is {}", level.name()));
         }
+        self.condition.missing().metrics_are_there();
         self.reload.last = Some(seconds_since_epoch(SystemTime::now()));
         self.tell_of_reload(&difference, &new);
         self.reload.in_force.carried_out(&difference, new);

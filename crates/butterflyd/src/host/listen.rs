@@ -1,7 +1,59 @@
-//! Endpoints of the API that name a network interface.
+//! Endpoints of the API that name a network interface, and places that are not listened on.
 
 use butterfly_uplink::kernel::Kernel;
-use std::net::{IpAddr, Ipv4Addr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Places that should be listened on and are not.
+#[derive(Clone, Debug, Default)]
+pub struct NotListening(Arc<Mutex<Places>>);
+
+#[derive(Debug, Default)]
+struct Places {
+    endpoints: BTreeSet<String>,
+    metrics: Option<String>,
+}
+
+impl NotListening {
+    fn lock(&self) -> MutexGuard<'_, Places> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an endpoint of the API.
+    pub fn endpoint(&self, endpoint: impl Into<String>) {
+        self.lock().endpoints.insert(endpoint.into());
+    }
+
+    /// Removes an endpoint of the API, which is listened on after all.
+    pub fn endpoint_is_there(&self, endpoint: &str) {
+        self.lock().endpoints.remove(endpoint);
+    }
+
+    /// Adds the address of the metrics.
+    pub fn metrics(&self, address: impl ToString) {
+        self.lock().metrics = Some(address.to_string());
+    }
+
+    /// Removes the address of the metrics: they are as the configuration has them.
+    pub fn metrics_are_there(&self) {
+        self.lock().metrics = None;
+    }
+
+    /// Returns the number of endpoints of the API among them.
+    pub fn endpoints(&self) -> usize {
+        self.lock().endpoints.len()
+    }
+
+    /// Returns all of them, for the operator.
+    pub fn names(&self) -> Vec<String> {
+        let places = self.lock();
+        let metrics = places.metrics.iter().map(|address| format!("metrics on {address}"));
+        places.endpoints.iter().cloned().chain(metrics).collect()
+    }
+}
 
 /// The endpoints, with the addresses of interfaces for their names.
 pub fn resolved(endpoints: &[String]) -> Result<Vec<String>, String> {

@@ -1,5 +1,6 @@
 //! The host that the daemon runs on: open files, interfaces, signals, systemd.
 
+pub mod answers;
 pub mod limits;
 pub mod listen;
 pub mod mtu;

@@ -61,6 +61,20 @@ families! {
     /// twice when this process went on for another one. Unicast between vnics never does. A death
     /// costs either that, or at most 64 frames.
     MayComeAgain = Gauge "butterfly_may_come_again_frames" [];
+    /// 1 if the daemon started with less than usual, as three starts in a row came to nothing: the
+    /// store is not read, and changes are refused. Else 0.
+    Degraded = Gauge "butterfly_degraded" [];
+    /// 1 if changes are refused, as the store does not keep them or the daemon is degraded; else 0.
+    ChangesRefused = Gauge "butterfly_changes_refused" [];
+    /// 1 if the last upgrade failed and the program before it goes on, until another one begins;
+    /// else 0.
+    UpgradeFailed = Gauge "butterfly_upgrade_failed" [];
+    /// 1 if the store has an older layout than the program knows, so that the release before can go
+    /// on: `butterfly upgrade --commit` ends that. Else 0.
+    UpgradeUncommitted = Gauge "butterfly_upgrade_uncommitted" [];
+    /// Endpoints of the API that the configuration names and the daemon does not listen on. Metrics
+    /// that are not served cannot say so here; `butterfly show` does.
+    NotListening = Gauge "butterfly_not_listening" [];
 
     /// Frames received from the VM, faulty ones included.
     NicInPackets = Counter "butterfly_nic_in_packets_total" ["nic", "vni"];

@@ -4,10 +4,12 @@
 //! its own reads what the switch counts ([`butterfly_datapath::Observation`]) and what the API
 //! answered: a scrape waits for no request, and no worker for a scrape.
 
+mod condition;
 mod families;
 mod page;
 mod server;
 
+pub use condition::{Condition, Troubles};
 pub use server::{Bound, MetricsError, Server};
 
 use crate::{checkpoint::Kept, holding::Service};
@@ -36,6 +38,8 @@ pub struct Source {
     pub service: Option<Service>,
     /// Checkpoint that holds what was told, if a successor is to go on with it.
     pub kept: Option<Kept>,
+    /// Condition of the daemon.
+    pub condition: Condition,
 }
 
 /// The last page, and how long it is good enough.
@@ -50,6 +54,7 @@ impl Source {
             &self.requests,
             self.start_date,
             self.service.as_ref(),
+            &self.condition,
         );
         // What the page tells is in the checkpoint before the page leaves.
         self.kept.iter().for_each(Kept::keep_counts);

@@ -1,6 +1,9 @@
 //! The page that a scrape gets: what was observed, in Prometheus' text format.
 
-use super::families::{Declaration, FAMILIES, Family, MOST_PEERS, MetricKind};
+use super::{
+    condition::Condition,
+    families::{Declaration, FAMILIES, Family, MOST_PEERS, MetricKind},
+};
 use crate::holding::Service;
 use butterfly_api::Requests;
 use butterfly_datapath::{
@@ -18,6 +21,7 @@ pub fn page(
     requests: &Requests,
     start_date: u64,
     service: Option<&Service>,
+    condition: &Condition,
 ) -> Result<String, prometheus::Error> {
     let mut page = Page { series: FAMILIES.iter().map(|_| Vec::new()).collect() };
     page.add(Family::BuildInfo, &[butterfly_version::VERSION, butterfly_version::COMMIT], 1u64);
@@ -29,6 +33,7 @@ pub fn page(
             page.add(Family::MayComeAgain, &[], service.may_come_again);
         }
     }
+    page.condition(condition);
     page.nics(observed);
     page.networks(observed);
     for (info, count) in &observed.drops {
@@ -78,6 +83,15 @@ impl Page {
             }
         }
         self.series[family as usize].push(metric);
+    }
+
+    fn condition(&mut self, condition: &Condition) {
+        let troubles = condition.troubles();
+        self.add(Family::Degraded, &[], troubles.degraded);
+        self.add(Family::ChangesRefused, &[], troubles.changes_refused);
+        self.add(Family::UpgradeFailed, &[], troubles.upgrade_failed);
+        self.add(Family::UpgradeUncommitted, &[], troubles.upgrade_uncommitted);
+        self.add(Family::NotListening, &[], condition.missing().endpoints() as u64);
     }
 
     fn nics(&mut self, observed: &Observation) {

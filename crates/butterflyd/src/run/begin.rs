@@ -136,6 +136,7 @@ impl Running {
             service: None,
             poison: poison.clone(),
             degraded: None,
+            condition: metrics::Condition::new(listening.missing.clone()),
         };
         let mut envelope = Envelope::new(daemon);
         let requests = envelope.requests();
@@ -204,8 +205,9 @@ impl Running {
         if kept.is_some() {
             wait_for_uplink(&switch, &calls, came)?;
         }
-        let source =
-            metrics::Source { switch, requests: envelope.requests(), start_date, service, kept };
+        let condition = envelope.handler().condition.clone();
+        let requests = envelope.requests();
+        let source = metrics::Source { switch, requests, start_date, service, kept, condition };
         serve_metrics(&mut envelope.handler_mut().reload, metrics, source)?;
         poison.iter().for_each(|poison| poison.ready(order.degraded));
         if let Some(notify) = &notify {

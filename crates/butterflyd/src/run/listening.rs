@@ -3,15 +3,18 @@
 
 use super::tell::open_endpoint;
 use crate::{
-    config::Config,
+    config::{Config, encryption::Encryption},
     events::{Events, Kind, Note},
     holding::Holding,
-    host::listen,
+    host::{
+        answers,
+        listen::{self, NotListening},
+    },
     metrics,
 };
 use butterfly_api::server::Server;
-use std::{net::SocketAddr, time::Duration};
-use tracing::{error, info};
+use std::{net::SocketAddr, path::Path, time::Duration};
+use tracing::{error, info, warn};
 
 /// Attempts to listen for scrapers, and the pause between two.
 const TRIES: u32 = 10;
@@ -23,6 +26,9 @@ pub(super) struct Listening {
     pub(super) metrics: Option<metrics::Bound>,
     /// An endpoint of the API where other hosts may command the switch without a key.
     pub(super) open_endpoint: Option<String>,
+    /// Places of those that were asked for where it does not listen.
+    pub(super) missing: NotListening,
+    encryption: Option<Encryption>,
 }
 
 impl Listening {
@@ -35,11 +41,12 @@ impl Listening {
         events: &Events,
     ) -> Result<Listening, Box<dyn std::error::Error>> {
         let has_key = config.encryption.is_some();
+        let (missing, encryption) = (NotListening::default(), config.encryption.clone());
         let Some(holding) = holding else {
             let server = Server::bind(&listen::resolved(&config.endpoints)?)?;
             let open_endpoint = open_endpoint(&server, has_key);
             let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
-            return Ok(Listening { server, metrics, open_endpoint });
+            return Ok(Listening { server, metrics, open_endpoint, missing, encryption });
         };
         let goes_on = holding.term > 1;
         let mut endpoints = Vec::new();
@@ -49,6 +56,7 @@ impl Listening {
                 Ok(resolved) => endpoints.extend(resolved),
                 Err(why) if goes_on => {
                     tell(events, &format!("{why}; it is tried again at the next start"));
+                    missing.endpoint(endpoint);
                     has_all = false;
                 }
                 Err(why) => return Err(why.into()),
@@ -74,11 +82,13 @@ impl Listening {
                 false => return Err(why.into()),
             }
         }
+        server.not_listening().for_each(|asked| missing.endpoint(asked));
         let open_endpoint = open_endpoint(&server, has_key);
         let metrics = match (metrics, config.metrics) {
             (None, Some(at)) => match bind_metrics(at) {
                 Err(why) if goes_on => {
                     tell(events, &format!("{why}; after that, SIGHUP has it tried again"));
+                    missing.metrics(at);
                     None
                 }
                 bound => Some(bound?),
@@ -86,13 +96,15 @@ impl Listening {
             (metrics, _) => metrics,
         };
         let (keeper, told) = (holding.listeners(), events.clone());
+        let still_missing = missing.clone();
         server.on_listening(move |it| {
             let text = format!("the API is on {} after all", it.bound);
             info!("{text}");
+            still_missing.endpoint_is_there(it.asked);
             told.note(Note::new(Kind::NotListening, text));
             keeper.keep_api(it);
         });
-        Ok(Listening { server, metrics, open_endpoint })
+        Ok(Listening { server, metrics, open_endpoint, missing, encryption })
     }
 
     /// Has the sockets kept for a successor.
@@ -103,6 +115,16 @@ impl Listening {
         self.server.leave_files();
         if let Some(metrics) = &self.metrics {
             keeper.keep_metrics(metrics.address(), metrics.socket());
+        }
+        let directory = holding.lease().path().parent().unwrap_or(Path::new("."));
+        let listening = self.server.endpoints();
+        let endpoints = listening.iter().map(String::as_str).chain(self.server.wanted());
+        let key = self.encryption.as_ref().map(Encryption::text);
+        if let Err(why) = answers::write(directory, endpoints, key.as_ref().map(|it| it.as_str())) {
+            let directory = directory.display();
+            warn!(
+                "no file in {directory} tells where this daemon answers: {why}; a reload finds it by the configuration file"
+            );
         }
     }
 }

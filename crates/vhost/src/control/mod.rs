@@ -293,11 +293,11 @@ impl Device {
 /// A device's control thread.
 #[derive(Default)]
 enum ControlThread {
-    /// It is not started yet: its device's name, and its work.
+    /// Not started yet: its device's name, and its work.
     Waits(String, Box<dyn FnOnce() + Send>),
-    /// It runs.
+    /// Running.
     Runs(JoinHandle<()>),
-    /// It has ended.
+    /// Ended.
     #[default]
     Ended,
 }

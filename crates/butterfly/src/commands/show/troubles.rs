@@ -84,8 +84,8 @@ fn of_uplink(uplink: &UplinkShow) -> Option<String> {
     }
 }
 
-/// The uplink, if its frames are not looked at.
-/// Returns reasons for which changes are refused, or would be lost, and a failed upgrade.
+/// Returns reasons for which changes are refused, places where no client reaches the daemon, and a
+/// failed upgrade.
 fn of_changes(health: &AppHealthRes) -> Vec<String> {
     let refused = health.degraded.as_ref().or(health.store_trouble.as_ref());
     let refused = refused.map(|why| format!("changes are refused: {why}"));
@@ -93,9 +93,18 @@ fn of_changes(health: &AppHealthRes) -> Vec<String> {
     let aside = aside.map(|where_| format!("a damaged store was set aside: {where_}"));
     let failed = health.upgrade_failed.as_ref();
     let failed = failed.map(|why| format!("the last upgrade failed: {why}"));
-    refused.into_iter().chain(aside).chain(failed).collect()
+    let missing = health
+        .not_listening
+        .iter()
+        .map(|place| format!("not listened on: {place}: `butterfly events` tells why"));
+    let gone = health.holder_gone().then(|| {
+        "holder: gone: machines are cut off when the daemon ends: restart it when that is convenient"
+            .to_owned()
+    });
+    refused.into_iter().chain(gone).chain(missing).chain(aside).chain(failed).collect()
 }
 
+/// The uplink, if its frames are not looked at.
 fn of_held_uplink(health: &AppHealthRes) -> Option<String> {
     let why = health.uplink_held.as_ref()?;
     let left = duration(health.uplink_held_for_s());

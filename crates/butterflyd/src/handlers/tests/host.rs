@@ -608,6 +608,7 @@ impl Host {
             log_level: LogLevel::recorded(sender),
             reload: Reload::new(options, config),
             open_endpoint: None,
+            condition: Default::default(),
             start_date: 1_700_000_000,
             keeper: None,
             quit: false,

@@ -1,6 +1,7 @@
 //! Pages of made-up observations.
 
 use super::*;
+use crate::{host::listen::NotListening, metrics::Troubles};
 use butterfly_datapath::{NetworkObservation, NetworkTunnel, VnicObservation, reasons};
 use std::collections::BTreeSet;
 
@@ -83,7 +84,12 @@ fn text(observed: &Observation) -> String {
         stood_still: std::time::Duration::from_millis(250),
         may_come_again: 17,
     };
-    page(observed, &Requests::default(), 1_700_000_000, Some(&service)).unwrap()
+    let missing = NotListening::default();
+    missing.endpoint("tcp://192.0.2.1:9999");
+    missing.metrics("192.0.2.1:9998");
+    let condition = Condition::new(missing);
+    condition.tell(Troubles { degraded: true, upgrade_failed: true, ..Troubles::default() });
+    page(observed, &Requests::default(), 1_700_000_000, Some(&service), &condition).unwrap()
 }
 
 fn has(page: &str, line: &str) {
@@ -100,6 +106,11 @@ fn everything_that_is_declared_is_there() {
     for line in [
         "butterfly_start_time_seconds 1700000000",
         "butterfly_may_come_again_frames 17",
+        "butterfly_degraded 1",
+        "butterfly_changes_refused 0",
+        "butterfly_upgrade_failed 1",
+        "butterfly_upgrade_uncommitted 0",
+        "butterfly_not_listening 1",
         "butterfly_nic_in_packets_total{nic=\"a\",vni=\"42\"} 3",
         "butterfly_nic_out_bytes_total{nic=\"a\",vni=\"42\"} 240",
         "butterfly_nic_drops_total{nic=\"a\",vni=\"42\",reason=\"ring-full\"} 9",

@@ -1,0 +1,119 @@
+//! Place where the running daemon answers, for programs of its own user: a file in the state
+//! directory, in the form of the client's configuration.
+//!
+//! The configuration file tells what the next daemon listens on, once an operator has edited it.
+//! This file tells what the running one does, with a copy of its key. Nobody else gets into the
+//! directory, which has mode 0700.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
+
+/// The file, for `BUTTERFLY_CONFIG`.
+const FILE: &str = "answers.conf";
+/// The copy of the key that it names.
+const KEY: &str = "answers.key";
+
+/// Writes where the daemon answers. `endpoints`: those that it listens on first; `key`: the text of
+/// a key file.
+pub fn write<'a>(
+    directory: &Path,
+    endpoints: impl Iterator<Item = &'a str>,
+    key: Option<&str>,
+) -> io::Result<()> {
+    let all: Vec<_> = endpoints.map(from_here).collect();
+    let Some(endpoint) = all.iter().min_by_key(|endpoint| is_far(endpoint)) else { return Ok(()) };
+    let mut text =
+        format!("# where the running daemon answers: written by it\nendpoint={endpoint}\n");
+    if let Some(key) = key {
+        replace(&directory.join(KEY), key)?;
+        text.push_str(&format!("key={KEY}\n"));
+    }
+    replace(&directory.join(FILE), &text)?;
+    match key.map_or_else(|| fs::remove_file(directory.join(KEY)), |_| Ok(())) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Replaces a file, which is whole at any time.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let new = path.with_extension("new");
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.write_all(text.as_bytes())?;
+    fs::rename(&new, path)
+}
+
+/// Returns an endpoint as a client on this host names it.
+fn from_here(endpoint: &str) -> String {
+    if let Some(path) = endpoint.strip_prefix("ipc://").filter(|path| !path.starts_with('@')) {
+        let whole = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        return format!("ipc://{}", whole.display());
+    }
+    let parts = endpoint.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':'));
+    match parts {
+        Some(("*", port)) => format!("tcp://{}:{port}", Ipv4Addr::LOCALHOST),
+        Some((host, port)) => match host.trim_matches(['[', ']']).parse() {
+            Ok(IpAddr::V4(any)) if any.is_unspecified() => {
+                format!("tcp://{}:{port}", Ipv4Addr::LOCALHOST)
+            }
+            Ok(IpAddr::V6(any)) if any.is_unspecified() => {
+                format!("tcp://[{}]:{port}", Ipv6Addr::LOCALHOST)
+            }
+            _ => endpoint.to_owned(),
+        },
+        None => endpoint.to_owned(),
+    }
+}
+
+/// True if it depends on an interface.
+fn is_far(endpoint: &str) -> bool {
+    super::listen::is_beyond_this_host(endpoint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn endpoints_are_named_from_here() {
+        for (bound, named) in [
+            ("tcp://0.0.0.0:9999", "tcp://127.0.0.1:9999"),
+            ("tcp://*:9999", "tcp://127.0.0.1:9999"),
+            ("tcp://[::]:9999", "tcp://[::1]:9999"),
+            ("tcp://192.0.2.1:9999", "tcp://192.0.2.1:9999"),
+            ("ipc:///run/butterfly/api", "ipc:///run/butterfly/api"),
+            ("ipc://@butterfly", "ipc://@butterfly"),
+        ] {
+            assert_eq!(from_here(bound), named);
+        }
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(from_here("ipc://api"), format!("ipc://{}/api", here.display()));
+    }
+
+    #[test]
+    fn the_file_is_our_users_alone() {
+        let room = tempfile::tempdir().unwrap();
+        let read = |name: &str| fs::read_to_string(room.path().join(name)).unwrap();
+        let far_first = ["tcp://192.0.2.1:1", "tcp://0.0.0.0:2"];
+        write(room.path(), far_first.into_iter(), Some("secret")).unwrap();
+        assert!(read(FILE).ends_with("\nendpoint=tcp://127.0.0.1:2\nkey=answers.key\n"));
+        assert_eq!(read(KEY), "secret");
+        for name in [FILE, KEY] {
+            let mode = fs::metadata(room.path().join(name)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+        }
+        write(room.path(), ["ipc://@a"].into_iter(), None).unwrap();
+        assert!(read(FILE).ends_with("\nendpoint=ipc://@a\n"));
+        assert_eq!(fs::read_dir(room.path()).unwrap().count(), 1);
+    }
+}

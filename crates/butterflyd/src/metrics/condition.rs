@@ -1,0 +1,46 @@
+//! Condition of the daemon, as its main thread tells it.
+
+use crate::host::listen::NotListening;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Troubles of the daemon itself.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Troubles {
+    /// It started with less than usual: the store is not read.
+    pub degraded: bool,
+    /// Changes are refused, as they cannot be kept.
+    pub changes_refused: bool,
+    /// The last upgrade failed.
+    pub upgrade_failed: bool,
+    /// The store has an older layout than the program knows: no upgrade was committed yet.
+    pub upgrade_uncommitted: bool,
+}
+
+/// Condition that the main thread writes and a scrape reads.
+#[derive(Clone, Default)]
+pub struct Condition {
+    troubles: Arc<Mutex<Troubles>>,
+    missing: NotListening,
+}
+
+impl Condition {
+    /// Begins without trouble, but for places that are `missing`.
+    pub fn new(missing: NotListening) -> Self {
+        Self { missing, ..Self::default() }
+    }
+
+    /// Replaces what was told before.
+    pub fn tell(&self, troubles: Troubles) {
+        *self.troubles.lock().unwrap_or_else(PoisonError::into_inner) = troubles;
+    }
+
+    /// Returns what was told last.
+    pub fn troubles(&self) -> Troubles {
+        *self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the places that should be listened on and are not.
+    pub fn missing(&self) -> &NotListening {
+        &self.missing
+    }
+}
