@@ -17,7 +17,7 @@ use std::{
 };
 
 use butterfly_tests::{
-    Daemon, Host, Nic,
+    Daemon, Host, Nic, eventually,
     frames::mac,
     groups::group_set,
     pairs::{GROUP, Pair, Plan, nic},
@@ -237,6 +237,14 @@ fn main() {
         for pair in 0..options.pairs {
             side.host.add(&nic(pair, side.number, true)).expect("a vnic");
         }
+    }
+    // A frame that waits until its next hop is known may come late.
+    for side in &sides {
+        eventually("the other host is known", || {
+            let told = side.host.daemon().client_ok(&["tunnels", "--json"]);
+            let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
+            told["peers"].as_array().is_some_and(|all| all.iter().all(|it| it["mac"].is_string()))
+        });
     }
     let plan = Plan::flows(options.flows);
     let dirs = [sides[0].room.path().to_owned(), sides[1].room.path().to_owned()];

@@ -117,13 +117,6 @@ impl Keeper {
         }
     }
 
-    /// Returns the birth number of a vnic. Of two vnics with one name that were declared one after
-    /// the other, each has its own.
-    #[allow(dead_code)] // For the adoption of sessions, which is to come.
-    pub fn birth(&self, id: &str) -> Option<u64> {
-        self.births.get(id).map(|birth| birth.number)
-    }
-
     pub fn changes_made(&self) -> u64 {
         self.made
     }

@@ -19,8 +19,9 @@ use rustix::{
     },
 };
 
-/// Version of the packets. Words are only ever added, behind those that are there: a holder stays
-/// when daemons are upgraded, so each daemon speaks with holders of every version since the first.
+/// Version of the packets, which has to be the same on both sides. A holder stays when daemons are
+/// upgraded, so it should never change: words are only ever added, behind those that are there,
+/// which does not raise it. A holder that does not know a word ends the lease of who says it.
 pub const VERSION: u32 = 1;
 /// Remedy if a daemon and a holder do not understand each other.
 pub const REMEDY: &str = "start the release of the daemon again that went on with it; or, if all machines may be \

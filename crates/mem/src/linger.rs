@@ -20,8 +20,9 @@ struct Order {
 /// Has another process, without any open file, keep the memory of this one for so long. It lowers
 /// its priority, sleeps and ends; nobody has to wait for it.
 ///
-/// Costs the memory of two small stacks for the rest of this program: call it right before
-/// execve().
+/// Costs the memory of two small stacks for the rest of this program: for one that is about to
+/// become another, soon enough before that nothing waits for it. What a mapping pins stays pinned:
+/// an open file description, with its locks, and a socket whose rings are mapped.
 pub fn keep_memory(stay: Duration) -> io::Result<()> {
     let order = Box::leak(Box::new(Order {
         stay: libc::timespec {

@@ -276,8 +276,8 @@ impl Deref for Units {
     #[inline(always)]
     fn deref(&self) -> &[Unit] {
         // SAFETY: `len` units were mapped, page aligned, for as long as self lives, and all bytes
-        // are valid atomics. No other process maps the file (made by this one, 0600). If one did:
-        // atomics may be shared.
+        // are valid atomics, which may be shared: a process before this one may still map the
+        // file.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 }

@@ -85,9 +85,9 @@ impl Checkpoint {
         let text = resumed.to_string();
         // One line for the log, whatever there was.
         if resumed.is_whole() {
-            info!("this process goes on for one that died: {text}");
+            info!("this process goes on for one that ended: {text}");
         } else {
-            warn!("this process goes on for one that died: {text}");
+            warn!("this process goes on for one that ended: {text}");
         }
         resumed
     }

@@ -282,7 +282,6 @@ impl<D: Dataplane> Daemon<D> {
         self.events.note(Note::new(Kind::StoreOpened, text));
     }
 
-    /// The state with all objects that are valid beside those before them.
     /// Declares what this host did not take, if it is time.
     fn try_again(&mut self) {
         let due = |missing: &mut Missing| missing.again <= Instant::now();

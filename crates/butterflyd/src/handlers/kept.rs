@@ -13,7 +13,7 @@ use crate::{
     holding::Holding,
 };
 use butterfly_api::{
-    Failure,
+    Failure, knows_all,
     proto::{ApplyReq, TunnelPeer},
 };
 use butterfly_model::canonical;
@@ -48,6 +48,10 @@ impl<D: Dataplane> Daemon<D> {
         let request = ApplyReq::parse_from_bytes(bytes)
             .map_err(|why| Failure::new(format!("it cannot be read: {why}")))?;
         let (mut objects, mut lost) = (Vec::new(), Vec::new());
+        // Machines go on all the same: what is known of them is more than nothing.
+        if !knows_all(&request) {
+            lost.push("fields that this release does not know".to_owned());
+        }
         for object in self.objects(&request) {
             match object {
                 Ok(object) => objects.push(object),

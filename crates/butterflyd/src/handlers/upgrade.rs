@@ -108,7 +108,7 @@ impl<D: Dataplane> Daemon<D> {
         if before == Some(layout) || !butterfly_layout::put_in_force(layout) {
             return;
         }
-        // Each part says its layout: whenever this ends, a successor reads all of them.
+        // Each part that has a layout says which: whenever this ends, a successor reads all.
         let kept = self.holding.as_ref().map(Holding::keep_layout);
         if let Some(Err(why)) = kept {
             let text = format!("the layout is not kept for a restart: {why}");

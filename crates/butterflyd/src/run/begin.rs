@@ -180,7 +180,7 @@ impl Running {
         passage::rehearse(came, "going")?;
         let mut writing = None;
         if let Some(holding) = &daemon.holding {
-            // Nothing that may fail comes any more.
+            // From here on a failure is a death, and no fall-back: the next process goes on.
             guard.ready();
             holding.lease().ready()?;
             first.iter_mut().for_each(First::ready);

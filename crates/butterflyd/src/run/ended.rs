@@ -137,7 +137,9 @@ fn pass_on(mut daemon: Daemon<Arc<Switch>>, program: &Program, stop: &Stop) -> !
     daemon.keeper = None;
     // All that can be done while frames are forwarded.
     daemon.dataplane.rest();
-    if let Err(why) = linger::keep_memory(KEPT) {
+    if daemon.dataplane.memory_may_stay()
+        && let Err(why) = linger::keep_memory(KEPT)
+    {
         debug!("the memory of guests is unmapped on the way: {why}");
     }
     let since = passage::now();

@@ -23,7 +23,7 @@ pub struct Case {
     pub words: Vec<Vec<u8>>,
     /// Layout of all that is kept; 0 if that is not told.
     pub layout: u32,
-    /// Version of the packets that the holder speaks.
+    /// Version of the packets that the daemon and its holder speak.
     pub holder: u32,
     /// Directory of what outlasts the daemon.
     pub state_dir: PathBuf,

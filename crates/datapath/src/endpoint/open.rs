@@ -138,6 +138,9 @@ pub(crate) struct OpenedUplink {
     pub ending: Option<Ending>,
     /// Why it could not be opened: nothing leaves by it.
     pub missing: Option<String>,
+    /// True if a successor has to open the interface anew, for which nobody may have our rings
+    /// mapped any more.
+    pub opened_anew: bool,
 }
 
 /// Ends what a former process left of an uplink on an interface.
@@ -192,7 +195,7 @@ pub(crate) fn open(
     spec: &TunnelSpec,
     outlasting: Option<&dyn Outlasting>,
 ) -> Result<OpenedUplink, std::io::Error> {
-    let (mut former, mut ending) = (None, None);
+    let (mut former, mut ending, mut opened_anew) = (None, None, false);
     if !matches!(spec.uplink, UplinkSpec::Xdp { .. }) {
         outlasting.into_iter().for_each(end_former);
     }
@@ -239,6 +242,7 @@ pub(crate) fn open(
             let (mut xdp, left) = open_xdp(interface, &config, outlasting)?;
             former = left;
             ending = outlasting.map(|it| outlast(&mut xdp, it)).transpose()?;
+            opened_anew = !xdp.can_be_adopted();
             let packets =
                 PacketSocket::open(found.index, spec.vlan).map_err(std::io::Error::other)?;
             let groups = Groups::open(found.index).map_err(std::io::Error::other)?;
@@ -266,7 +270,8 @@ pub(crate) fn open(
         }
     };
     let (tunnel, control) = endpoint(spec, port, mac, mtu, answers)?;
-    Ok(OpenedUplink { tunnel, control, host, wire, ring, former, ending, missing: None })
+    let missing = None;
+    Ok(OpenedUplink { tunnel, control, host, wire, ring, former, ending, missing, opened_anew })
 }
 
 /// Returns the endpoint of an uplink that cannot be opened, because of `why`. It is like a socket
@@ -277,7 +282,17 @@ pub(crate) fn missing(spec: &TunnelSpec, why: String) -> Result<OpenedUplink, st
     let (tunnel, control) = endpoint(spec, port, own_mac(spec.endpoint), mtu, false)?;
     let missing = Some(why);
     let (host, wire, ring, former, ending) = (None, None, None, None, None);
-    Ok(OpenedUplink { tunnel, control, host, wire, ring, former, ending, missing })
+    Ok(OpenedUplink {
+        tunnel,
+        control,
+        host,
+        wire,
+        ring,
+        former,
+        ending,
+        missing,
+        opened_anew: false,
+    })
 }
 
 /// Opens an uplink, and lets go of it again.

@@ -46,6 +46,8 @@ pub(crate) struct EndpointSide {
     ending: Option<Ending>,
     /// Why the uplink could not be opened, if it could not.
     pub(crate) missing: Option<String>,
+    /// True if a successor has to open the interface anew.
+    pub(crate) opened_anew: bool,
 }
 
 /// Counts of the port, and of frames for the endpoint itself, of former processes.
@@ -120,13 +122,24 @@ pub(crate) struct Rest {
     pub former: Option<FormerUplink>,
     pub ending: Option<Ending>,
     pub missing: Option<String>,
+    pub opened_anew: bool,
 }
 
 impl OpenedUplink {
     /// Splits off the part that the plane takes.
     pub fn split(self) -> (Tunnel, Rest) {
-        let OpenedUplink { tunnel, control, host, wire, ring, former, ending, missing } = self;
-        (tunnel, Rest { control, host, wire, ring, former, ending, missing })
+        let OpenedUplink {
+            tunnel,
+            control,
+            host,
+            wire,
+            ring,
+            former,
+            ending,
+            missing,
+            opened_anew,
+        } = self;
+        (tunnel, Rest { control, host, wire, ring, former, ending, missing, opened_anew })
     }
 }
 
@@ -140,7 +153,7 @@ impl EndpointSide {
         events: Arc<dyn SwitchEvents>,
         start: impl FnOnce(DeviceConfig) -> Result<Device, String>,
     ) -> Result<EndpointSide, std::io::Error> {
-        let Rest { control, host, wire, ring, former, ending, missing } = rest;
+        let Rest { control, host, wire, ring, former, ending, missing, opened_anew } = rest;
         let answers = control.answers;
         let keeper = Arc::new(Keeper::new(plane.clone(), control, host, events.clone()));
         for peer in &spec.peers {
@@ -199,6 +212,7 @@ impl EndpointSide {
             former_uplink: former,
             ending,
             missing,
+            opened_anew,
         })
     }
 

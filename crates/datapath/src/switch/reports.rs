@@ -40,6 +40,12 @@ impl Switch {
         self.side()?.missing.as_deref()
     }
 
+    /// Returns whether this process's memory may stay mapped when another program goes on: not if
+    /// that has to open the uplink's interface anew.
+    pub fn memory_may_stay(&self) -> bool {
+        self.side().is_none_or(|side| !side.opened_anew)
+    }
+
     /// Returns whether the uplink is an interface that could not be opened, or was removed.
     pub fn uplink_is_gone(&self) -> bool {
         let state = self.side().and_then(EndpointSide::link);

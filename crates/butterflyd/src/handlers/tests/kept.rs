@@ -36,6 +36,13 @@ fn one_object_that_is_refused_leaves_the_others_alone() {
     assert!(lost[0].contains("bypass"), "{lost:?}");
     assert_eq!(host.fake().vnics.len(), 2);
 
+    // A field of a release that is newer, in a vnic or beside: told, and no harm.
+    let newer = [&bytes[..], &[0x98, 0x3f, 1]].concat();
+    let mut host = Host::new();
+    let lost = host.envelope.handler_mut().take_up_bytes(&newer).unwrap();
+    assert_eq!(lost, ["fields that this release does not know"]);
+    assert_eq!(host.declared(), all);
+
     // And all of it, if nothing is wrong.
     let mut host = Host::new();
     assert!(host.envelope.handler_mut().take_up_bytes(&bytes).unwrap().is_empty());
