@@ -24,6 +24,9 @@ use butterfly_tests::{
 };
 use clap::Parser;
 
+/// Frames under way from one guest: those of all fit in the queue of the link's device, where
+/// nobody counts what is lost.
+const WINDOW: u64 = 8;
 /// Time until all traffic goes on after anything, at the very most.
 const PATIENCE: Duration = Duration::from_secs(40);
 /// Rule by which pairs talk.
@@ -246,7 +249,7 @@ fn main() {
             told["peers"].as_array().is_some_and(|all| all.iter().all(|it| it["mac"].is_string()))
         });
     }
-    let plan = Plan::flows(options.flows);
+    let plan = Plan { window: WINDOW, ..Plan::flows(options.flows) };
     let dirs = [sides[0].room.path().to_owned(), sides[1].room.path().to_owned()];
     let pairs =
         (0..options.pairs).map(|pair| Pair::attach_to([&dirs[0], &dirs[1]], pair, &plan)).collect();

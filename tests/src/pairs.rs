@@ -19,7 +19,7 @@ use crate::{
     station::features,
 };
 
-/// Frames under way in one direction; fewer than a receive ring has.
+/// Frames under way in one direction, if nothing else is planned.
 const WINDOW: u64 = 192;
 const RING: u16 = 256;
 /// Frames in one go.
@@ -39,13 +39,15 @@ pub struct Plan {
     pub stay: u64,
     /// Features that both guests negotiate.
     pub features: Features,
+    /// Frames under way in one direction; fewer than a receive ring has.
+    pub window: u64,
 }
 
 impl Plan {
     /// So many flows in turn, and modern guests.
     pub fn flows(flows: usize) -> Plan {
         let flows = flows.max(1) as u64;
-        Plan { flows, stay: 1, features: features::MODERN }
+        Plan { flows, stay: 1, features: features::MODERN, window: WINDOW }
     }
 }
 
@@ -54,6 +56,7 @@ struct Way {
     from: (Mac, [u8; 4]),
     to: (Mac, [u8; 4]),
     flows: (u64, u64),
+    window: u64,
     sent: u64,
     /// Number of the next frame that arrives.
     next: u64,
@@ -144,6 +147,7 @@ impl Pair {
             from: place(from),
             to: place(to),
             flows: (plan.flows, plan.stay),
+            window: plan.window,
             sent: 0,
             next: 0,
             lost: 0,
@@ -160,7 +164,7 @@ impl Pair {
             let [a, b] = &mut self.vms;
             let (sender, receiver) = if end == 0 { (a, b) } else { (b, a) };
             sender.guest.reclaim().expect("a sound ring");
-            let room = WINDOW - (way.sent - way.next).min(WINDOW);
+            let room = way.window - (way.sent - way.next).min(way.window);
             for _ in 0..room.min(BURST) {
                 let frame = way.frame(way.sent);
                 if sender.guest.enqueue(&frame, NetHeader::default()).is_err() {
