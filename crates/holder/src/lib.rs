@@ -22,6 +22,7 @@ use std::io::Write;
 
 pub mod client;
 pub mod closer;
+pub mod notify;
 pub mod protocol;
 pub mod server;
 

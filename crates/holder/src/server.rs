@@ -52,7 +52,7 @@ use crate::{
 };
 use vnic::{Registered, Vnic};
 
-use crate::say;
+use crate::{notify::Notify, say};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// Most vnics, and most parts.
@@ -166,7 +166,15 @@ pub fn run(state: &Path, first: Option<Duration>) -> u8 {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     // A daemon can be started again; what is held here cannot.
     let _ = fs::write("/proc/self/oom_score_adj", "-900");
-    match Holder::open(state, first) {
+    let opened = Holder::open(state, first);
+    // A daemon that starts now finds this holder, or the other one that is there.
+    if first.is_none()
+        && opened.is_ok()
+        && let Some(notify) = Notify::from_environment()
+    {
+        notify.insist("READY=1");
+    }
+    match opened {
         Ok(Some((mut holder, _lock))) => {
             holder.run();
             let _ = fs::remove_file(socket_path(state));
