@@ -16,6 +16,7 @@ mod drops;
 mod events;
 mod explain;
 mod filtering;
+mod holder;
 mod hostile;
 
 mod lasting;

@@ -204,7 +204,7 @@ impl Keeper {
 
     fn born(&mut self, nic: &Nic, place: Option<u64>) {
         let number = self.next_birth;
-        self.next_birth += 1;
+        self.next_birth = number.saturating_add(1);
         let birth = Birth { number, place: place.unwrap_or(number) };
         let id = nic.id.as_str().to_owned();
         let old = self.births.insert(id.clone(), birth);
@@ -259,7 +259,7 @@ impl Keeper {
     }
 
     fn send(&mut self, whole: bool, edits: Vec<Edit>) {
-        let sequence = self.sequence + 1;
+        let sequence = self.sequence.saturating_add(1);
         self.in_store = Some((sequence, Instant::now()));
         let layout = self.written();
         self.client.commit(Commit { sequence, next_birth: self.next_birth, layout, whole, edits });

@@ -4,6 +4,10 @@ use std::{
     collections::VecDeque,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -20,6 +24,10 @@ use crate::{
 
 /// Time in which it closes one packet of descriptors. A closer that needs more is replaced.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Most closers that were killed and have not ended. Then descriptors wait, and so do those who
+/// give them.
+const MOST_KILLED: usize = 32;
 
 /// Word to the closer.
 enum Word {
@@ -68,16 +76,37 @@ pub fn run() -> u8 {
     }
 }
 
+/// Descriptors of one owner that wait for the closer.
+#[derive(Clone, Default)]
+pub(crate) struct Debt(Arc<AtomicUsize>);
+
+impl Debt {
+    /// True if the owner is to give no more for a while. A message brings 32 at most, so one owner
+    /// has fewer than 48 that wait.
+    pub fn is_high(&self) -> bool {
+        self.0.load(Relaxed) >= 16
+    }
+}
+
 /// A closer, from outside.
 #[derive(Default)]
 pub(crate) struct Closer {
     running: Option<Running>,
-    /// Descriptors that could not be given away yet.
-    waiting: VecDeque<OwnedFd>,
+    /// Descriptors that could not be given away yet, and whose they are.
+    waiting: VecDeque<(OwnedFd, Debt)>,
+    /// Debt of all that is nobody's.
+    own: Debt,
+    /// Closers that were killed and have not ended yet.
+    killed: Vec<Child>,
+    /// True if the kernel refused some in one packet: they are given one by one.
+    singly: bool,
+    /// Time before which no other closer is started.
+    pause: Option<Instant>,
 }
 
 struct Running {
     process: Child,
+    begun: Instant,
     socket: OwnedFd,
     /// Packets that it has not confirmed, and since when it says nothing.
     unconfirmed: usize,
@@ -87,14 +116,28 @@ struct Running {
 }
 
 impl Closer {
-    /// Gives away a descriptor. Never sleeps.
+    /// Gives away descriptors that are no front end's. Never sleeps.
     pub fn discard(&mut self, files: impl IntoIterator<Item = OwnedFd>) {
-        self.waiting.extend(files);
+        let own = self.own.clone();
+        self.discard_of(&own, files);
     }
 
-    /// True if something is to be said to it that had no room.
-    pub fn waits(&self) -> bool {
-        !self.waiting.is_empty() || self.owes()
+    /// Gives away descriptors of an owner. Never sleeps.
+    pub fn discard_of(&mut self, debt: &Debt, files: impl IntoIterator<Item = OwnedFd>) {
+        for file in files {
+            debt.0.fetch_add(1, Relaxed);
+            self.waiting.push_back((file, debt.clone()));
+        }
+    }
+
+    /// Time until the next attempt, if something is to be said to it that had no room.
+    pub fn waits(&self) -> Option<Duration> {
+        match self.running {
+            Some(_) if !self.waiting.is_empty() || self.owes() => Some(Duration::from_millis(1)),
+            // Until another one may be started.
+            None if !self.waiting.is_empty() => Some(Duration::from_millis(100)),
+            _ => None,
+        }
     }
 
     /// Descriptor to be polled for its answers.
@@ -104,12 +147,15 @@ impl Closer {
 
     /// Time at which it is to be looked at, at the latest.
     pub fn deadline(&self) -> Option<Instant> {
-        let running = self.running.as_ref()?;
-        (running.unconfirmed > 0).then(|| running.since + PATIENCE)
+        let hangs = self.running.as_ref().filter(|running| running.unconfirmed > 0);
+        let hangs = hangs.map(|running| running.since + PATIENCE);
+        let ends = (!self.killed.is_empty()).then(|| Instant::now() + PATIENCE);
+        hangs.into_iter().chain(ends).min()
     }
 
     /// Gives away what waits, and replaces a closer that hangs.
     pub fn turn(&mut self) {
+        self.killed.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
         if let Some(running) = &mut self.running {
             let mut bytes = [0; 64];
             while let Ok(n @ 1..) = read(&running.socket, &mut bytes) {
@@ -122,10 +168,8 @@ impl Closer {
             }
         }
         while !self.waiting.is_empty() || self.owes() {
-            if self.running.is_none() {
-                self.running = start()
-                    .inspect_err(|why| say(format_args!("no closer can be started: {why}")))
-                    .ok();
+            if self.running.is_none() && !self.begin() {
+                return;
             }
             let Some(running) = &mut self.running else { return };
             if running.unsaid > 0 {
@@ -136,12 +180,18 @@ impl Closer {
                 }
                 continue;
             }
-            let some: Vec<_> = self.waiting.iter().take(MAX_FILES).map(AsFd::as_fd).collect();
+            let most = if self.singly { 1 } else { MAX_FILES };
+            let some: Vec<_> =
+                self.waiting.iter().take(most).map(|(file, _)| file.as_fd()).collect();
             match protocol::send(&running.socket, &Word::Take, &some) {
                 Ok(()) => {
                     let count = some.len();
                     // It has copies of its own, and keeps them until it is told.
-                    self.waiting.drain(..count).for_each(drop);
+                    for (file, debt) in self.waiting.drain(..count) {
+                        drop(file);
+                        debt.0.fetch_sub(1, Relaxed);
+                    }
+                    self.singly = false;
                     running.unsaid += 1;
                     if running.unconfirmed == 0 {
                         running.since = Instant::now();
@@ -149,7 +199,14 @@ impl Closer {
                     running.unconfirmed += 1;
                 }
                 // It has much to do.
-                Err(Errno::AGAIN | Errno::TOOMANYREFS) => return,
+                Err(Errno::AGAIN) => return,
+                // Sockets inside sockets inside sockets, or too many under way: it may be one of
+                // them alone, which waits behind the others then.
+                Err(Errno::TOOMANYREFS) if !self.singly => self.singly = true,
+                Err(Errno::TOOMANYREFS) => {
+                    self.waiting.rotate_left(1);
+                    return;
+                }
                 Err(_) => self.end(),
             }
         }
@@ -159,12 +216,31 @@ impl Closer {
         self.running.as_ref().is_some_and(|running| running.unsaid > 0)
     }
 
+    /// Starts another one, if it is time. Returns whether there is one.
+    fn begin(&mut self) -> bool {
+        // One that does not end although it was killed still has what it was given.
+        let rests = self.pause.is_some_and(|end| Instant::now() < end);
+        if rests || self.killed.len() >= MOST_KILLED {
+            return false;
+        }
+        match start() {
+            Ok(running) => self.running = Some(running),
+            Err(why) => {
+                say(format_args!("no closer can be started: {why}"));
+                self.pause = Some(Instant::now() + PATIENCE);
+            }
+        }
+        self.running.is_some()
+    }
+
     fn end(&mut self) {
         if let Some(mut running) = self.running.take() {
             let _ = running.process.kill();
-            // A process that sleeps in close() cannot be waited for. One that is left is a zombie
-            // until the holder ends.
-            let _ = running.process.try_wait();
+            // A process that sleeps in close() is not waited for: it is looked at in each turn.
+            self.killed.push(running.process);
+            if running.begun.elapsed() < PATIENCE {
+                self.pause = Some(Instant::now() + PATIENCE);
+            }
         }
     }
 }
@@ -177,5 +253,12 @@ fn start() -> std::io::Result<Running> {
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::null())
         .spawn()?;
-    Ok(Running { process, socket: ours, unconfirmed: 0, since: Instant::now(), unsaid: 0 })
+    Ok(Running {
+        process,
+        begun: Instant::now(),
+        socket: ours,
+        unconfirmed: 0,
+        since: Instant::now(),
+        unsaid: 0,
+    })
 }

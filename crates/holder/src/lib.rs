@@ -18,7 +18,12 @@
 
 #![forbid(unsafe_code)]
 
-use std::io::Write;
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 pub mod client;
 pub mod closer;
@@ -53,7 +58,54 @@ pub fn run_if_asked() -> Option<u8> {
     }
 }
 
-/// Says something on standard error. Nobody need read it.
+/// Lines that may be said at once, and milliseconds until one more may: what guests do leads to
+/// lines.
+const LINES: u64 = 100;
+const LINE_EVERY: u64 = 1000;
+/// Most bytes of a line: so many fit into a pipe that can be written to.
+const LONGEST: usize = 4096;
+
+/// Says something on standard error. Nobody need read it: what would wait is left out.
 fn say(text: std::fmt::Arguments<'_>) {
-    let _ = writeln!(std::io::stderr(), "holder: {text}");
+    static SAID: Mutex<Option<(Pace, u64)>> = Mutex::new(None);
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    let (pace, left_out) = said.get_or_insert_with(|| (Pace::new(Instant::now()), 0));
+    let err = std::io::stderr();
+    let mut ready = [PollFd::new(&err, PollFlags::OUT)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let can = poll(&mut ready, Some(&now)).is_ok_and(|count| count == 1);
+    if !can || !pace.take(Instant::now()) {
+        *left_out += 1;
+        return;
+    }
+    let more = match std::mem::take(left_out) {
+        0 => String::new(),
+        lines => format!(" ({lines} lines were left out before)"),
+    };
+    let mut line = format!("holder: {text}{more}").into_bytes();
+    line.truncate(LONGEST - 1);
+    line.push(b'\n');
+    let _ = rustix::io::write(&err, &line);
+}
+
+/// Lines that may be said.
+struct Pace {
+    left: u64,
+    since: Instant,
+}
+
+impl Pace {
+    fn new(since: Instant) -> Pace {
+        Pace { left: LINES, since }
+    }
+
+    fn take(&mut self, now: Instant) -> bool {
+        let passed = now.saturating_duration_since(self.since).as_millis();
+        let new = u64::try_from(passed).unwrap_or(u64::MAX) / LINE_EVERY;
+        self.left = self.left.saturating_add(new).min(LINES);
+        self.since += Duration::from_millis(new.saturating_mul(LINE_EVERY));
+        let may = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        may
+    }
 }

@@ -5,6 +5,7 @@
 //! packets for hostile: lengths are checked, and what is left over is an error.
 
 use std::{
+    cell::RefCell,
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -576,14 +577,22 @@ pub enum Received<P> {
     End,
 }
 
+thread_local! {
+    /// Room for a packet. Nothing but what was received is read: it need not be empty.
+    static ROOM: RefCell<Vec<u8>> = RefCell::new(vec![0; MAX_PACKET]);
+}
+
 /// Receives a packet, without waiting.
 pub fn receive<P: Packet>(from: impl AsFd) -> io::Result<Received<P>> {
-    let mut bytes = vec![0; MAX_PACKET];
+    ROOM.with_borrow_mut(|room| receive_into(room, from.as_fd()))
+}
+
+fn receive_into<P: Packet>(bytes: &mut [u8], from: BorrowedFd<'_>) -> io::Result<Received<P>> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = loop {
-        match recvmsg(from.as_fd(), &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+        match recvmsg(from, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Ok(Received::Nothing),
             Err(Errno::CONNRESET) => return Ok(Received::End),

@@ -12,7 +12,7 @@ mod vnic;
 pub mod vnic;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     io::{self, Write},
     os::{
@@ -188,10 +188,23 @@ pub fn run(state: &Path, first: Option<Duration>) -> u8 {
     }
 }
 
+/// Refuses a directory where others could put files of theirs in the place of ours.
+fn check_directory(state: &Path) -> io::Result<()> {
+    let found = fs::metadata(state)?;
+    let ours = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
+    match ours && found.mode() & 0o022 == 0 {
+        true => Ok(()),
+        false => Err(io::Error::other(
+            "others may change what is in this directory: make it the daemon's user's own, and chmod 700 it",
+        )),
+    }
+}
+
 /// Listens for daemons. `None` if another holder does.
 fn open_socket(state: &Path) -> io::Result<Option<(OwnedFd, fs::File)>> {
     // What is in it is nobody else's.
     fs::DirBuilder::new().recursive(true).mode(0o700).create(state)?;
+    check_directory(state)?;
     let lock = fs::File::create(state.join("holder.lock"))?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
@@ -244,15 +257,18 @@ impl Holder {
 
     fn run(&mut self) {
         loop {
-            self.wait();
+            let ready = self.wait();
             self.closer.turn();
             self.meet_daemons();
             if self.hear_owner() {
                 break;
             }
             let deaf = self.owner.as_ref().is_none_or(|owner| owner.gone);
-            for vnic in self.vnics.values_mut() {
-                vnic.turn(&self.times, deaf, &mut self.closer, &mut self.exhausted);
+            let (closer, exhausted) = (&mut self.closer, &mut self.exhausted);
+            for (id, vnic) in &mut self.vnics {
+                if ready.as_ref().is_none_or(|ready| ready.contains(id)) {
+                    vnic.turn(&self.times, deaf, closer, exhausted);
+                }
             }
             if self.ends.is_some_and(|end| Instant::now() >= end) || is_ready(&self.stop) {
                 break;
@@ -277,8 +293,9 @@ impl Holder {
         self.closer.turn();
     }
 
-    /// Waits until something is to be done.
-    fn wait(&self) {
+    /// Waits until something is to be done. Returns the vnics that alone have something; `None` if
+    /// all are to be looked at, because of a time, a daemon or the closer.
+    fn wait(&self) -> Option<BTreeSet<String>> {
         let now = Instant::now();
         let mut fds = Vec::with_capacity(8 + 4 * self.vnics.len());
         let mut deadline: Option<Instant> = self.ends;
@@ -288,9 +305,7 @@ impl Holder {
         let rests = self.exhausted.map(|since| since + self.times.rest).filter(|end| *end > now);
         until(rests);
         until(self.closer.deadline());
-        if self.closer.waits() {
-            until(Some(now + Duration::from_millis(1)));
-        }
+        until(self.closer.waits().map(|pause| now + pause));
         if let Some(fd) = self.closer.fd() {
             fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
         }
@@ -311,8 +326,11 @@ impl Holder {
             fds.push(PollFd::new(&owner.process, PollFlags::IN));
         }
         let deaf = self.owner.as_ref().is_none_or(|owner| owner.gone);
-        for vnic in self.vnics.values() {
+        let common = fds.len();
+        let mut ends = Vec::with_capacity(self.vnics.len());
+        for (id, vnic) in &self.vnics {
             until(vnic.watch(&self.times, deaf, rests.is_some(), &mut fds));
+            ends.push((id, fds.len()));
         }
         let timeout = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(now);
@@ -324,7 +342,25 @@ impl Holder {
             }
         });
         // An interruption, or no memory: the next turn looks at everything.
-        let _ = poll(&mut fds, timeout.as_ref());
+        let count = poll(&mut fds, timeout.as_ref()).unwrap_or(0);
+        let (common, of_vnics) = fds.split_at_checked(common)?;
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        if count == 0 || is_late || common.iter().any(is_ready) {
+            return None;
+        }
+        let mut of_vnics = of_vnics.iter();
+        let mut begin = common.len();
+        let mut ready = BTreeSet::new();
+        for (id, end) in ends {
+            // All of its descriptors, whichever is ready.
+            let some = of_vnics.by_ref().take(end - begin).filter(|fd| is_ready(fd)).count();
+            begin = end;
+            if some > 0 {
+                ready.insert(id.clone());
+            }
+        }
+        Some(ready)
     }
 
     /// Accepts daemons, hears what they want, and gives one of them the lease.
@@ -754,6 +790,18 @@ mod tests {
         match protocol::receive(&socket).unwrap() {
             Received::Packet(answer, _) => answer,
             other => panic!("{other:?}"),
+        }
+    }
+
+    /// Others that may write there may put files of theirs in the place of the holder's.
+    #[test]
+    fn a_directory_that_others_may_change_is_refused() {
+        let room = tempfile::tempdir().unwrap();
+        for (mode, may) in [(0o700, true), (0o755, true), (0o777, false), (0o720, false)] {
+            fs::set_permissions(room.path(), fs::Permissions::from_mode(mode)).unwrap();
+            let opened = open_socket(room.path());
+            assert_eq!(opened.is_ok(), may, "{mode:o}");
+            assert!(may || opened.unwrap_err().to_string().contains("chmod 700"));
         }
     }
 

@@ -125,7 +125,8 @@ impl Units {
     /// what becomes of a file that a process left there when it died, wherever it may be; `None` is
     /// something of another user, which is not looked at and always removed. The first file that is
     /// to be adopted becomes the table, if it can be mapped: [`Units::adopted`]. A file that is in
-    /// use is an error.
+    /// use is an error. If another user's is there and cannot be removed, the table is
+    /// [anonymous](Units::anonymous): it does not outlast the process.
     pub fn file(
         len: usize,
         name: &str,
@@ -160,7 +161,11 @@ impl Units {
                 made => return made,
             }
         }
-        last
+        match last {
+            // Anybody may make a file of that name before us. It has to stop nobody.
+            Err(UnitsError::Foreign(_)) => Units::anonymous(len),
+            last => last,
+        }
     }
 
     fn create(len: usize, mapped: usize, path: &Path, memory: Memory) -> Result<Units, UnitsError> {

@@ -28,6 +28,9 @@ const RECORDS: TableDefinition<'_, (u8, &str), &[u8]> = TableDefinition::new("re
 const LAYOUT_KEY: &str = "layout";
 const SEQUENCE: &str = "sequence";
 const NEXT_BIRTH: &str = "next-birth";
+/// Highest number that commits and births can have come to: a million each second would take a
+/// hundred thousand years.
+const FURTHEST: u64 = 1 << 62;
 
 /// The store cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -243,6 +246,9 @@ impl Disk {
             layout: self.layout()?,
             records: Vec::new(),
         };
+        if contents.sequence.max(contents.next_birth) > FURTHEST {
+            return Err(Trouble::Damaged("it counts further than anybody can".into()));
+        }
         let table = self.database.begin_read()?.open_table(RECORDS)?;
         for row in table.iter()? {
             let (key, value) = row?;
@@ -294,9 +300,13 @@ pub fn copy(from: &Path, to: &Path) -> Result<(), Trouble> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    let mut copy = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    io::copy(&mut source, &mut copy)?;
-    Ok(())
+    let mut copy = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+    Ok(whole(&path, io::copy(&mut source, &mut copy).map(drop))?)
+}
+
+/// Removes a copy that failed: a disk that is full shall not be fuller for it.
+fn whole(copy: &Path, outcome: io::Result<()>) -> io::Result<()> {
+    outcome.inspect_err(|_| drop(fs::remove_file(copy)))
 }
 
 /// Copies a damaged store to a name with the date, then makes an empty one. Returns that name.
@@ -310,8 +320,7 @@ pub fn set_aside(directory: &Path) -> Result<(Disk, PathBuf), Trouble> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
     let aside = directory.join(format!("{FILE}.damaged-{}", date(now)));
     let mut copy = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
-    io::copy(&mut &file, &mut copy)?;
-    copy.sync_all()?;
+    whole(&aside, io::copy(&mut &file, &mut copy).and_then(|_| copy.sync_all()))?;
     fs::remove_file(&path)?;
     drop(locked);
     Ok((Disk::create(directory, &path)?, aside))
@@ -337,6 +346,17 @@ fn date(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_cannot_be_copied_whole_leaves_nothing() {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("copy");
+        for (outcome, stays) in [(Ok(()), true), (Err(io::ErrorKind::StorageFull.into()), false)] {
+            fs::write(&path, "a part").unwrap();
+            assert_eq!(whole(&path, outcome).is_ok(), stays);
+            assert_eq!(path.exists(), stays);
+        }
+    }
 
     #[test]
     fn dates_are_those_of_the_calendar() {

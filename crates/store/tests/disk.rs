@@ -257,6 +257,20 @@ fn a_full_disk_refuses_a_commit_and_keeps_those_before() {
     store.commit(&commit(2, edit("large", 10 << 20))).unwrap();
 }
 
+/// Numbers that nobody can have counted to are damage.
+#[test]
+fn numbers_beyond_all_counting_are_damage() {
+    for (sequence, next_birth, is_sound) in
+        [(u64::MAX, 1, false), (1, u64::MAX, false), (1 << 62, 1 << 62, true)]
+    {
+        let (_disk, store) = empty();
+        let edits = Vec::new();
+        store.commit(&Commit { sequence, next_birth, layout: 1, whole: false, edits }).unwrap();
+        let read = store.read();
+        assert_eq!(read.is_ok(), is_sound, "{sequence} {next_birth}: {read:?}");
+    }
+}
+
 /// A layout that is not known here is not written, in whole or in part.
 #[test]
 fn an_unknown_layout_is_not_written() {

@@ -18,7 +18,10 @@ use rustix::{
     },
 };
 
-use crate::{closer::Closer, protocol::MAX_FILES};
+use crate::{
+    closer::{Closer, Debt},
+    protocol::MAX_FILES,
+};
 
 /// Bytes of a header.
 const HEADER: usize = 12;
@@ -123,8 +126,8 @@ impl Front {
         let _ = shutdown(&self.fd, Shutdown::Both);
     }
 
-    pub fn discard(self, closer: &mut Closer) {
-        closer.discard(self.files.into_iter().chain([self.fd]));
+    pub fn discard(self, debt: &Debt, closer: &mut Closer) {
+        closer.discard_of(debt, self.files.into_iter().chain([self.fd]));
     }
 
     /// Begins to send a reply.

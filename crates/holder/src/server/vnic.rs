@@ -21,7 +21,7 @@ use rustix::{
 };
 
 use crate::{
-    closer::Closer,
+    closer::{Closer, Debt},
     protocol::{self, Event, Name, Received, Role, Word},
     say,
     server::{
@@ -75,6 +75,8 @@ pub struct Vnic {
     pending: Option<Pending>,
     /// The front end that left last, after it had spoken.
     left: Option<Process>,
+    /// Descriptors that the closer does not have yet.
+    debt: Debt,
 }
 
 impl Vnic {
@@ -95,6 +97,7 @@ impl Vnic {
             number: 0,
             pending: None,
             left: None,
+            debt: Debt::default(),
         }
     }
 
@@ -141,11 +144,11 @@ impl Vnic {
     /// Lets everything go.
     pub fn discard(mut self, closer: &mut Closer) {
         self.drop_pending(closer);
-        closer.discard(std::mem::take(&mut self.kept).into_values());
-        closer.discard(self.second.take());
+        closer.discard_of(&self.debt, std::mem::take(&mut self.kept).into_values());
+        closer.discard_of(&self.debt, self.second.take());
         if let Some(front) = self.front.take() {
             front.shut();
-            front.discard(closer);
+            front.discard(&self.debt, closer);
         }
     }
 
@@ -174,7 +177,7 @@ impl Vnic {
         if let Some(front) = &self.front {
             if !front.is_answered() {
                 fds.push(PollFd::new(front, PollFlags::OUT));
-            } else if self.pending.is_none() {
+            } else if self.pending.is_none() && !self.debt.is_high() {
                 fds.push(PollFd::new(front, PollFlags::IN));
             }
             if let Some(since) = front.half_since() {
@@ -232,19 +235,19 @@ impl Vnic {
             match (word, files) {
                 (Word::Dialed, mut files) => {
                     let connection = files.pop();
-                    closer.discard(files);
+                    closer.discard_of(&self.debt, files);
                     let idle = self.front.is_none() && self.registered.role == Role::Client;
                     match connection {
                         Some(connection) if idle => self.connect(connection),
-                        other => closer.discard(other),
+                        other => closer.discard_of(&self.debt, other),
                     }
                 }
                 (Word::Done { number, reply, after, end }, files) => {
-                    closer.discard(files);
+                    closer.discard_of(&self.debt, files);
                     self.done(number, reply, after, end, closer);
                 }
                 (Word::Cut { reason }, files) => {
-                    closer.discard(files);
+                    closer.discard_of(&self.debt, files);
                     self.send_away(reason, closer);
                 }
             }
@@ -270,7 +273,7 @@ impl Vnic {
                 let named = files.into_iter().zip(0..).map(|(fd, place)| ((number, place), fd));
                 match &after {
                     Some(_) => self.kept.extend(named),
-                    None => closer.discard(named.map(|(_, fd)| fd)),
+                    None => closer.discard_of(&self.debt, named.map(|(_, fd)| fd)),
                 }
             }
         }
@@ -278,7 +281,7 @@ impl Vnic {
             self.state = state;
             let mut had = std::mem::take(&mut self.kept);
             self.kept = keep.into_iter().filter_map(|name| had.remove_entry(&name)).collect();
-            closer.discard(had.into_values());
+            closer.discard_of(&self.debt, had.into_values());
         }
         let Some(front) = &mut self.front else { return };
         front.answer(reply);
@@ -305,7 +308,7 @@ impl Vnic {
 
     fn drop_pending(&mut self, closer: &mut Closer) {
         if let Some(Pending { what: What::Message { files, .. }, .. }) = self.pending.take() {
-            closer.discard(files);
+            closer.discard_of(&self.debt, files);
         }
     }
 
@@ -331,9 +334,9 @@ impl Vnic {
     /// Lets go what is left of a front end.
     fn forget(&mut self, closer: &mut Closer) {
         self.state.clear();
-        closer.discard(std::mem::take(&mut self.kept).into_values());
+        closer.discard_of(&self.debt, std::mem::take(&mut self.kept).into_values());
         if let Some(front) = self.front.take() {
-            front.discard(closer);
+            front.discard(&self.debt, closer);
         }
         if let Some(next) = self.second.take() {
             self.connect(next);
@@ -359,13 +362,14 @@ impl Vnic {
         if self.front.is_none() && self.pending.is_none() {
             self.connect(connection);
         } else {
-            closer.discard(self.second.replace(connection));
+            closer.discard_of(&self.debt, self.second.replace(connection));
         }
     }
 
     fn read(&mut self, closer: &mut Closer) {
         let Some(front) = &mut self.front else { return };
-        if self.pending.is_some() || !front.is_answered() {
+        // What it gives has to be closed some day: nobody gives faster than that goes.
+        if self.pending.is_some() || !front.is_answered() || self.debt.is_high() {
             return;
         }
         match front.read() {

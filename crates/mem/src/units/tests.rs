@@ -109,27 +109,16 @@ fn what_others_put_there_is_not_used() {
     }
 }
 
-/// A directory stands for what a user may not remove.
+/// A directory stands for what a user may not remove, and anybody may have made. It stops nobody.
 #[test]
-fn what_cannot_be_removed_is_told() {
+fn what_cannot_be_removed_stops_nobody() {
     let (name, path) = name("stays");
     std::fs::create_dir(&path).unwrap();
     let made = file(&name);
     std::fs::remove_dir(&path).unwrap();
-    match made {
-        Err(error) => {
-            assert_eq!(
-                error.to_string(),
-                format!(
-                    "{} is there already and cannot be removed by this user: remove it",
-                    path.display()
-                )
-            );
-        }
-        Ok((units, before)) => {
-            assert_eq!((units.memory(), before), (Memory::HugePages, vec![false]))
-        }
-    }
+    let (units, before) = made.unwrap();
+    assert!(matches!(units.memory(), Memory::HugePages | Memory::Anonymous), "{units:?}");
+    assert_eq!(before, [false]);
 }
 
 /// An operator removed the file by hand, and another process made its own.
