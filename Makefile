@@ -108,10 +108,11 @@ test-dpdk: setup build ## a foreign driver (DPDK virtio-user), every byte and ev
 test-instructions: setup ## instructions per packet against the committed figures
 	tests/instructions/run.sh
 
-test-crash: setup build ## a daemon that is killed or upgraded under load, and a thousand deaths inside one process
+test-crash: setup build ## a daemon that is killed or upgraded under load, a thousand deaths inside one process, and one at each kill point
 	tests/crash/run.sh
 	tests/crash/run.sh --pairs 10 --rounds 10 --sessions 20000 --upgrades
 	CARGO=$(CARGO) tests/kill-points/run.sh --inside 1000
+	CARGO=$(CARGO) tests/kill-points/run.sh --short
 
 test-kill-points: setup build ## whole daemons that die between each two steps of publication, of control messages and of commits
 	CARGO=$(CARGO) tests/kill-points/run.sh
