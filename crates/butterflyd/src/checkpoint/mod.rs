@@ -27,7 +27,9 @@ use tracing::{info, warn};
 
 /// Size of the file.
 const SIZE: u64 = 64 << 20;
-/// Bytes of one half of each sheet, in their order. Their sum is half of [`SIZE`] at most.
+/// Bytes of one half of each sheet, in their order. Their sum is half of [`SIZE`] at most. Never
+/// change one, nor [`SIZE`]: a successor would read other places, find nothing there, and take that
+/// for "none were kept". Another geometry is a part of another name.
 const HALVES: [usize; 5] = [64 << 10, 8 << 20, 2 << 20, 13 << 20, 8 << 20];
 /// Time between two notes of everything.
 const EVERY: Duration = Duration::from_secs(1);
