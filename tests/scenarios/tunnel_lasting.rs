@@ -419,6 +419,14 @@ fn an_uplink_that_does_not_fit_is_opened_anew() {
     near = two.start();
     assert_eq!(account(&near), "taken over");
     talks(&mut pair, &mut both);
+    // So in an upgrade, which waits for no socket that the former memory would keep.
+    two.near.run("ip link set wire mtu 1600");
+    let told = near.daemon().client_ok(&["upgrade"]);
+    assert_eq!(account(&near), "opened anew: the interface's MTU needs other chunks now");
+    let stood = told.split("stood still for ").nth(1).and_then(|text| text.split(' ').next());
+    let stood: u64 = stood.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{told}"));
+    assert!(stood < 450, "{told}");
+    talks(&mut pair, &mut both);
     // Another uplink is configured: nothing of the former one stays.
     die(&mut near);
     near = two.start_by("tap:other");

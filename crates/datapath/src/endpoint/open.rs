@@ -319,6 +319,14 @@ pub fn check_uplink(spec: &TunnelSpec) -> Result<(), String> {
     }
 }
 
+/// Returns whether a successor would take up the uplink, as far as its interface is concerned.
+pub(crate) fn is_as_opened(spec: &TunnelSpec, info: &Info) -> bool {
+    match spec.uplink {
+        UplinkSpec::Xdp { .. } => xdp::is_as_opened(info, &xdp_config(spec, false)),
+        UplinkSpec::Tap { .. } | UplinkSpec::VhostUser { .. } => true,
+    }
+}
+
 fn xdp_config(spec: &TunnelSpec, answers: bool) -> XdpConfig {
     let queues = match spec.uplink {
         UplinkSpec::Xdp { queues, .. } => queues,

@@ -2,7 +2,11 @@
 
 use butterfly_model::{GroupName, Rule};
 
-use crate::endpoint::{link::LinkState, open::try_open, side::EndpointSide};
+use crate::endpoint::{
+    link::LinkState,
+    open::{is_as_opened, try_open},
+    side::EndpointSide,
+};
 use crate::plane::sessions::{SessionFilter, SessionRow, SessionTable};
 use crate::report::{
     drops::{DropReport, drop_report},
@@ -43,7 +47,10 @@ impl Switch {
     /// Returns whether this process's memory may stay mapped when another program goes on: not if
     /// that has to open the uplink's interface anew.
     pub fn memory_may_stay(&self) -> bool {
-        self.side().is_none_or(|side| !side.opened_anew)
+        let Some(side) = self.side() else { return true };
+        let is_as_opened =
+            side.wire.as_ref().is_none_or(|(info, _)| is_as_opened(&side.spec, info));
+        !side.opened_anew && is_as_opened
     }
 
     /// Returns whether the uplink is an interface that could not be opened, or was removed.

@@ -329,15 +329,33 @@ impl Uplink for Xdp {
     }
 }
 
+/// Returns whether a successor with this configuration would take up an uplink that was opened as
+/// `info` tells, as far as the interface is concerned: it is there, and needs the same chunks and
+/// as many queues.
+pub fn is_as_opened(info: &Info, config: &XdpConfig) -> bool {
+    let now = Kernel::open().and_then(|mut kernel| kernel.interface(&info.interface));
+    now.is_ok_and(|now| {
+        now.index == info.index
+            && chunk_of(now.mtu) == chunk_of(info.mtu)
+            && queues(&now, config.queues).is_ok_and(|queues| queues == info.queues)
+    })
+}
+
 /// Returns the chunk size that the interface's frames need.
 fn chunk(interface: &Interface) -> Result<u32, Error> {
-    match interface.mtu {
-        mtu if mtu <= SMALL_MTU => Ok(SMALL),
-        mtu if mtu <= MAX_MTU => Ok(LARGE),
-        mtu => Err(Error::refused(format!(
-            "cannot use AF_XDP on \"{0}\": its MTU is {mtu}, and AF_XDP takes {MAX_MTU} at most; `ip link set dev {0} mtu {MAX_MTU}`",
-            interface.name
-        ))),
+    chunk_of(interface.mtu).ok_or_else(|| {
+        Error::refused(format!(
+            "cannot use AF_XDP on \"{0}\": its MTU is {1}, and AF_XDP takes {MAX_MTU} at most; `ip link set dev {0} mtu {MAX_MTU}`",
+            interface.name, interface.mtu
+        ))
+    })
+}
+
+fn chunk_of(mtu: u32) -> Option<u32> {
+    match mtu {
+        mtu if mtu <= SMALL_MTU => Some(SMALL),
+        mtu if mtu <= MAX_MTU => Some(LARGE),
+        _ => None,
     }
 }
 
