@@ -29,8 +29,8 @@ const LAYOUT_KEY: &str = "layout";
 const SEQUENCE: &str = "sequence";
 const NEXT_BIRTH: &str = "next-birth";
 /// Highest number that commits and births can have come to: a million each second would take a
-/// hundred thousand years.
-const FURTHEST: u64 = 1 << 62;
+/// hundred thousand years. A store with a higher one is damaged.
+pub const FURTHEST: u64 = 1 << 62;
 
 /// The store cannot be used.
 #[derive(Debug, thiserror::Error)]
