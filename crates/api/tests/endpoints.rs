@@ -196,8 +196,11 @@ fn a_process_goes_on_with_the_sockets_of_the_one_before() {
             assert_eq!(told, ["127.0.0.1", local, local, local]);
         });
     });
-    // The holder has the file, and removes it at the end.
+    // The holder has the files, and removes them at the end.
     assert!(path.exists());
+    let free = Path::new(endpoints[2].strip_prefix("ipc://").unwrap());
+    assert!(free.exists());
+    std::fs::remove_dir_all(free.parent().unwrap()).unwrap();
 }
 
 fn kept_again(kept: &BTreeMap<String, Kept>) -> BTreeMap<String, Kept> {

@@ -188,6 +188,14 @@ pub fn run(state: &Path, first: Option<Duration>) -> u8 {
     }
 }
 
+/// True if a directory was made for nothing but one socket, as the API makes it in the directory
+/// for temporary files.
+fn is_of_a_file(directory: &Path) -> bool {
+    let name = directory.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let digits = name.strip_prefix("butterfly-").unwrap_or_default();
+    digits.len() == 16 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
+}
+
 /// Refuses a directory where others could put files of theirs in the place of ours.
 fn check_directory(state: &Path) -> io::Result<()> {
     let found = fs::metadata(state)?;
@@ -283,6 +291,10 @@ impl Holder {
                 && (ours.st_dev, ours.st_ino) == (there.dev(), there.ino())
             {
                 let _ = fs::remove_file(path);
+                // One of its own, if it is empty: an endpoint that named no path.
+                if let Some(directory) = Path::new(path).parent().filter(|it| is_of_a_file(it)) {
+                    let _ = fs::remove_dir(directory);
+                }
             }
         }
         self.parts.retain(|name, _| !name.starts_with(LISTEN));
@@ -802,6 +814,19 @@ mod tests {
             let opened = open_socket(room.path());
             assert_eq!(opened.is_ok(), may, "{mode:o}");
             assert!(may || opened.unwrap_err().to_string().contains("chmod 700"));
+        }
+    }
+
+    #[test]
+    fn directories_of_one_socket_are_known_by_their_name() {
+        for (path, is) in [
+            ("/tmp/butterfly-0123456789abcdef", true),
+            ("/tmp/butterfly-0123456789abcde", false),
+            ("/tmp/butterfly-0123456789abcdeg", false),
+            ("/run/butterfly", false),
+            ("/", false),
+        ] {
+            assert_eq!(is_of_a_file(Path::new(path)), is, "{path}");
         }
     }
 
