@@ -70,6 +70,17 @@ fn main() -> ExitCode {
             }
         };
     }
+    if let [word, directory] = &std::env::args_os().skip(1).collect::<Vec<_>>()[..]
+        && word == host::answers::WRITE
+    {
+        return match host::answers::run(directory.as_ref()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(why) => {
+                tell(why);
+                ExitCode::from(FAILED)
+            }
+        };
+    }
     butterfly_mem::cpu::begin_to_measure();
     let words: Vec<OsString> = std::env::args_os().take(1).chain(passage::words()).collect();
     let options = match Options::try_parse_from(&words) {

@@ -82,7 +82,7 @@ pub(crate) struct Debt(Arc<AtomicUsize>);
 
 impl Debt {
     /// True if the owner is to give no more for a while. A message brings 32 at most, so one owner
-    /// has fewer than 48 that wait.
+    /// has fewer than 48 that wait, and those of the front end that it let go.
     pub fn is_high(&self) -> bool {
         self.0.load(Relaxed) >= 16
     }

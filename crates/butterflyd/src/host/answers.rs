@@ -7,10 +7,12 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Write},
+    io::{self, Read, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::{fs::OpenOptionsExt, process::CommandExt},
     path::Path,
+    process::{Command, Stdio},
+    thread,
 };
 
 /// The file, for `BUTTERFLY_CONFIG`.
@@ -18,15 +20,55 @@ const FILE: &str = "answers.conf";
 /// The copy of the key that it names.
 const KEY: &str = "answers.key";
 
-/// Writes where the daemon answers. `endpoints`: those that it listens on first; `key`: the text of
-/// a key file.
-pub fn write<'a>(
+/// Word by which a program writes the files, in a directory that follows.
+pub const WRITE: &str = "--write-answers";
+
+/// Has a process of its own write where the daemon answers: one that sleeps in a disk could not be
+/// followed by another daemon. `endpoints`: those that it listens on first; `key`: the text of a
+/// key file.
+pub fn have_written<'a>(
     directory: &Path,
     endpoints: impl Iterator<Item = &'a str>,
     key: Option<&str>,
 ) -> io::Result<()> {
-    let all: Vec<_> = endpoints.map(from_here).collect();
-    let Some(endpoint) = all.iter().min_by_key(|endpoint| is_far(endpoint)) else { return Ok(()) };
+    let Some(endpoint) = nearest(endpoints) else { return Ok(()) };
+    let mut child = Command::new("/proc/self/exe")
+        .arg0("butterflyd")
+        .arg(WRITE)
+        .arg(directory)
+        .env_remove("NOTIFY_SOCKET")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()?;
+    if let Some(mut input) = child.stdin.take() {
+        // Far less than a pipe takes at once.
+        write!(input, "{endpoint}\n{}", key.unwrap_or_default())?;
+    }
+    let wait = move || match child.wait() {
+        Ok(status) if status.success() => {}
+        _ => tracing::warn!(
+            "no file tells where this daemon answers: a reload finds it by the configuration file"
+        ),
+    };
+    thread::Builder::new().name("answers".into()).spawn(wait).map(drop)
+}
+
+/// Writes what standard input says, as that process.
+pub fn run(directory: &Path) -> Result<(), String> {
+    let mut text = String::new();
+    io::stdin().read_to_string(&mut text).map_err(|why| why.to_string())?;
+    let (endpoint, key) = text.split_once('\n').ok_or("it is not told what to write")?;
+    let key = Some(key).filter(|key| !key.is_empty());
+    let written = write(directory, endpoint, key);
+    written.map_err(|why| format!("{}: {why}", directory.display()))
+}
+
+/// The endpoint that needs no interface, if there is one.
+fn nearest<'a>(endpoints: impl Iterator<Item = &'a str>) -> Option<String> {
+    endpoints.map(from_here).min_by_key(|endpoint| is_far(endpoint))
+}
+
+fn write(directory: &Path, endpoint: &str, key: Option<&str>) -> io::Result<()> {
     let mut text =
         format!("# where the running daemon answers: written by it\nendpoint={endpoint}\n");
     if let Some(key) = key {
@@ -105,14 +147,15 @@ mod tests {
         let room = tempfile::tempdir().unwrap();
         let read = |name: &str| fs::read_to_string(room.path().join(name)).unwrap();
         let far_first = ["tcp://192.0.2.1:1", "tcp://0.0.0.0:2"];
-        write(room.path(), far_first.into_iter(), Some("secret")).unwrap();
+        let nearest = nearest(far_first.into_iter()).unwrap();
+        write(room.path(), &nearest, Some("secret")).unwrap();
         assert!(read(FILE).ends_with("\nendpoint=tcp://127.0.0.1:2\nkey=answers.key\n"));
         assert_eq!(read(KEY), "secret");
         for name in [FILE, KEY] {
             let mode = fs::metadata(room.path().join(name)).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600);
         }
-        write(room.path(), ["ipc://@a"].into_iter(), None).unwrap();
+        write(room.path(), "ipc://@a", None).unwrap();
         assert!(read(FILE).ends_with("\nendpoint=ipc://@a\n"));
         assert_eq!(fs::read_dir(room.path()).unwrap().count(), 1);
     }

@@ -120,7 +120,9 @@ impl Listening {
         let listening = self.server.endpoints();
         let endpoints = listening.iter().map(String::as_str).chain(self.server.wanted());
         let key = self.encryption.as_ref().map(Encryption::text);
-        if let Err(why) = answers::write(directory, endpoints, key.as_ref().map(|it| it.as_str())) {
+        if let Err(why) =
+            answers::have_written(directory, endpoints, key.as_ref().map(|it| it.as_str()))
+        {
             let directory = directory.display();
             warn!(
                 "no file in {directory} tells where this daemon answers: {why}; a reload finds it by the configuration file"
