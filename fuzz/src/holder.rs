@@ -8,7 +8,7 @@ use std::{
 
 use butterfly_holder::{
     protocol::{self, Answer, Event, Name, Order, Packet, Received, Role, Word},
-    server::vnic::harness::Between,
+    server::{read_passed, vnic::harness::Between},
 };
 use rustix::{
     event::{EventfdFlags, eventfd},
@@ -20,7 +20,8 @@ use crate::input::Input;
 /// Most steps of a run.
 const STEPS: usize = 400;
 
-/// Packets, or steps of front ends and daemons: the first byte says which.
+/// Packets, what a holder passes on, or steps of front ends, daemons and holders: the first byte
+/// says which.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     match input.u8() {
@@ -28,6 +29,7 @@ pub fn run(data: &[u8]) {
         1 => packet::<Answer>(input.rest()),
         2 => packet::<Event>(input.rest()),
         3 => packet::<Word>(input.rest()),
+        255 => read_passed(input.rest()),
         choice => {
             let role = if choice & 1 == 0 { Role::Server } else { Role::Client };
             Play::new(role).play(&mut input);
@@ -75,6 +77,7 @@ impl Play {
                 8 | 9 => self.hear(),
                 10..13 => self.done(input, step >> 4),
                 13 => self.garbage(input),
+                14 if step >> 4 & 1 == 1 => self.between.hand_over().expect("it is passed on"),
                 14 => self.word(&Word::Cut { reason: "no".to_owned() }, &[]),
                 _ => self.dial(step >> 4),
             }

@@ -230,6 +230,8 @@ daemon_killed_with_state() {
     sleep 1
     daemon_kill
     daemon_start "$dir" --state-dir "$dir/state"
+    # Another program holds, too, and nobody notices.
+    "$BIN/butterflyd" --upgrade-holder "$dir/state" || fail "round $round: the holder stays as it is"
     [ "$(bf nic list | wc -l)" -eq 3 ] || fail "round $round: vnics are gone: $(bf nic list)"
     for nic in a b c; do attached $nic || fail "round $round: $nic is not attached"; done
     ping_all a 10.0.0.2 || fail "round $round: a does not reach b"

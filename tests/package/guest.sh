@@ -113,6 +113,11 @@ look "so it is the same one" is "$(holder_pid)" "$holder"
 look "a stop leaves it for a start" systemctl stop butterflyd
 look "which comes in time" systemctl start butterflyd
 look "and finds it" is "$(holder_pid)" "$holder"
+look "the holder becomes the program that is installed" systemctl reload butterfly-holder
+look "in the same process" is "$(holder_pid)" "$holder"
+look "which is the one that is there" is "$(readlink /proc/"$holder"/exe)" /usr/bin/butterflyd
+look "and tells its version" grep -q "process $holder, version [0-9]" <(butterfly show)
+look "machines attach to it, too" traffic
 
 # ---- Uplinks under the unit's restrictions ----------------------------------------------------------------------------
 ip link add far type veth peer name near && ip link set far up && ip link set near up && ip addr add 42.0.0.1/24 dev near

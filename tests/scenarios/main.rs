@@ -17,6 +17,7 @@ mod events;
 mod explain;
 mod filtering;
 mod holder;
+mod holder_upgrade;
 mod hostile;
 
 mod lasting;

@@ -16,7 +16,10 @@ use std::{
     fs::File,
     io::{self, Read, Seek, Write},
     net::SocketAddr,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::FileExt,
+    },
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -55,10 +58,20 @@ pub struct Service {
 pub struct HolderProcess {
     /// Its number, if known.
     pub pid: Option<u32>,
-    /// Version of its program, if it told that.
-    pub version: Option<String>,
+    /// The file with the version of its program, if it gave that.
+    program: Option<Arc<File>>,
     /// Its start, in seconds since the epoch.
     pub start_date: u64,
+}
+
+impl HolderProcess {
+    /// Version of its program, if it told that: another one when it has become another program.
+    pub fn version(&self) -> Option<String> {
+        let mut bytes = [0; VERSION];
+        let length = self.program.as_ref()?.read_at(&mut bytes, 0).ok()?;
+        let text = std::str::from_utf8(bytes.get(..length)?).ok()?;
+        Some(text.trim_end_matches('\0').to_owned())
+    }
 }
 
 /// A part of our state that the holder keeps.
@@ -100,10 +113,11 @@ impl Holding {
         let (lease, inventory) = Lease::take(state)?;
         let Inventory { holder: pid, up, term, gap, parts, vnics, .. } = inventory;
         let start_date = seconds_since_epoch(SystemTime::now()).saturating_sub(up.as_secs());
-        let holder = HolderProcess { pid, version: None, start_date };
+        let holder = HolderProcess { pid, program: None, start_date };
         let mut holding = Holding { lease: Arc::new(lease), parts, holder, term, gap };
         holding.take_layout();
-        holding.take_version();
+        // One of the first releases did not give it.
+        holding.holder.program = holding.take_file(PROGRAM).map(|file| Arc::new(file.into()));
         Ok((holding, vnics))
     }
 
@@ -116,12 +130,6 @@ impl Holding {
             None => (self.term > 1).then_some(butterfly_layout::FIRST),
         };
         layout.map(butterfly_layout::put_in_force);
-    }
-
-    /// Hears which program the holder is. One of the first releases did not say it.
-    fn take_version(&mut self) {
-        let told = self.take(PROGRAM).ok().flatten().filter(|told| told.len() <= VERSION);
-        self.holder.version = told.and_then(|told| String::from_utf8(told).ok());
     }
 
     /// Has the layout in force kept.
@@ -212,6 +220,16 @@ impl Holding {
         file.take(LARGEST).read_to_end(&mut bytes)?;
         Ok(Some(bytes))
     }
+}
+
+/// Has the holder of a state directory become this program. An error says what to do.
+pub fn upgrade_holder(state: &Path) -> Result<(), String> {
+    client::hand_over(state).map_err(|why| {
+        format!(
+            "the holder in {} stays as it is, and machines notice nothing: {why}",
+            state.display()
+        )
+    })
 }
 
 /// Has machines stay connected until another daemon comes, as this one cannot begin. Returns

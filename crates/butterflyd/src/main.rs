@@ -153,6 +153,15 @@ fn answer(options: &Options) -> Option<ExitCode> {
             }
         });
     }
+    if let Some(state) = &options.upgrade_holder {
+        return Some(match holding::upgrade_holder(state) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(why) => {
+                tell(why);
+                ExitCode::from(FAILED)
+            }
+        });
+    }
     let directory = options.write_store.as_ref()?;
     Some(match run::write_store(directory) {
         Ok(()) => ExitCode::SUCCESS,

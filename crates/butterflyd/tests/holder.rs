@@ -1,7 +1,11 @@
 //! The holder as a service manager runs it.
 
 use std::{
-    os::{fd::OwnedFd, unix::net::UnixDatagram},
+    fs::{self, File},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{fs::PermissionsExt, net::UnixDatagram},
+    },
     path::Path,
     process::{Child, Command},
     time::Duration,
@@ -102,4 +106,68 @@ fn answer(of: &OwnedFd) -> Answer {
         Received::Packet(answer, _) => answer,
         other => panic!("{other:?}"),
     }
+}
+
+/// A successor is named by those who may take the lease, if nobody else can have written it.
+#[test]
+fn only_programs_of_root_become_the_holder() {
+    let room = tempfile::tempdir().unwrap();
+    let (state, notify) = (room.path().join("state"), room.path().join("notify"));
+    let manager = UnixDatagram::bind(&notify).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let holder = hold(&state, &notify);
+    manager.recv(&mut [0; 64]).unwrap();
+    let program_of = || fs::read_link(format!("/proc/{}/exe", holder.0.id())).unwrap();
+    let own = program_of();
+    let ask = |files: &[&File]| {
+        let asking = connect(&state);
+        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        protocol::send(&asking, &Order::HandOver, &files).unwrap();
+        match answer(&asking) {
+            Answer::Done => None,
+            Answer::Refused { why } => Some(why),
+            other => panic!("{other:?}"),
+        }
+    };
+    let put = |name: &str, content: &[u8], mode: u32| {
+        let path = room.path().join(name);
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        File::open(path).unwrap()
+    };
+    let good = fs::read(&own).unwrap();
+    let others = put("others", &good, 0o757);
+    let of_nobody = put("of-nobody", &good, 0o755);
+    rustix::fs::fchown(&of_nobody, Some(rustix::process::Uid::from_raw(65534)), None).unwrap();
+    let (text, script) = (put("text", b"text", 0o644), put("script", b"#!/bin/sh\n", 0o755));
+    let folder = File::open(room.path()).unwrap();
+    let (truly, nothing) = (File::open("/bin/true").unwrap(), File::open("/dev/null").unwrap());
+    for (files, expected) in [
+        (&[&others][..], "nobody else may write"),
+        (&[&of_nobody], "has to belong to root"),
+        (&[&text], "it is no program"),
+        (&[&folder], "it is no program"),
+        (&[&nothing], "it is no program"),
+        (&[&script], "does not say that it can go on"),
+        (&[&truly], "does not say that it can go on"),
+        (&[&truly, &truly], "did not give one program along"),
+        (&[], "did not give one program along"),
+    ] {
+        let why = ask(files).expect(expected);
+        assert!(why.contains(expected), "{why}");
+    }
+    assert_eq!(program_of(), own);
+    let next = put("next", &good, 0o755);
+    assert_eq!(ask(&[&next]), None);
+    assert_eq!(program_of(), room.path().join("next"));
+    // As one that has begun itself: it is found, says how it is, and leaves nothing.
+    let lease = connect(&state);
+    protocol::send(&lease, &Order::Hello { version: VERSION }, &[]).unwrap();
+    assert!(matches!(answer(&lease), Answer::Granted { term: 1, .. }));
+    while answer(&lease) != Answer::Complete {}
+    protocol::send(&lease, &Order::End, &[]).unwrap();
+    assert_eq!(answer(&lease), Answer::Done);
+    let mut holder = holder;
+    assert!(holder.0.wait().unwrap().success());
+    assert!(!socket_path(&state).exists());
 }

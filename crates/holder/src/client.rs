@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fs::File,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
@@ -26,6 +27,8 @@ pub use crate::protocol::{Name, Role};
 
 /// Time for an answer of the holder, which waits for nothing but the end of the daemon before.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Time for a holder to become another program: it proves that program, and waits for a daemon.
+const HAND_OVER: Duration = Duration::from_secs(20);
 /// Time for a new holder to listen.
 const START: Duration = Duration::from_secs(5);
 
@@ -185,6 +188,23 @@ pub fn stay(state: &Path) -> io::Result<()> {
         Answer::Done => Ok(()),
         Answer::Refused { why } => Err(io::Error::other(why)),
         _ => unexpected(),
+    }
+}
+
+/// Has the holder in a state directory become this program, which goes on with everything. Waits
+/// until it did. An error says why it did not.
+pub fn hand_over(state: &Path) -> io::Result<()> {
+    let socket = dial(&socket_path(state))?;
+    let own = File::open("/proc/self/exe")?;
+    protocol::send(&socket, &Order::HandOver, &[own.as_fd()])?;
+    match answer(&socket, Instant::now() + HAND_OVER) {
+        Ok((Answer::Done, _)) => Ok(()),
+        Ok((Answer::Refused { why }, _)) => Err(io::Error::other(why)),
+        Ok(_) => unexpected(),
+        Err(why) if why.kind() == io::ErrorKind::ConnectionAborted => Err(io::Error::other(
+            "it hung up: it ended, or is of a release that cannot become another program",
+        )),
+        Err(why) => Err(why),
     }
 }
 
@@ -421,6 +441,13 @@ pub struct After<'a> {
 /// [end](Channel::done).
 #[derive(Debug)]
 pub struct Channel(OwnedFd);
+
+#[cfg(test)]
+impl From<OwnedFd> for Channel {
+    fn from(socket: OwnedFd) -> Channel {
+        Channel(socket)
+    }
+}
 
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {

@@ -1,9 +1,9 @@
 //! The closer: a process in which descriptors of front ends are closed, however long that takes.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -15,11 +15,13 @@ use rustix::{
     event::{PollFd, PollFlags, poll},
     io::{Errno, read, write},
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
+    process::{Pid, Signal, WaitOptions, kill_process, waitpid},
 };
 
 use crate::{
     protocol::{self, MAX_FILES, Malformed, Packet, Received},
     say,
+    server::passing::{Giver, Taker},
 };
 
 /// Time in which it closes one packet of descriptors. A closer that needs more is replaced.
@@ -86,6 +88,11 @@ impl Debt {
     pub fn is_high(&self) -> bool {
         self.0.load(Relaxed) >= 16
     }
+
+    /// A number that no other debt has.
+    pub fn key(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
 }
 
 /// A closer, from outside.
@@ -96,8 +103,8 @@ pub(crate) struct Closer {
     waiting: VecDeque<(OwnedFd, Debt)>,
     /// Debt of all that is nobody's.
     own: Debt,
-    /// Closers that were killed and have not ended yet.
-    killed: Vec<Child>,
+    /// Children that are to end and have not yet: closers that were killed, mostly.
+    killed: Vec<Pid>,
     /// True if the kernel refused some in one packet: they are given one by one.
     singly: bool,
     /// Time before which no other closer is started.
@@ -105,7 +112,7 @@ pub(crate) struct Closer {
 }
 
 struct Running {
-    process: Child,
+    process: Pid,
     begun: Instant,
     socket: OwnedFd,
     /// Packets that it has not confirmed, and since when it says nothing.
@@ -116,6 +123,49 @@ struct Running {
 }
 
 impl Closer {
+    /// Looks after a child from now on that is to end.
+    pub fn expect_end(&mut self, child: Pid) {
+        self.killed.push(child);
+    }
+
+    /// Lets the running closer go, which closes what it has and ends. Another one begins when there
+    /// is something to be closed.
+    pub fn let_go(&mut self) {
+        if let Some(running) = self.running.take() {
+            self.killed.push(running.process);
+        }
+    }
+
+    /// Writes down what waits. `debts`: numbers of the owners, by the [keys](Debt::key) of theirs.
+    pub fn give<'a>(&'a self, debts: &BTreeMap<usize, u32>, to: &mut Giver<'a>) {
+        to.all(self.waiting.iter(), |to, (file, debt)| {
+            to.file(file);
+            let owner = debts.get(&debt.key());
+            to.flag(owner.is_some());
+            to.number(owner.copied().unwrap_or_default().into());
+        });
+        to.all(self.killed.iter(), |to, pid| to.number(pid.as_raw_nonzero().get() as u64));
+    }
+
+    /// Reads what waited. `debts`: those of the owners, by number.
+    pub fn take(from: &mut Taker<'_>, debts: &[Debt]) -> Result<Closer, Malformed> {
+        let mut closer = Closer::default();
+        let waiting =
+            from.all(usize::MAX, |from| Ok((from.file()?, from.flag()?, from.small()?)))?;
+        for (file, is_owned, owner) in waiting {
+            match debts.get(owner as usize).filter(|_| is_owned) {
+                Some(debt) => closer.discard_of(debt, [file]),
+                None => closer.discard([file]),
+            }
+        }
+        let pid = |from: &mut Taker<'_>| {
+            let number = i32::try_from(from.number()?).map_err(|_| Malformed)?;
+            Pid::from_raw(number).ok_or(Malformed)
+        };
+        closer.killed = from.all(usize::MAX, pid)?;
+        Ok(closer)
+    }
+
     /// Gives away descriptors that are no front end's. Never sleeps.
     pub fn discard(&mut self, files: impl IntoIterator<Item = OwnedFd>) {
         let own = self.own.clone();
@@ -155,7 +205,8 @@ impl Closer {
 
     /// Gives away what waits, and replaces a closer that hangs.
     pub fn turn(&mut self) {
-        self.killed.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        let runs = |pid: &Pid| matches!(waitpid(Some(*pid), WaitOptions::NOHANG), Ok(None));
+        self.killed.retain(runs);
         if let Some(running) = &mut self.running {
             let mut bytes = [0; 64];
             while let Ok(n @ 1..) = read(&running.socket, &mut bytes) {
@@ -234,8 +285,8 @@ impl Closer {
     }
 
     fn end(&mut self) {
-        if let Some(mut running) = self.running.take() {
-            let _ = running.process.kill();
+        if let Some(running) = self.running.take() {
+            let _ = kill_process(running.process, Signal::KILL);
             // A process that sleeps in close() is not waited for: it is looked at in each turn.
             self.killed.push(running.process);
             if running.begun.elapsed() < PATIENCE {
@@ -248,13 +299,13 @@ impl Closer {
 fn start() -> std::io::Result<Running> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    let process = Command::new("/proc/self/exe")
+    let child = Command::new("/proc/self/exe")
         .arg(crate::CLOSE)
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::null())
         .spawn()?;
     Ok(Running {
-        process,
+        process: Pid::from_child(&child),
         begun: Instant::now(),
         socket: ours,
         unconfirmed: 0,

@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 use std::{
+    ffi::{OsStr, OsString},
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -46,14 +47,16 @@ pub const CLOSE: &str = "--close";
 /// Runs this process as a holder or a closer, if its words say so. Call it before any thread is
 /// there. Returns the status with which to exit.
 pub fn run_if_asked() -> Option<u8> {
-    let mut words = std::env::args_os().skip(1);
-    let word = words.next()?;
-    let state = words.next();
-    match (word.to_str()?, state) {
-        (CLOSE, None) => Some(closer::run()),
-        (HOLD, Some(state)) => Some(server::start(state.as_ref())),
-        (HOLD_ALONE, Some(state)) => Some(server::run(state.as_ref(), Some(server::FIRST))),
-        (HOLD_SERVICE, Some(state)) => Some(server::run(state.as_ref(), None)),
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let words: Vec<&OsStr> = words.iter().map(OsString::as_os_str).collect();
+    let (word, more) = words.split_first()?;
+    match (word.to_str()?, more) {
+        (CLOSE, []) => Some(closer::run()),
+        (HOLD, [state, ..]) => Some(server::start(state.as_ref())),
+        (HOLD_ALONE, [state, ..]) => Some(server::run(state.as_ref(), Some(server::FIRST))),
+        (HOLD_SERVICE, [state, ..]) => Some(server::run(state.as_ref(), None)),
+        (server::CAN, []) => Some(server::prove_that_it_can()),
+        (server::GO_ON, more) => Some(server::go_on(more)),
         _ => None,
     }
 }

@@ -110,6 +110,9 @@ pub enum Order {
     /// held until another one comes, however long that takes. A holder of a release before this
     /// word hangs up.
     Stay,
+    /// The first word of an operator's program, which comes along: the holder is to become it. A
+    /// holder of a release before this word hangs up.
+    HandOver,
 }
 
 /// Words of the holder on a lease.
@@ -242,7 +245,8 @@ pub trait Packet: Sized {
     fn read(bytes: &[u8]) -> Result<Self, Malformed>;
 }
 
-struct Reader<'a>(&'a [u8]);
+/// Reads numbers, texts and lists.
+pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {
     fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
@@ -255,19 +259,19 @@ impl<'a> Reader<'a> {
         self.take(N)?.try_into().map_err(|_| Malformed)
     }
 
-    fn u8(&mut self) -> Result<u8, Malformed> {
+    pub(crate) fn u8(&mut self) -> Result<u8, Malformed> {
         self.array::<1>().map(|[byte]| byte)
     }
 
-    fn u32(&mut self) -> Result<u32, Malformed> {
+    pub(crate) fn u32(&mut self) -> Result<u32, Malformed> {
         self.array().map(u32::from_ne_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, Malformed> {
+    pub(crate) fn u64(&mut self) -> Result<u64, Malformed> {
         self.array().map(u64::from_ne_bytes)
     }
 
-    fn bytes(&mut self, most: usize) -> Result<Vec<u8>, Malformed> {
+    pub(crate) fn bytes(&mut self, most: usize) -> Result<Vec<u8>, Malformed> {
         let len = self.u32()? as usize;
         if len > most {
             return Err(Malformed);
@@ -275,7 +279,7 @@ impl<'a> Reader<'a> {
         self.take(len).map(<[u8]>::to_vec)
     }
 
-    fn text(&mut self) -> Result<String, Malformed> {
+    pub(crate) fn text(&mut self) -> Result<String, Malformed> {
         String::from_utf8(self.bytes(MAX_TEXT)?).map_err(|_| Malformed)
     }
 
@@ -287,7 +291,7 @@ impl<'a> Reader<'a> {
         (0..count).map(|_| Ok((self.u64()?, self.u32()?))).collect()
     }
 
-    fn maybe<T>(
+    pub(crate) fn maybe<T>(
         &mut self,
         read: impl FnOnce(&mut Self) -> Result<T, Malformed>,
     ) -> Result<Option<T>, Malformed> {
@@ -298,7 +302,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn role(&mut self) -> Result<Role, Malformed> {
+    pub(crate) fn role(&mut self) -> Result<Role, Malformed> {
         match self.u8()? {
             0 => Ok(Role::Server),
             1 => Ok(Role::Client),
@@ -306,18 +310,18 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn end<T>(self, read: T) -> Result<T, Malformed> {
+    pub(crate) fn end<T>(self, read: T) -> Result<T, Malformed> {
         if self.0.is_empty() { Ok(read) } else { Err(Malformed) }
     }
 }
 
-fn bytes(to: &mut Vec<u8>, bytes: &[u8]) {
+pub(crate) fn bytes(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend((bytes.len() as u32).to_ne_bytes());
     to.extend(bytes);
 }
 
 /// A text, cut where it is too long.
-fn text(to: &mut Vec<u8>, text: &str) {
+pub(crate) fn text(to: &mut Vec<u8>, text: &str) {
     let end = (0..=text.len().min(MAX_TEXT)).rev().find(|at| text.is_char_boundary(*at));
     bytes(to, text.get(..end.unwrap_or(0)).unwrap_or_default().as_bytes());
 }
@@ -330,14 +334,14 @@ fn names(to: &mut Vec<u8>, names: &[Name]) {
     }
 }
 
-fn maybe<T>(to: &mut Vec<u8>, it: &Option<T>, write: impl FnOnce(&mut Vec<u8>, &T)) {
+pub(crate) fn maybe<T>(to: &mut Vec<u8>, it: &Option<T>, write: impl FnOnce(&mut Vec<u8>, &T)) {
     to.push(it.is_some().into());
     if let Some(it) = it {
         write(to, it);
     }
 }
 
-fn role(to: &mut Vec<u8>, role: Role) {
+pub(crate) fn role(to: &mut Vec<u8>, role: Role) {
     to.push((role == Role::Client).into());
 }
 
@@ -373,6 +377,7 @@ impl Packet for Order {
             Order::Renew => to.push(8),
             Order::States => to.push(9),
             Order::Stay => to.push(10),
+            Order::HandOver => to.push(11),
         }
     }
 
@@ -395,6 +400,7 @@ impl Packet for Order {
             8 => Order::Renew,
             9 => Order::States,
             10 => Order::Stay,
+            11 => Order::HandOver,
             _ => return Err(Malformed),
         };
         from.end(order)
@@ -651,6 +657,7 @@ mod tests {
             Order::Renew,
             Order::States,
             Order::Stay,
+            Order::HandOver,
         ]);
         there_and_back(&[
             Answer::Granted { term: 1, crashes: 2, up: 3, gap: 4 },

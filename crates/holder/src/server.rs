@@ -4,6 +4,9 @@
 //! some microseconds for each hundred of them, and leaves no registration that could go stale.
 
 mod front;
+mod handover;
+pub(crate) mod passing;
+mod times;
 #[cfg(not(feature = "harness"))]
 mod vnic;
 // A fuzz target reaches its harness.
@@ -13,8 +16,7 @@ pub mod vnic;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
-    io::{self, Write},
+    fs, io,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::{
@@ -50,9 +52,12 @@ use crate::{
         self, Answer, FILE, LISTEN, MAX_FILES, Order, PROGRAM, REMEDY, Received, Role, VERSION,
     },
 };
+use times::Times;
 use vnic::{Registered, Vnic};
 
-use crate::{notify::Notify, say};
+use crate::{HOLD_ALONE, HOLD_SERVICE, notify::Notify, say};
+use handover::Next;
+pub use handover::{CAN, GO_ON, go_on, prove_that_it_can};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// Most vnics, and most parts.
@@ -68,30 +73,6 @@ const TAKING: Duration = Duration::from_secs(5);
 const LISTENING: Duration = Duration::from_secs(1);
 /// Daemons that may wait for a lease.
 const BACKLOG: i32 = 8;
-
-/// Times of front ends.
-#[derive(Clone, Copy, Debug)]
-struct Times {
-    /// For a half message, an unread reply, and a silent front end when another one waits.
-    patience: Duration,
-    /// For a front end that waits for an answer without a daemon, and has shown that it reconnects.
-    returns: Duration,
-    /// For one that has not.
-    stays: Duration,
-    /// Until the next attempt after descriptors were used up.
-    rest: Duration,
-}
-
-impl Default for Times {
-    fn default() -> Times {
-        Times {
-            patience: Duration::from_secs(1),
-            returns: Duration::from_secs(2),
-            stays: Duration::from_secs(60),
-            rest: Duration::from_millis(200),
-        }
-    }
-}
 
 /// The daemon that has the lease.
 struct Owner {
@@ -116,15 +97,22 @@ struct Claim {
 }
 
 struct Holder {
+    /// The state directory, and the word by which this holder began there.
+    state: PathBuf,
+    word: &'static str,
     listener: OwnedFd,
+    /// Locked while there is a holder of this directory.
+    lock: OwnedFd,
     /// Readable once a signal asks it to end.
     stop: UnixStream,
     closer: Closer,
     owner: Option<Owner>,
     claims: Vec<Claim>,
+    /// A program that is to go on in this one's place.
+    next: Option<Next>,
     parts: BTreeMap<String, OwnedFd>,
     /// The version of this program, for daemons. None without memory for it.
-    program: Option<OwnedFd>,
+    version: Option<OwnedFd>,
     vnics: BTreeMap<String, Vnic>,
     times: Times,
     started: Instant,
@@ -138,6 +126,12 @@ struct Holder {
     stays: bool,
     /// No descriptors were left at that time.
     exhausted: Option<Instant>,
+}
+
+/// Reads, for fuzzing, what a holder before might have passed on.
+#[cfg(feature = "harness")]
+pub fn read_passed(bytes: &[u8]) {
+    let _ = handover::try_out(bytes);
 }
 
 /// Starts a holder that has no parent, and returns.
@@ -175,9 +169,8 @@ pub fn run(state: &Path, first: Option<Duration>) -> u8 {
         notify.insist("READY=1");
     }
     match opened {
-        Ok(Some((mut holder, _lock))) => {
-            holder.run();
-            let _ = fs::remove_file(socket_path(state));
+        Ok(Some(mut holder)) => {
+            holder.run_to_the_end();
             0
         }
         Ok(None) => 0,
@@ -209,7 +202,7 @@ fn check_directory(state: &Path) -> io::Result<()> {
 }
 
 /// Listens for daemons. `None` if another holder does.
-fn open_socket(state: &Path) -> io::Result<Option<(OwnedFd, fs::File)>> {
+fn open_socket(state: &Path) -> io::Result<Option<(OwnedFd, OwnedFd)>> {
     // What is in it is nobody else's.
     fs::DirBuilder::new().recursive(true).mode(0o700).create(state)?;
     check_directory(state)?;
@@ -230,26 +223,35 @@ fn open_socket(state: &Path) -> io::Result<Option<(OwnedFd, fs::File)>> {
     // No process can connect before listen().
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
     listen(&socket, BACKLOG)?;
-    Ok(Some((socket, lock)))
+    Ok(Some((socket, lock.into())))
+}
+
+/// Returns what can be read from once a signal asks this process to end.
+fn stop_on_signals() -> io::Result<UnixStream> {
+    let (stop, signalled) = UnixStream::pair()?;
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::low_level::pipe::register(signal, signalled.try_clone()?)?;
+    }
+    // That is for the daemon. Who looks for processes by their name sends it here, too.
+    signal_hook::flag::register(SIGHUP, Arc::new(AtomicBool::new(false)))?;
+    Ok(stop)
 }
 
 impl Holder {
-    fn open(state: &Path, first: Option<Duration>) -> io::Result<Option<(Holder, fs::File)>> {
+    fn open(state: &Path, first: Option<Duration>) -> io::Result<Option<Holder>> {
         let Some((listener, lock)) = open_socket(state)? else { return Ok(None) };
-        let (stop, signalled) = UnixStream::pair()?;
-        for signal in [SIGINT, SIGTERM] {
-            signal_hook::low_level::pipe::register(signal, signalled.try_clone()?)?;
-        }
-        // That is for the daemon. Who looks for processes by their name sends it here, too.
-        signal_hook::flag::register(SIGHUP, Arc::new(AtomicBool::new(false)))?;
-        let holder = Holder {
+        Ok(Some(Holder {
+            state: state.to_owned(),
+            word: if first.is_none() { HOLD_SERVICE } else { HOLD_ALONE },
             listener,
-            stop,
+            lock,
+            stop: stop_on_signals()?,
             closer: Closer::default(),
             owner: None,
             claims: Vec::new(),
+            next: None,
             parts: BTreeMap::new(),
-            program: own_version().ok(),
+            version: own_version().ok(),
             vnics: BTreeMap::new(),
             times: Times::default(),
             started: Instant::now(),
@@ -259,8 +261,13 @@ impl Holder {
             ends: first.map(|first| Instant::now() + first),
             stays: false,
             exhausted: None,
-        };
-        Ok(Some((holder, lock)))
+        }))
+    }
+
+    /// Runs it until its end. Nobody finds it after that.
+    fn run_to_the_end(&mut self) {
+        self.run();
+        let _ = fs::remove_file(socket_path(&self.state));
     }
 
     fn run(&mut self) {
@@ -271,6 +278,7 @@ impl Holder {
             if self.hear_owner() {
                 break;
             }
+            self.make_way();
             let deaf = self.owner.as_ref().is_none_or(|owner| owner.gone);
             let (closer, exhausted) = (&mut self.closer, &mut self.exhausted);
             for (id, vnic) in &mut self.vnics {
@@ -324,6 +332,10 @@ impl Holder {
         fds.push(PollFd::new(&self.stop, PollFlags::IN));
         if rests.is_none() {
             fds.push(PollFd::new(&self.listener, PollFlags::IN));
+        }
+        if let Some(next) = &self.next {
+            fds.extend(next.fd().map(|proof| PollFd::new(proof, PollFlags::IN)));
+            until(Some(next.deadline()));
         }
         for claim in &self.claims {
             if !claim.said {
@@ -387,22 +399,27 @@ impl Holder {
                 Err(_) => self.exhausted = Some(Instant::now()),
             }
         }
-        let mut claims = std::mem::take(&mut self.claims);
-        claims.retain_mut(|claim| {
-            let heard = claim.hear();
-            if let First::Other { stays: true } = heard {
-                let answer = match self.stay() {
-                    true => Answer::Done,
-                    false => Answer::Refused { why: "nothing is about to be let go".to_owned() },
-                };
-                let _ = protocol::send(&claim.lease, &answer, &[]);
+        let mut claims = Vec::new();
+        for mut claim in std::mem::take(&mut self.claims) {
+            match claim.hear() {
+                First::Claim if claim.since.elapsed() < TAKING * 2 => claims.push(claim),
+                First::Other { stays: true } => {
+                    let answer = match self.stay() {
+                        true => Answer::Done,
+                        false => {
+                            Answer::Refused { why: "nothing is about to be let go".to_owned() }
+                        }
+                    };
+                    let _ = protocol::send(&claim.lease, &answer, &[]);
+                }
+                First::HandOver(files) => self.meet_next(claim.lease, files),
+                First::Claim | First::Other { stays: false } => {}
             }
-            matches!(heard, First::Claim) && claim.since.elapsed() < TAKING * 2
-        });
+        }
         if let Some(at) = claims.iter().position(|claim| claim.said)
             && let Some(mut claim) = Some(claims.remove(at))
         {
-            match self.make_way(&claim.lease) {
+            match self.way_for(&claim.lease) {
                 Way::Free { renewed } => self.grant(claim.lease, renewed),
                 Way::Soon => {
                     claim.said = true;
@@ -433,7 +450,7 @@ impl Holder {
     /// Finds out whether the lease is free for `claim`. A daemon whose connection ended, and whose
     /// process does not, is killed: it may still write what a successor writes. One that said that
     /// its process becomes another program is that program when the same process claims.
-    fn make_way(&mut self, claim: &OwnedFd) -> Way {
+    fn way_for(&mut self, claim: &OwnedFd) -> Way {
         let Some(owner) = &self.owner else { return Way::Free { renewed: false } };
         if owner.is_dead() {
             self.leave();
@@ -509,8 +526,8 @@ impl Holder {
             gap: gap.as_millis() as u64,
         };
         tell(lease, &granted, &[], until)?;
-        if let Some(program) = &self.program {
-            tell(lease, &Answer::Part { name: PROGRAM.to_owned() }, &[program.as_fd()], until)?;
+        if let Some(version) = &self.version {
+            tell(lease, &Answer::Part { name: PROGRAM.to_owned() }, &[version.as_fd()], until)?;
         }
         for (name, part) in &self.parts {
             tell(lease, &Answer::Part { name: name.clone() }, &[part.as_fd()], until)?;
@@ -669,7 +686,9 @@ impl Holder {
             (Order::States, None) => Ok((self.tell_states(), None)),
             (Order::End, None) => Ok((Answer::Done, None)),
             (Order::Deposit { .. }, None) => Err("a deposit without a descriptor".to_owned()),
-            (Order::Hello { .. } | Order::Stay, None) => Err("the lease is its already".to_owned()),
+            (Order::Hello { .. } | Order::Stay | Order::HandOver, None) => {
+                Err("the lease is its already".to_owned())
+            }
         }
     }
 }
@@ -695,6 +714,8 @@ enum First {
     Claim,
     /// It gets none. `stays`: another one is to come.
     Other { stays: bool },
+    /// A program that comes along is to go on in this one's place.
+    HandOver(Vec<OwnedFd>),
 }
 
 impl Claim {
@@ -718,6 +739,9 @@ impl Claim {
                 First::Other { stays: self.is_of_ours() }
             }
             Ok(Received::Packet(Order::Stay, _)) => First::Other { stays: self.is_of_ours() },
+            Ok(Received::Packet(Order::HandOver, files)) if self.is_of_ours() => {
+                First::HandOver(files)
+            }
             _ => First::Other { stays: false },
         }
     }
@@ -729,16 +753,27 @@ impl Claim {
     }
 }
 
-/// Returns a file with the version of this program, which nobody can change.
+/// Bytes of a file with a version: the text, and zeros.
+const VERSION_BYTES: usize = 64;
+
+/// Returns a file with the version of this program. A daemon that has it reads that of the program
+/// of now.
 fn own_version() -> io::Result<OwnedFd> {
-    let mut file =
-        fs::File::from(memfd_create(PROGRAM, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
-    file.write_all(env!("CARGO_PKG_VERSION").as_bytes())?;
-    fcntl_add_seals(
-        &file,
-        SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,
-    )?;
-    Ok(file.into())
+    let file = memfd_create(PROGRAM, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    write_version(&file)?;
+    fcntl_add_seals(&file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW)?;
+    Ok(file)
+}
+
+fn write_version(to: &OwnedFd) -> io::Result<()> {
+    let mut bytes = [0; VERSION_BYTES];
+    for (byte, letter) in bytes.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+        *byte = letter;
+    }
+    match rustix::io::pwrite(to, &bytes, 0)? {
+        VERSION_BYTES => Ok(()),
+        _ => Err(io::ErrorKind::WriteZero.into()),
+    }
 }
 
 /// True if something can be read, or has ended.
@@ -777,108 +812,4 @@ fn tell(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::client::Lease;
-
-    /// Runs a holder in a thread until its end.
-    fn started(state: &Path) -> std::thread::JoinHandle<()> {
-        let (mut holder, lock) = Holder::open(state, None).unwrap().unwrap();
-        std::thread::spawn(move || {
-            holder.run();
-            drop(lock);
-        })
-    }
-
-    /// Says a first word to a holder. Returns its answer.
-    fn say_first(state: &Path, order: &Order) -> Answer {
-        let socket =
-            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .unwrap();
-        rustix::net::connect(&socket, &SocketAddrUnix::new(socket_path(state)).unwrap()).unwrap();
-        protocol::send(&socket, order, &[]).unwrap();
-        let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
-        poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&patience)).unwrap();
-        match protocol::receive(&socket).unwrap() {
-            Received::Packet(answer, _) => answer,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// Others that may write there may put files of theirs in the place of the holder's.
-    #[test]
-    fn a_directory_that_others_may_change_is_refused() {
-        let room = tempfile::tempdir().unwrap();
-        for (mode, may) in [(0o700, true), (0o755, true), (0o777, false), (0o720, false)] {
-            fs::set_permissions(room.path(), fs::Permissions::from_mode(mode)).unwrap();
-            let opened = open_socket(room.path());
-            assert_eq!(opened.is_ok(), may, "{mode:o}");
-            assert!(may || opened.unwrap_err().to_string().contains("chmod 700"));
-        }
-    }
-
-    #[test]
-    fn directories_of_one_socket_are_known_by_their_name() {
-        for (path, is) in [
-            ("/tmp/butterfly-0123456789abcdef", true),
-            ("/tmp/butterfly-0123456789abcde", false),
-            ("/tmp/butterfly-0123456789abcdeg", false),
-            ("/run/butterfly", false),
-            ("/", false),
-        ] {
-            assert_eq!(is_of_a_file(Path::new(path)), is, "{path}");
-        }
-    }
-
-    #[test]
-    fn a_daemon_of_another_version_is_told_what_to_do() {
-        let room = tempfile::tempdir().unwrap();
-        let holder = started(room.path());
-        let answer = say_first(room.path(), &Order::Hello { version: VERSION + 1 });
-        let Answer::Refused { why } = answer else { panic!("{answer:?}") };
-        for part in [
-            &format!("version {VERSION} of its protocol (butterflyd "),
-            &format!("the daemon {}", VERSION + 1),
-            REMEDY,
-            "`systemctl restart butterfly-holder`",
-        ] {
-            assert!(why.contains(part), "{why}");
-        }
-        let (lease, _) = Lease::take(room.path()).unwrap();
-        lease.end().unwrap();
-        holder.join().unwrap();
-    }
-
-    /// Machines stay connected while an operator finds a daemon that the holder understands.
-    #[test]
-    fn a_daemon_of_another_version_has_machines_stay() {
-        let room = tempfile::tempdir().unwrap();
-        let (mut holder, _lock) = Holder::open(room.path(), None).unwrap().unwrap();
-        (holder.term, holder.ends) = (1, Some(Instant::now()));
-        let asking = std::thread::spawn({
-            let state = room.path().to_owned();
-            move || say_first(&state, &Order::Hello { version: VERSION + 1 })
-        });
-        while !asking.is_finished() {
-            holder.meet_daemons();
-        }
-        assert!(matches!(asking.join().unwrap(), Answer::Refused { .. }));
-        assert!(holder.stays && holder.ends.is_none());
-    }
-
-    /// Nobody holds up the end of a holder without machines, or takes anything from a daemon.
-    #[test]
-    fn only_what_is_about_to_go_stays() {
-        let room = tempfile::tempdir().unwrap();
-        let holder = started(room.path());
-        let stays = || matches!(say_first(room.path(), &Order::Stay), Answer::Done);
-        assert!(!stays());
-        let (lease, inventory) = Lease::take(room.path()).unwrap();
-        assert!(!stays());
-        assert_eq!(inventory.holder, Some(std::process::id()));
-        lease.stopping().unwrap();
-        assert!(stays());
-        lease.end().unwrap();
-        holder.join().unwrap();
-    }
-}
+mod tests;

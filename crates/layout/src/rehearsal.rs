@@ -58,6 +58,8 @@ pub fn proves_slowly() -> bool {
 ///
 /// - `start`, `lease`, `going`, `ready` of a program that came by an upgrade: at once, with the
 ///   lease, before it is ready, and after. It has an `error`, `panic`s, `hang`s or `kill`s itself.
+/// - `hold`, `held` of one that is to go on as the holder: while it proves that it can, and after
+///   the process became it. It has an `error`, `panic`s, `hang`s or `kill`s itself.
 /// - `boundary` of one that gives way: behind its last word to the holder. It `wait`s.
 /// - `store` of the writer: before all records are written anew. It `kill`s itself.
 /// - `raised` of the daemon: the store has another layout, and nothing else has. It `kill`s itself.

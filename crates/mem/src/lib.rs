@@ -1,6 +1,6 @@
 //! Memory and processor, as the packet path uses them: tables of atomics by pairs of cache lines,
-//! in huge pages where there are some; texts that outlive the process; a black box; memory that
-//! stays over execve(); prefetching, AES rounds, the cycle counter.
+//! in huge pages where there are some; texts that outlive the process; a black box; memory and
+//! descriptors that stay over execve(); prefetching, AES rounds, the cycle counter.
 //!
 //! Knows nothing of guests, rings or packets. Guest memory is in `vhost`.
 
@@ -12,5 +12,6 @@ compile_error!(
 pub mod blackbox;
 pub mod cpu;
 pub mod halves;
+pub mod handover;
 pub mod linger;
 pub mod units;

@@ -126,6 +126,11 @@ pub struct Options {
     #[arg(short = 'V', long)]
     pub version: bool,
 
+    /// Have the holder of a state directory become this program, and exit: after an upgrade of the
+    /// daemon, which leaves the holder as it is. No machine, no daemon and no process notices
+    #[arg(long, value_name = "DIR")]
+    pub upgrade_holder: Option<PathBuf>,
+
     /// Be the writer of the store: the daemon starts itself so
     #[arg(long, value_name = "DIR", hide = true)]
     pub write_store: Option<PathBuf>,

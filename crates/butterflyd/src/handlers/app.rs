@@ -58,7 +58,7 @@ impl<D: Dataplane> Daemon<D> {
             upgrade_failed: self.upgrade.failed.clone(),
             upgraded: Some(self.upgrade.came),
             holder_pid: holder.and_then(|it| it.pid),
-            holder_version: holder.and_then(|it| it.version.clone()),
+            holder_version: holder.and_then(|it| it.version()),
             holder_start_date: holder.map(|it| it.start_date),
             holder_gone: self.holding.as_ref().map(|it| !it.lease().holder_lives()),
             not_listening: self.condition.missing().names(),

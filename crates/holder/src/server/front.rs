@@ -20,7 +20,8 @@ use rustix::{
 
 use crate::{
     closer::{Closer, Debt},
-    protocol::MAX_FILES,
+    protocol::{MAX_FILES, MAX_KEPT, MAX_MESSAGE, Malformed},
+    server::passing::{Giver, Pass, Taker},
 };
 
 /// Bytes of a header.
@@ -245,6 +246,48 @@ impl Front {
         self.begun.get_or_insert_with(Instant::now);
         Ok(true)
     }
+}
+
+impl Pass for Front {
+    fn give<'a>(&'a self, to: &mut Giver<'a>) {
+        to.file(&self.fd);
+        to.maybe(&self.pid, |to, pid| to.number((*pid).into()));
+        to.maybe(&self.process, give_process);
+        to.flag(self.returns);
+        to.flag(self.spoke);
+        to.since(self.connected);
+        to.list(&self.bytes);
+        to.all(self.files.iter(), Giver::file);
+        to.maybe(&self.begun, |to, begun| to.since(*begun));
+        to.list(&self.reply);
+        to.maybe(&self.unread, |to, unread| to.since(*unread));
+    }
+
+    fn take(from: &mut Taker<'_>) -> Result<Front, Malformed> {
+        Ok(Front {
+            fd: from.file()?,
+            pid: from.maybe(Taker::small)?,
+            process: from.maybe(take_process)?,
+            returns: from.flag()?,
+            spoke: from.flag()?,
+            connected: from.time()?,
+            bytes: from.list(MAX_MESSAGE)?,
+            // More than a message may have are let go with the front end.
+            files: from.all(MAX_KEPT, Taker::file)?,
+            begun: from.maybe(Taker::time)?,
+            reply: from.list(MAX_MESSAGE)?,
+            unread: from.maybe(Taker::time)?,
+        })
+    }
+}
+
+pub fn give_process(to: &mut Giver<'_>, (pid, started): &Process) {
+    to.number((*pid).into());
+    to.number(*started);
+}
+
+pub fn take_process(from: &mut Taker<'_>) -> Result<Process, Malformed> {
+    Ok((from.small()?, from.number()?))
 }
 
 impl AsFd for Front {

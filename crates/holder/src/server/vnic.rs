@@ -5,10 +5,14 @@ pub mod harness;
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     fs,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::MetadataExt,
+        unix::{
+            ffi::{OsStrExt, OsStringExt},
+            fs::MetadataExt,
+        },
     },
     path::PathBuf,
     time::{Duration, Instant},
@@ -22,11 +26,14 @@ use rustix::{
 
 use crate::{
     closer::{Closer, Debt},
-    protocol::{self, Event, Name, Received, Role, Word},
+    protocol::{
+        self, Event, MAX_KEPT, MAX_MESSAGE, MAX_STATE, Malformed, Name, Received, Role, Word,
+    },
     say,
     server::{
-        Times,
-        front::{Front, Process, Read, wants_reply},
+        front::{Front, Process, Read, give_process, take_process, wants_reply},
+        passing::{Giver, Pass, Taker},
+        times::Times,
     },
 };
 
@@ -79,6 +86,115 @@ pub struct Vnic {
     debt: Debt,
 }
 
+impl Pass for What {
+    fn give<'a>(&'a self, to: &mut Giver<'a>) {
+        match self {
+            What::Connected { pid } => {
+                to.byte(0);
+                to.maybe(pid, |to, pid| to.number((*pid).into()));
+            }
+            What::Message { bytes, files } => {
+                to.byte(1);
+                to.list(bytes);
+                to.all(files.iter(), Giver::file);
+            }
+            What::Gone { reason } => {
+                to.byte(2);
+                to.text(reason);
+            }
+        }
+    }
+
+    fn take(from: &mut Taker<'_>) -> Result<What, Malformed> {
+        Ok(match from.byte()? {
+            0 => What::Connected { pid: from.maybe(Taker::small)? },
+            1 => What::Message {
+                bytes: from.list(MAX_MESSAGE)?,
+                files: from.all(MAX_KEPT, Taker::file)?,
+            },
+            2 => What::Gone { reason: from.text()? },
+            _ => return Err(Malformed),
+        })
+    }
+}
+
+impl Pass for Pending {
+    fn give<'a>(&'a self, to: &mut Giver<'a>) {
+        to.number(self.number);
+        self.what.give(to);
+        to.flag(self.handed);
+        to.byte(self.tries);
+        to.since(self.since);
+    }
+
+    fn take(from: &mut Taker<'_>) -> Result<Pending, Malformed> {
+        Ok(Pending {
+            number: from.number()?,
+            what: What::take(from)?,
+            handed: from.flag()?,
+            tries: from.byte()?,
+            since: from.time()?,
+        })
+    }
+}
+
+impl Pass for Vnic {
+    fn give<'a>(&'a self, to: &mut Giver<'a>) {
+        to.number(self.registered.birth);
+        to.role(self.registered.role);
+        to.list(self.registered.path.as_os_str().as_bytes());
+        to.maybe(&self.file, |to, (device, inode)| {
+            to.number(*device);
+            to.number(*inode);
+        });
+        to.maybe(&self.listener, Giver::file);
+        to.maybe(&self.channel, Giver::file);
+        to.maybe(&self.front, |to, front| front.give(to));
+        to.maybe(&self.second, Giver::file);
+        to.list(&self.state);
+        to.all(self.kept.iter(), |to, ((message, place), file)| {
+            to.number(*message);
+            to.number((*place).into());
+            to.file(file);
+        });
+        to.number(self.number);
+        to.maybe(&self.pending, |to, pending| pending.give(to));
+        to.maybe(&self.left, give_process);
+    }
+
+    fn take(from: &mut Taker<'_>) -> Result<Vnic, Malformed> {
+        let vnic = Vnic {
+            registered: Registered {
+                birth: from.number()?,
+                role: from.role()?,
+                path: OsString::from_vec(from.path()?).into(),
+            },
+            file: from.maybe(|from| Ok((from.number()?, from.number()?)))?,
+            listener: from.maybe(Taker::file)?,
+            channel: from.maybe(Taker::file)?,
+            front: from.maybe(Front::take)?,
+            second: from.maybe(Taker::file)?,
+            state: from.list(MAX_STATE)?,
+            kept: from
+                .all(MAX_KEPT, |from| Ok(((from.number()?, from.small()?), from.file()?)))?
+                .into_iter()
+                .collect(),
+            number: from.number()?,
+            pending: from.maybe(Pending::take)?,
+            left: from.maybe(take_process)?,
+            debt: Debt::default(),
+        };
+        let listens = vnic.registered.role == Role::Server;
+        let has_front = vnic.front.is_some();
+        // What belongs to a front end is there with one.
+        let is_alone = vnic.state.is_empty() && vnic.kept.is_empty() && vnic.pending.is_none();
+        match listens == vnic.listener.is_some() && (has_front || is_alone) {
+            true => Ok(vnic),
+            false => Err(Malformed),
+        }
+    }
+}
+
 impl Vnic {
     pub fn new(registered: Registered, listener: Option<OwnedFd>) -> Vnic {
         let file = listener.as_ref().and_then(|_| {
@@ -99,6 +215,11 @@ impl Vnic {
             left: None,
             debt: Debt::default(),
         }
+    }
+
+    /// Count of its descriptors that the closer does not have yet.
+    pub fn debt(&self) -> &Debt {
+        &self.debt
     }
 
     pub fn registered(&self) -> &Registered {

@@ -1,7 +1,10 @@
 //! A vnic between the sockets of a front end and of a daemon, for fuzzing. Nothing else of the
-//! holder runs: no listening socket, no closer, and time does not pass.
+//! holder runs: nobody comes to its listening socket, there is no closer, and time does not pass.
 
-use std::{os::fd::OwnedFd, time::Duration};
+use std::{
+    os::fd::{AsRawFd, OwnedFd},
+    time::{Duration, Instant},
+};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
@@ -9,7 +12,10 @@ use super::{Registered, TRIES, Vnic, What};
 use crate::{
     closer::Closer,
     protocol::{MAX_KEPT, MAX_MESSAGE, MAX_STATE, Role},
-    server::Times,
+    server::{
+        passing::{Giver, Pass, Taker, copy_of},
+        times::Times,
+    },
 };
 
 /// Longer than any run.
@@ -33,7 +39,27 @@ impl Between {
     pub fn new(role: Role) -> Between {
         let registered = Registered { birth: 1, role, path: "/nowhere".into() };
         let times = Times { patience: NEVER, returns: NEVER, stays: NEVER, ..Times::default() };
-        Between { vnic: Vnic::new(registered, None), closer: Closer::default(), times }
+        let (listener, _) = pair(SocketType::STREAM).expect("a pair of sockets");
+        let listener = (role == Role::Server).then_some(listener);
+        Between { vnic: Vnic::new(registered, listener), closer: Closer::default(), times }
+    }
+
+    /// Has the vnic pass to a successor of the holder, as far as one process can play both.
+    pub fn hand_over(&mut self) -> std::io::Result<()> {
+        let now = Instant::now();
+        let mut given = Giver::new(now);
+        self.vnic.give(&mut given);
+        let bytes = given.whole();
+        let copies = given.files.iter().map(|file| Ok((file.as_raw_fd(), copy_of(file)?)));
+        let copies = copies.collect::<std::io::Result<_>>()?;
+        let mut from = Taker::new(&bytes, copies, now)?;
+        let vnic = Vnic::take(&mut from)?;
+        assert!(from.end()?.is_empty(), "a descriptor is nobody's");
+        let mut again = Giver::new(now);
+        vnic.give(&mut again);
+        assert!(again.is_like(&given), "it is not as it was");
+        self.vnic = vnic;
+        Ok(())
     }
 
     /// Lets a front end come. Returns its end.
