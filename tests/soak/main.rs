@@ -13,6 +13,7 @@ use std::{
     fs,
     io::Write,
     path::{Path, PathBuf},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -21,6 +22,7 @@ use butterfly_tests::{
     frames::mac,
     groups::group_set,
     pairs::{GROUP, Pair, Plan, nic},
+    programs::program,
 };
 use clap::Parser;
 
@@ -107,6 +109,20 @@ impl Side {
             let told = client.join().expect("an upgrade");
             assert!(told.contains("goes on"), "{told}");
         });
+    }
+
+    /// Has the same program go on in the holder's place.
+    fn upgrade_holder(&self, mut pump: impl FnMut()) {
+        let mut upgrade = Command::new(program("butterflyd"));
+        upgrade.arg("--upgrade-holder").arg(self.room.path().join("state"));
+        let mut upgrade = upgrade.spawn().expect("a program");
+        let done = loop {
+            pump();
+            if let Some(done) = upgrade.try_wait().expect("a process") {
+                break done;
+            }
+        };
+        assert!(done.success(), "the holder of host {} stays as it is", self.number);
     }
 
     /// Fails if the daemon uses more and more.
@@ -207,6 +223,7 @@ impl Crowd {
 enum Act {
     Death(usize),
     Upgrade(usize),
+    UpgradeHolder(usize),
     BothDie,
     Rules(usize),
     Vnics(usize),
@@ -216,13 +233,14 @@ enum Act {
 
 fn draw(random: &mut fastrand::Rng) -> Act {
     let side = random.usize(..2);
-    match random.u32(..16) {
+    match random.u32(..18) {
         0..3 => Act::Death(side),
         3..6 => Act::Upgrade(side),
         6 => Act::BothDie,
         7..9 => Act::Rules(side),
         9..11 => Act::Vnics(side),
         11..13 => Act::Worse,
+        13..15 => Act::UpgradeHolder(side),
         _ => Act::Good,
     }
 }
@@ -268,6 +286,7 @@ fn main() {
         match act {
             Act::Death(side) => sides[side].die(|| crowd.pump()),
             Act::Upgrade(side) => sides[side].upgrade(|| crowd.pump()),
+            Act::UpgradeHolder(side) => sides[side].upgrade_holder(|| crowd.pump()),
             Act::BothDie => {
                 sides[0].host.daemon().kill();
                 sides[1].die(|| crowd.pump());
