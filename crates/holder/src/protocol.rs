@@ -37,8 +37,8 @@ pub const LISTEN: &str = "listen:";
 pub const PROGRAM: &str = "holder:program";
 /// Most descriptors in one packet (`SCM_MAX_FD` of Linux).
 pub const MAX_FILES: usize = 253;
-/// Most bytes of a vnic's state.
-pub const MAX_STATE: usize = 64 << 10;
+/// Most bytes of a vnic's state: 509 regions of memory take 76 KB at most.
+pub const MAX_STATE: usize = 128 << 10;
 /// Most descriptors that are kept for a vnic.
 pub const MAX_KEPT: usize = 600;
 /// Most bytes of a front end's message: a header and its body.

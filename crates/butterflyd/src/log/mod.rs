@@ -4,11 +4,12 @@
 mod datagrams;
 mod journal;
 mod layer;
+mod stderr;
 mod syslog;
 
 use journal::Journal;
 use layer::{Lines, Logger};
-use std::{fmt, io::Write};
+use std::fmt;
 use syslog::Syslog;
 use tracing::Subscriber;
 use tracing_subscriber::{
@@ -94,8 +95,8 @@ impl fmt::Debug for LogLevel {
 
 /// Starts logging for the whole process.
 pub fn start(level: Level, syslog: bool) -> LogLevel {
-    // Nothing can be done about a log that cannot be written.
-    let stderr = |line: &str| drop(std::io::stderr().write_all(line.as_bytes()));
+    let lines = stderr::Stderr::default();
+    let stderr = move |line: &str| lines.write(line);
     let logger = match Journal::if_stderr() {
         _ if !syslog => Logger::None,
         Some(journal) => Logger::Journal(journal),

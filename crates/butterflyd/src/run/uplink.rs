@@ -14,6 +14,8 @@ use std::{
 const FIRST: Duration = Duration::from_secs(1);
 /// Longest pause, and the first one of a process that began anew for the uplink in vain.
 const LONGEST: Duration = Duration::from_secs(10);
+/// Longest pause between attempts to begin anew. Each that fails is told.
+const LONGEST_IN_VAIN: Duration = Duration::from_secs(640);
 
 /// Calls the main thread whenever an uplink that is gone can be opened, which takes this program to
 /// begin anew.
@@ -29,17 +31,20 @@ pub(super) fn wait_for_uplink(switch: &Arc<Switch>, calls: &Calls, came: &Came) 
 }
 
 fn look_for_it(switch: &Weak<Switch>, calls: &Calls, mut pause: Duration) {
+    // Until the attempt after the next one.
+    let mut rest = LONGEST;
     loop {
         thread::sleep(pause);
         let Some(switch) = switch.upgrade() else { return };
         if !switch.uplink_is_gone() {
-            pause = FIRST;
+            (pause, rest) = (FIRST, LONGEST);
             continue;
         }
         pause = (pause * 2).min(LONGEST);
         if switch.uplink_can_be_opened() {
             calls.uplink_is_there();
-            pause = LONGEST;
+            pause = rest;
+            rest = (rest * 2).min(LONGEST_IN_VAIN);
         }
     }
 }

@@ -240,3 +240,38 @@ impl Noted {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use butterfly_holder::protocol::{MAX_KEPT, MAX_STATE};
+
+    /// The largest state there can be is one that the holder takes.
+    #[test]
+    fn each_state_has_room_in_a_packet() {
+        let file = (u64::MAX, u32::MAX);
+        let (guest, size, user, offset) = (u64::MAX, u64::MAX, u64::MAX, u64::MAX);
+        let ring = || Ring {
+            size: Some(u16::MAX),
+            at: Some(At { desc: u64::MAX, avail: u64::MAX, used: u64::MAX, log: Some(u64::MAX) }),
+            position: u16::MAX,
+            kick: Some(How::Eventfd(file)),
+            call: Some(file),
+            enabled: Some(false),
+        };
+        let noted = Noted {
+            layout: u32::MAX,
+            rehearsed: Some(u32::MAX),
+            attached: false,
+            since: u64::MAX,
+            pid: Some(u32::MAX),
+            features: Some(u64::MAX),
+            protocol: Some(u64::MAX),
+            regions: (0..MAX_REGIONS).map(|_| Region { file, guest, size, user, offset }).collect(),
+            log: Some(Log { file, size, offset }),
+            rings: [ring(), ring()],
+        };
+        assert!(noted.text().len() <= MAX_STATE, "{} bytes", noted.text().len());
+        assert!(noted.files().count() <= MAX_KEPT);
+    }
+}
