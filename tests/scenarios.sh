@@ -34,7 +34,8 @@ while read -r _ home program; do
   ran=$((ran + 1))
   skipped=()
   if [[ ${program##*/} = scenarios-* ]]; then
-    skipped=(--exact)
+    # They wait for most of their time.
+    skipped=(--exact --test-threads 4)
     for name in "${WAITING[@]}"; do skipped+=(--skip "$name"); done
   fi
   test_in "$home" "$program" "${skipped[@]}" </dev/null || {
