@@ -35,6 +35,7 @@ const WITH_STATE: [&str; 6] = [
     "ButterflyDegraded",
     "ButterflyChangesRefused",
     "ButterflyNotListening",
+    "ButterflyHolderGone",
     "ButterflyUpgradeFailed",
     "ButterflyUpgradeUncommitted",
 ];
@@ -221,6 +222,15 @@ fn rules_about_the_daemon_itself_fire() {
         daemon.comes_up() && daemon.client_ok(&["show"]).contains("degraded")
     });
     fires(&["ButterflyDegraded"]);
+
+    // Nobody holds connections for the next daemon.
+    let shown: serde_json::Value =
+        serde_json::from_str(&daemon.client_ok(&["show", "--json"])).unwrap();
+    let holder = shown["holder"]["pid"].as_i64().unwrap() as i32;
+    let holder = rustix::process::Pid::from_raw(holder).unwrap();
+    rustix::process::kill_process(holder, rustix::process::Signal::KILL).unwrap();
+    eventually("it is told", || daemon.client_ok(&["show"]).contains(": gone"));
+    fires(&["ButterflyDegraded", "ButterflyHolderGone"]);
     daemon.quit();
 }
 

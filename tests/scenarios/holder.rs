@@ -8,13 +8,14 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
+    process::Command,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
 use crate::lasting::Place;
 use butterfly_guest_driver::raw::{FrontendReq, VERSION, message, recv, send_bytes, words};
-use butterfly_tests::{Nic, eventually, frames::mac, station::usual};
+use butterfly_tests::{Nic, eventually, frames::mac, programs::checked, station::usual};
 use rustix::{
     fs::{MemfdFlags, ftruncate, memfd_create},
     net::sockopt::set_socket_linger,
@@ -41,15 +42,25 @@ fn descriptors(process: u32) -> usize {
     fs::read_dir(format!("/proc/{process}/fd")).unwrap().count()
 }
 
-/// Children of a process that have ended and that it did not look at.
-fn zombies(of: u32) -> usize {
-    let is = |entry: fs::DirEntry| {
+/// States of the children of a process.
+fn states_of_children(of: u32) -> Vec<String> {
+    let state = |entry: fs::DirEntry| {
         let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
         let (_, fields) = stat.rsplit_once(") ")?;
         let mut fields = fields.split(' ');
-        (fields.next()? == "Z" && fields.next()? == of.to_string()).then_some(())
+        let state = fields.next()?.to_owned();
+        (fields.next()? == of.to_string()).then_some(state)
     };
-    fs::read_dir("/proc").unwrap().flatten().filter_map(is).count()
+    fs::read_dir("/proc").unwrap().flatten().filter_map(state).collect()
+}
+
+fn children(of: u32) -> usize {
+    states_of_children(of).len()
+}
+
+/// Children of a process that have ended and that it did not look at.
+fn zombies(of: u32) -> usize {
+    states_of_children(of).iter().filter(|state| *state == "Z").count()
 }
 
 /// One front end gives what cannot be closed, another one gives as fast as it can. Both wait until
@@ -98,6 +109,15 @@ fn who_gives_descriptors_waits_until_they_are_closed() {
                 }
             }
         });
+        // Other programs go on as the holder, with what its closer does not get rid of.
+        scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                let mut upgrade = Command::new(checked("butterflyd"));
+                let done = upgrade.arg("--upgrade-holder").arg(place.state()).status().unwrap();
+                assert!(done.success());
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        });
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(5) {
             let asked = Instant::now();
@@ -117,6 +137,7 @@ fn who_gives_descriptors_waits_until_they_are_closed() {
     drop((slow, many, sink));
     eventually("all is closed", || descriptors(holder) <= before + 8);
     eventually("no process is left", || zombies(holder) == 0);
+    eventually("one closer is there", || children(holder) <= 1);
     host.daemon().kill();
     host.daemon_mut().wait_for_end();
     host = place.start();

@@ -5,7 +5,7 @@ use butterfly_api::server::{Kept, Listening, Server};
 use butterfly_datapath::Hold;
 use butterfly_holder::{
     client::{self, Held, Inventory, Lease, LeaseError, start_if_absent},
-    protocol::{FILE, LISTEN, PROGRAM},
+    protocol::{FILE, LISTEN, PROGRAM, PROGRAM_BYTES},
 };
 use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, memfd_create},
@@ -33,8 +33,6 @@ const METRICS: &str = "metrics";
 
 /// Most bytes of a part.
 const LARGEST: u64 = 256 << 20;
-/// Most bytes of the holder's version.
-const VERSION: usize = 64;
 /// Name of the part with the number of the layout of the others.
 const LAYOUT: &str = "layout";
 
@@ -59,7 +57,7 @@ pub struct HolderProcess {
     /// Its number, if known.
     pub pid: Option<u32>,
     /// The file with the version of its program, if it gave that.
-    program: Option<Arc<File>>,
+    version_file: Option<Arc<File>>,
     /// Its start, in seconds since the epoch.
     pub start_date: u64,
 }
@@ -67,8 +65,8 @@ pub struct HolderProcess {
 impl HolderProcess {
     /// Version of its program, if it told that: another one when it has become another program.
     pub fn version(&self) -> Option<String> {
-        let mut bytes = [0; VERSION];
-        let length = self.program.as_ref()?.read_at(&mut bytes, 0).ok()?;
+        let mut bytes = [0; PROGRAM_BYTES];
+        let length = self.version_file.as_ref()?.read_at(&mut bytes, 0).ok()?;
         let text = std::str::from_utf8(bytes.get(..length)?).ok()?;
         Some(text.trim_end_matches('\0').to_owned())
     }
@@ -113,11 +111,11 @@ impl Holding {
         let (lease, inventory) = Lease::take(state)?;
         let Inventory { holder: pid, up, term, gap, parts, vnics, .. } = inventory;
         let start_date = seconds_since_epoch(SystemTime::now()).saturating_sub(up.as_secs());
-        let holder = HolderProcess { pid, program: None, start_date };
+        let holder = HolderProcess { pid, version_file: None, start_date };
         let mut holding = Holding { lease: Arc::new(lease), parts, holder, term, gap };
         holding.take_layout();
         // One of the first releases did not give it.
-        holding.holder.program = holding.take_file(PROGRAM).map(|file| Arc::new(file.into()));
+        holding.holder.version_file = holding.take_file(PROGRAM).map(|file| Arc::new(file.into()));
         Ok((holding, vnics))
     }
 
@@ -222,14 +220,11 @@ impl Holding {
     }
 }
 
-/// Has the holder of a state directory become this program. An error says what to do.
-pub fn upgrade_holder(state: &Path) -> Result<(), String> {
-    client::hand_over(state).map_err(|why| {
-        format!(
-            "the holder in {} stays as it is, and machines notice nothing: {why}",
-            state.display()
-        )
-    })
+/// Has the holder of a state directory become this program. Returns a line that says so.
+pub fn upgrade_holder(state: &Path) -> Result<String, client::UpgradeError> {
+    let process = client::upgrade(state)?.map(|pid| format!(" (process {pid})"));
+    let (process, version) = (process.unwrap_or_default(), butterfly_version::VERSION);
+    Ok(format!("the holder in {}{process} is butterflyd {version} now", state.display()))
 }
 
 /// Has machines stay connected until another daemon comes, as this one cannot begin. Returns

@@ -155,9 +155,12 @@ fn answer(options: &Options) -> Option<ExitCode> {
     }
     if let Some(state) = &options.upgrade_holder {
         return Some(match holding::upgrade_holder(state) {
-            Ok(()) => ExitCode::SUCCESS,
+            Ok(line) => {
+                let _ = writeln!(std::io::stdout(), "{line}");
+                ExitCode::SUCCESS
+            }
             Err(why) => {
-                tell(why);
+                tell(format_args!("butterflyd: {why}"));
                 ExitCode::from(FAILED)
             }
         });

@@ -122,7 +122,7 @@ fn only_programs_of_root_become_the_holder() {
     let ask = |files: &[&File]| {
         let asking = connect(&state);
         let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        protocol::send(&asking, &Order::HandOver, &files).unwrap();
+        protocol::send(&asking, &Order::Upgrade, &files).unwrap();
         match answer(&asking) {
             Answer::Done => None,
             Answer::Refused { why } => Some(why),
@@ -148,8 +148,8 @@ fn only_programs_of_root_become_the_holder() {
         (&[&text], "it is no program"),
         (&[&folder], "it is no program"),
         (&[&nothing], "it is no program"),
-        (&[&script], "does not say that it can go on"),
-        (&[&truly], "does not say that it can go on"),
+        (&[&script], "does not say that it can hold"),
+        (&[&truly], "does not say that it can hold"),
         (&[&truly, &truly], "did not give one program along"),
         (&[], "did not give one program along"),
     ] {
@@ -168,6 +168,68 @@ fn only_programs_of_root_become_the_holder() {
     protocol::send(&lease, &Order::End, &[]).unwrap();
     assert_eq!(answer(&lease), Answer::Done);
     let mut holder = holder;
+    assert!(holder.0.wait().unwrap().success());
+    assert!(!socket_path(&state).exists());
+}
+
+/// Starts a holder that may have so many descriptors, and takes its lease with so many parts.
+fn held_by_us(room: &Path, limit: u32, parts: usize) -> (Holder, OwnedFd) {
+    let (state, notify) = (room.join("state"), room.join("notify"));
+    let manager = UnixDatagram::bind(&notify).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut command = Command::new("prlimit");
+    command.arg(format!("--nofile={limit}:{limit}")).arg(env!("CARGO_BIN_EXE_butterflyd"));
+    command.arg("--hold-service").arg(&state).env("NOTIFY_SOCKET", &notify);
+    let holder = Holder(command.spawn().unwrap());
+    manager.recv(&mut [0; 64]).unwrap();
+    let lease = connect(&state);
+    protocol::send(&lease, &Order::Hello { version: VERSION }, &[]).unwrap();
+    while answer(&lease) != Answer::Complete {}
+    let file = File::open("/dev/null").unwrap();
+    for n in 0..parts {
+        let order = Order::Deposit { name: n.to_string() };
+        protocol::send(&lease, &order, &[file.as_fd()]).unwrap();
+        assert_eq!(answer(&lease), Answer::Done);
+    }
+    (holder, lease)
+}
+
+fn own_program() -> File {
+    File::open(env!("CARGO_BIN_EXE_butterflyd")).unwrap()
+}
+
+/// Looking at what is held takes no more descriptors than the holder has left; where it does, the
+/// holder goes on as before.
+#[test]
+fn a_holder_with_few_descriptors_left_is_upgraded() {
+    let room = tempfile::tempdir().unwrap();
+    let (_holder, _lease) = held_by_us(room.path(), 300, 270);
+    for _ in 0..3 {
+        let asking = connect(&room.path().join("state"));
+        protocol::send(&asking, &Order::Upgrade, &[own_program().as_fd()]).unwrap();
+        assert_eq!(answer(&asking), Answer::Done);
+    }
+}
+
+/// A signal that comes while the holder is about to become another program ends it in order.
+#[test]
+fn a_signal_is_not_lost_on_the_way() {
+    let room = tempfile::tempdir().unwrap();
+    let (mut holder, lease) = held_by_us(room.path(), 1000, 1);
+    let state = room.path().join("state");
+    let order = |order: Order| protocol::send(&lease, &order, &[]).unwrap();
+    order(Order::Renew);
+    assert_eq!(answer(&lease), Answer::Done);
+    let asking = connect(&state);
+    protocol::send(&asking, &Order::Upgrade, &[own_program().as_fd()]).unwrap();
+    // It has proved itself by then, and waits until the daemon is there again.
+    std::thread::sleep(Duration::from_secs(1));
+    let pid = rustix::process::Pid::from_child(&holder.0);
+    let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
+    signal(rustix::process::Signal::STOP);
+    order(Order::Ready);
+    signal(rustix::process::Signal::TERM);
+    signal(rustix::process::Signal::CONT);
     assert!(holder.0.wait().unwrap().success());
     assert!(!socket_path(&state).exists());
 }

@@ -7,7 +7,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, PoisonError, TryLockError},
     time::{Duration, Instant},
 };
 
@@ -19,6 +19,7 @@ use rustix::{
         AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
         sockopt::socket_peercred,
     },
+    process::{PidfdFlags, pidfd_open},
 };
 
 use crate::protocol::{self, Answer, MAX_KEPT, Order, REMEDY, Received, VERSION, Word};
@@ -28,7 +29,7 @@ pub use crate::protocol::{Name, Role};
 /// Time for an answer of the holder, which waits for nothing but the end of the daemon before.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time for a holder to become another program: it proves that program, and waits for a daemon.
-const HAND_OVER: Duration = Duration::from_secs(20);
+const UPGRADE: Duration = Duration::from_secs(20);
 /// Time for a new holder to listen.
 const START: Duration = Duration::from_secs(5);
 
@@ -191,20 +192,69 @@ pub fn stay(state: &Path) -> io::Result<()> {
     }
 }
 
+/// Reason for which a holder did not become this program, with what that means for machines.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum UpgradeError {
+    #[error("no holder listens in {0}: name the state directory of the daemon (state-dir)")]
+    NoHolder(PathBuf),
+    #[error(
+        "the holder in {0} is gone: machines stay connected until the daemon ends; restart it when that is convenient"
+    )]
+    Gone(PathBuf),
+    #[error(
+        "the holder in {0} cannot be asked by this user: run this as root, or as the holder's user"
+    )]
+    NotAllowed(PathBuf),
+    #[error("the holder in {directory} goes on as before, and no machine noticed: {why}")]
+    Refused { directory: PathBuf, why: String },
+    #[error(
+        "THE HOLDER IN {0} ENDED: machines run on until the daemon ends; restart it when they may lose their network for a moment"
+    )]
+    Ended(PathBuf),
+    #[error(
+        "the holder in {0} hung up: see butterfly show; if it says that the holder is gone, restart the daemon when that \
+         is convenient; if not, the holder is of a release that cannot become another program, and goes on"
+    )]
+    HungUp(PathBuf),
+    #[error(
+        "the holder in {directory} did not say in time whether it became this program, see butterfly show: {source}"
+    )]
+    Silent { directory: PathBuf, source: io::Error },
+}
+
 /// Has the holder in a state directory become this program, which goes on with everything. Waits
-/// until it did. An error says why it did not.
-pub fn hand_over(state: &Path) -> io::Result<()> {
-    let socket = dial(&socket_path(state))?;
-    let own = File::open("/proc/self/exe")?;
-    protocol::send(&socket, &Order::HandOver, &[own.as_fd()])?;
-    match answer(&socket, Instant::now() + HAND_OVER) {
-        Ok((Answer::Done, _)) => Ok(()),
-        Ok((Answer::Refused { why }, _)) => Err(io::Error::other(why)),
-        Ok(_) => unexpected(),
-        Err(why) if why.kind() == io::ErrorKind::ConnectionAborted => Err(io::Error::other(
-            "it hung up: it ended, or is of a release that cannot become another program",
-        )),
-        Err(why) => Err(why),
+/// until it did. Returns its process, if known.
+pub fn upgrade(state: &Path) -> Result<Option<u32>, UpgradeError> {
+    let directory = || state.to_owned();
+    let silent = |source| UpgradeError::Silent { directory: directory(), source };
+    let socket = dial(&socket_path(state)).map_err(|why| match why.kind() {
+        io::ErrorKind::NotFound => UpgradeError::NoHolder(directory()),
+        io::ErrorKind::ConnectionRefused => UpgradeError::Gone(directory()),
+        io::ErrorKind::PermissionDenied => UpgradeError::NotAllowed(directory()),
+        _ => silent(why),
+    })?;
+    let process = socket_peercred(&socket).ok();
+    let process = process.and_then(|peer| pidfd_open(peer.pid, PidfdFlags::empty()).ok());
+    let own = File::open("/proc/self/exe").map_err(silent)?;
+    protocol::send(&socket, &Order::Upgrade, &[own.as_fd()]).map_err(|why| silent(why.into()))?;
+    match answer(&socket, Instant::now() + UPGRADE) {
+        Ok((Answer::Done, _)) => Ok(peer(&socket)),
+        Ok((Answer::Refused { why }, _)) => {
+            Err(UpgradeError::Refused { directory: directory(), why })
+        }
+        Ok(_) => unexpected().map_err(silent),
+        Err(why) if why.kind() == io::ErrorKind::ConnectionAborted => {
+            let moment = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+            let has_ended = process.is_some_and(|process| {
+                poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&moment)) == Ok(1)
+            });
+            Err(match has_ended {
+                true => UpgradeError::Ended(directory()),
+                false => UpgradeError::HungUp(directory()),
+            })
+        }
+        Err(why) => Err(silent(why)),
     }
 }
 
@@ -339,9 +389,13 @@ impl Lease {
         Ok(())
     }
 
-    /// Returns whether the holder is still there.
+    /// Returns whether the holder is still there. Never waits: while it is asked something, it is.
     pub fn holder_lives(&self) -> bool {
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = match self.socket.try_lock() {
+            Ok(socket) => socket,
+            Err(TryLockError::Poisoned(socket)) => socket.into_inner(),
+            Err(TryLockError::WouldBlock) => return true,
+        };
         let gone = PollFlags::HUP | PollFlags::ERR;
         let mut ended = [PollFd::new(&*socket, gone)];
         let looked = poll(&mut ended, Some(&Timespec::default()));

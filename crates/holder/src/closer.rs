@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::process::CommandExt,
+    },
     process::{Command, Stdio},
     sync::{
         Arc,
@@ -103,8 +106,11 @@ pub(crate) struct Closer {
     waiting: VecDeque<(OwnedFd, Debt)>,
     /// Debt of all that is nobody's.
     own: Debt,
-    /// Children that are to end and have not yet: closers that were killed, mostly.
-    killed: Vec<Pid>,
+    /// Children that are to end and have not yet: closers that were killed, and proofs of other
+    /// programs.
+    ending: Vec<Pid>,
+    /// Closers that were let go, and since when: one that hangs is killed like any.
+    let_go: Vec<(Pid, Instant)>,
     /// True if the kernel refused some in one packet: they are given one by one.
     singly: bool,
     /// Time before which no other closer is started.
@@ -125,14 +131,14 @@ struct Running {
 impl Closer {
     /// Looks after a child from now on that is to end.
     pub fn expect_end(&mut self, child: Pid) {
-        self.killed.push(child);
+        self.ending.push(child);
     }
 
     /// Lets the running closer go, which closes what it has and ends. Another one begins when there
     /// is something to be closed.
     pub fn let_go(&mut self) {
         if let Some(running) = self.running.take() {
-            self.killed.push(running.process);
+            self.let_go.push((running.process, Instant::now()));
         }
     }
 
@@ -144,25 +150,25 @@ impl Closer {
             to.flag(owner.is_some());
             to.number(owner.copied().unwrap_or_default().into());
         });
-        to.all(self.killed.iter(), |to, pid| to.number(pid.as_raw_nonzero().get() as u64));
+        to.all(self.ending.iter(), |to, pid| to.pid(*pid));
+        to.all(self.let_go.iter(), |to, (pid, since)| {
+            to.pid(*pid);
+            to.since(*since);
+        });
     }
 
     /// Reads what waited. `debts`: those of the owners, by number.
     pub fn take(from: &mut Taker<'_>, debts: &[Debt]) -> Result<Closer, Malformed> {
         let mut closer = Closer::default();
-        let waiting =
-            from.all(usize::MAX, |from| Ok((from.file()?, from.flag()?, from.small()?)))?;
+        let waiting = from.all(usize::MAX, |from| Ok((from.file()?, from.flag()?, from.u32()?)))?;
         for (file, is_owned, owner) in waiting {
             match debts.get(owner as usize).filter(|_| is_owned) {
                 Some(debt) => closer.discard_of(debt, [file]),
                 None => closer.discard([file]),
             }
         }
-        let pid = |from: &mut Taker<'_>| {
-            let number = i32::try_from(from.number()?).map_err(|_| Malformed)?;
-            Pid::from_raw(number).ok_or(Malformed)
-        };
-        closer.killed = from.all(usize::MAX, pid)?;
+        closer.ending = from.all(usize::MAX, Taker::pid)?;
+        closer.let_go = from.all(usize::MAX, |from| Ok((from.pid()?, from.time()?)))?;
         Ok(closer)
     }
 
@@ -199,14 +205,24 @@ impl Closer {
     pub fn deadline(&self) -> Option<Instant> {
         let hangs = self.running.as_ref().filter(|running| running.unconfirmed > 0);
         let hangs = hangs.map(|running| running.since + PATIENCE);
-        let ends = (!self.killed.is_empty()).then(|| Instant::now() + PATIENCE);
+        let all_ended = self.ending.is_empty() && self.let_go.is_empty();
+        let ends = (!all_ended).then(|| Instant::now() + PATIENCE);
         hangs.into_iter().chain(ends).min()
     }
 
     /// Gives away what waits, and replaces a closer that hangs.
     pub fn turn(&mut self) {
         let runs = |pid: &Pid| matches!(waitpid(Some(*pid), WaitOptions::NOHANG), Ok(None));
-        self.killed.retain(runs);
+        self.ending.retain(runs);
+        self.let_go.retain(|(pid, since)| match runs(pid) {
+            true if since.elapsed() < PATIENCE => true,
+            true => {
+                let _ = kill_process(*pid, Signal::KILL);
+                self.ending.push(*pid);
+                false
+            }
+            false => false,
+        });
         if let Some(running) = &mut self.running {
             let mut bytes = [0; 64];
             while let Ok(n @ 1..) = read(&running.socket, &mut bytes) {
@@ -271,7 +287,7 @@ impl Closer {
     fn begin(&mut self) -> bool {
         // One that does not end although it was killed still has what it was given.
         let rests = self.pause.is_some_and(|end| Instant::now() < end);
-        if rests || self.killed.len() >= MOST_KILLED {
+        if rests || self.ending.len() >= MOST_KILLED {
             return false;
         }
         match start() {
@@ -288,7 +304,7 @@ impl Closer {
         if let Some(running) = self.running.take() {
             let _ = kill_process(running.process, Signal::KILL);
             // A process that sleeps in close() is not waited for: it is looked at in each turn.
-            self.killed.push(running.process);
+            self.ending.push(running.process);
             if running.begun.elapsed() < PATIENCE {
                 self.pause = Some(Instant::now() + PATIENCE);
             }
@@ -300,6 +316,7 @@ fn start() -> std::io::Result<Running> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     let child = Command::new("/proc/self/exe")
+        .arg0("butterflyd")
         .arg(crate::CLOSE)
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::null())

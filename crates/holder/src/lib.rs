@@ -43,6 +43,11 @@ pub const HOLD_ALONE: &str = "--hold-alone";
 pub const HOLD_SERVICE: &str = "--hold-service";
 /// Word by which it becomes a closer.
 pub const CLOSE: &str = "--close";
+/// Word by which it says whether it can go on as the holder: all held is its standard input.
+pub const PROVE: &str = "--prove-holding";
+/// Word by which it goes on as the holder that another program was until now; see
+/// [`server::go_on`].
+pub const GO_ON: &str = "--go-on-holding";
 
 /// Runs this process as a holder or a closer, if its words say so. Call it before any thread is
 /// there. Returns the status with which to exit.
@@ -55,8 +60,8 @@ pub fn run_if_asked() -> Option<u8> {
         (HOLD, [state, ..]) => Some(server::start(state.as_ref())),
         (HOLD_ALONE, [state, ..]) => Some(server::run(state.as_ref(), Some(server::FIRST))),
         (HOLD_SERVICE, [state, ..]) => Some(server::run(state.as_ref(), None)),
-        (server::CAN, []) => Some(server::prove_that_it_can()),
-        (server::GO_ON, more) => Some(server::go_on(more)),
+        (PROVE, []) => Some(server::prove_that_it_can()),
+        (GO_ON, more) => Some(server::go_on(more)),
         _ => None,
     }
 }

@@ -25,8 +25,9 @@ use rustix::{
 /// which does not raise it. A holder that does not know a word ends the lease of who says it.
 pub const VERSION: u32 = 1;
 /// Remedy if a daemon and a holder do not understand each other.
-pub const REMEDY: &str = "start the release of the daemon again that went on with it; or, if all machines may be \
-     cut off until they reconnect, end the holder (`systemctl restart butterfly-holder`) and start the daemon then";
+pub const REMEDY: &str = "start the release of the daemon again that went on with it, upgrade the holder \
+     (`systemctl reload butterfly-holder`), then the daemon; or, if all machines may be cut off until they \
+     reconnect, end the holder (`systemctl restart butterfly-holder`) and start the daemon then";
 /// Beginning of the name of a part that is a file, whose path follows: the file is removed when
 /// everything ends, if it still is the one at that path.
 pub const FILE: &str = "file:";
@@ -35,6 +36,8 @@ pub const FILE: &str = "file:";
 pub const LISTEN: &str = "listen:";
 /// Name of the part that the holder itself adds: a file with the version of its program.
 pub const PROGRAM: &str = "holder:program";
+/// Bytes of that file: the version, and zeros.
+pub const PROGRAM_BYTES: usize = 64;
 /// Most descriptors in one packet (`SCM_MAX_FD` of Linux).
 pub const MAX_FILES: usize = 253;
 /// Most bytes of a vnic's state: 509 regions of memory take 76 KB at most.
@@ -112,7 +115,7 @@ pub enum Order {
     Stay,
     /// The first word of an operator's program, which comes along: the holder is to become it. A
     /// holder of a release before this word hangs up.
-    HandOver,
+    Upgrade,
 }
 
 /// Words of the holder on a lease.
@@ -377,7 +380,7 @@ impl Packet for Order {
             Order::Renew => to.push(8),
             Order::States => to.push(9),
             Order::Stay => to.push(10),
-            Order::HandOver => to.push(11),
+            Order::Upgrade => to.push(11),
         }
     }
 
@@ -400,7 +403,7 @@ impl Packet for Order {
             8 => Order::Renew,
             9 => Order::States,
             10 => Order::Stay,
-            11 => Order::HandOver,
+            11 => Order::Upgrade,
             _ => return Err(Malformed),
         };
         from.end(order)
@@ -657,7 +660,7 @@ mod tests {
             Order::Renew,
             Order::States,
             Order::Stay,
-            Order::HandOver,
+            Order::Upgrade,
         ]);
         there_and_back(&[
             Answer::Granted { term: 1, crashes: 2, up: 3, gap: 4 },

@@ -4,9 +4,9 @@
 //! some microseconds for each hundred of them, and leaves no registration that could go stale.
 
 mod front;
-mod handover;
 pub(crate) mod passing;
 mod times;
+mod upgrade;
 #[cfg(not(feature = "harness"))]
 mod vnic;
 // A fuzz target reaches its harness.
@@ -23,6 +23,7 @@ use std::{
             ffi::OsStrExt,
             fs::{DirBuilderExt, MetadataExt, PermissionsExt},
             net::UnixStream,
+            process::CommandExt,
         },
     },
     path::{Path, PathBuf},
@@ -49,16 +50,17 @@ use crate::{
     client::socket_path,
     closer::Closer,
     protocol::{
-        self, Answer, FILE, LISTEN, MAX_FILES, Order, PROGRAM, REMEDY, Received, Role, VERSION,
+        self, Answer, FILE, LISTEN, MAX_FILES, Order, PROGRAM, PROGRAM_BYTES, REMEDY, Received,
+        Role, VERSION,
     },
 };
 use times::Times;
+use upgrade::NextProgram;
 use vnic::{Registered, Vnic};
 
 use crate::{HOLD_ALONE, HOLD_SERVICE, notify::Notify, say};
-use handover::Next;
-pub use handover::{CAN, GO_ON, go_on, prove_that_it_can};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+pub use upgrade::{go_on, prove_that_it_can};
 
 /// Most vnics, and most parts.
 const MAX_VNICS: usize = 4096;
@@ -88,7 +90,7 @@ struct Owner {
     renewing: bool,
 }
 
-/// A daemon that asks for the lease.
+/// A connection that has said nothing yet, or asks for the lease.
 struct Claim {
     lease: OwnedFd,
     /// It said hello.
@@ -109,10 +111,10 @@ struct Holder {
     owner: Option<Owner>,
     claims: Vec<Claim>,
     /// A program that is to go on in this one's place.
-    next: Option<Next>,
+    next: Option<NextProgram>,
     parts: BTreeMap<String, OwnedFd>,
     /// The version of this program, for daemons. None without memory for it.
-    version: Option<OwnedFd>,
+    version_file: Option<OwnedFd>,
     vnics: BTreeMap<String, Vnic>,
     times: Times,
     started: Instant,
@@ -131,12 +133,13 @@ struct Holder {
 /// Reads, for fuzzing, what a holder before might have passed on.
 #[cfg(feature = "harness")]
 pub fn read_passed(bytes: &[u8]) {
-    let _ = handover::try_out(bytes);
+    let _ = upgrade::try_out(bytes);
 }
 
 /// Starts a holder that has no parent, and returns.
 pub fn start(state: &Path) -> u8 {
     let started = Command::new("/proc/self/exe")
+        .arg0("butterflyd")
         .arg(crate::HOLD_ALONE)
         .arg(state)
         .stdin(Stdio::null())
@@ -154,6 +157,7 @@ pub fn start(state: &Path) -> u8 {
 /// Runs the holder of a state directory until it is told to end, or no first daemon comes within a
 /// time. Ends at once if there is one.
 pub fn run(state: &Path, first: Option<Duration>) -> u8 {
+    let _ = rustix::thread::set_name(c"butterflyd");
     // Refused for the leader of a group, which a service of its own is.
     let _ = setsid();
     let limit = getrlimit(Resource::Nofile);
@@ -234,6 +238,8 @@ fn stop_on_signals() -> io::Result<UnixStream> {
     }
     // That is for the daemon. Who looks for processes by their name sends it here, too.
     signal_hook::flag::register(SIGHUP, Arc::new(AtomicBool::new(false)))?;
+    // A limit of files' sizes is an error for who writes, and no reason to end.
+    signal_hook::flag::register(Signal::XFSZ.as_raw(), Arc::new(AtomicBool::new(false)))?;
     Ok(stop)
 }
 
@@ -251,7 +257,7 @@ impl Holder {
             claims: Vec::new(),
             next: None,
             parts: BTreeMap::new(),
-            version: own_version().ok(),
+            version_file: own_version().ok(),
             vnics: BTreeMap::new(),
             times: Times::default(),
             started: Instant::now(),
@@ -278,7 +284,7 @@ impl Holder {
             if self.hear_owner() {
                 break;
             }
-            self.make_way();
+            self.step_upgrade();
             let deaf = self.owner.as_ref().is_none_or(|owner| owner.gone);
             let (closer, exhausted) = (&mut self.closer, &mut self.exhausted);
             for (id, vnic) in &mut self.vnics {
@@ -412,7 +418,7 @@ impl Holder {
                     };
                     let _ = protocol::send(&claim.lease, &answer, &[]);
                 }
-                First::HandOver(files) => self.meet_next(claim.lease, files),
+                First::Upgrade(files) => self.begin_upgrade(claim.lease, files),
                 First::Claim | First::Other { stays: false } => {}
             }
         }
@@ -526,8 +532,8 @@ impl Holder {
             gap: gap.as_millis() as u64,
         };
         tell(lease, &granted, &[], until)?;
-        if let Some(version) = &self.version {
-            tell(lease, &Answer::Part { name: PROGRAM.to_owned() }, &[version.as_fd()], until)?;
+        if let Some(file) = &self.version_file {
+            tell(lease, &Answer::Part { name: PROGRAM.to_owned() }, &[file.as_fd()], until)?;
         }
         for (name, part) in &self.parts {
             tell(lease, &Answer::Part { name: name.clone() }, &[part.as_fd()], until)?;
@@ -686,7 +692,7 @@ impl Holder {
             (Order::States, None) => Ok((self.tell_states(), None)),
             (Order::End, None) => Ok((Answer::Done, None)),
             (Order::Deposit { .. }, None) => Err("a deposit without a descriptor".to_owned()),
-            (Order::Hello { .. } | Order::Stay | Order::HandOver, None) => {
+            (Order::Hello { .. } | Order::Stay | Order::Upgrade, None) => {
                 Err("the lease is its already".to_owned())
             }
         }
@@ -715,7 +721,7 @@ enum First {
     /// It gets none. `stays`: another one is to come.
     Other { stays: bool },
     /// A program that comes along is to go on in this one's place.
-    HandOver(Vec<OwnedFd>),
+    Upgrade(Vec<OwnedFd>),
 }
 
 impl Claim {
@@ -739,8 +745,8 @@ impl Claim {
                 First::Other { stays: self.is_of_ours() }
             }
             Ok(Received::Packet(Order::Stay, _)) => First::Other { stays: self.is_of_ours() },
-            Ok(Received::Packet(Order::HandOver, files)) if self.is_of_ours() => {
-                First::HandOver(files)
+            Ok(Received::Packet(Order::Upgrade, files)) if self.is_of_ours() => {
+                First::Upgrade(files)
             }
             _ => First::Other { stays: false },
         }
@@ -753,9 +759,6 @@ impl Claim {
     }
 }
 
-/// Bytes of a file with a version: the text, and zeros.
-const VERSION_BYTES: usize = 64;
-
 /// Returns a file with the version of this program. A daemon that has it reads that of the program
 /// of now.
 fn own_version() -> io::Result<OwnedFd> {
@@ -766,12 +769,12 @@ fn own_version() -> io::Result<OwnedFd> {
 }
 
 fn write_version(to: &OwnedFd) -> io::Result<()> {
-    let mut bytes = [0; VERSION_BYTES];
+    let mut bytes = [0; PROGRAM_BYTES];
     for (byte, letter) in bytes.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
         *byte = letter;
     }
     match rustix::io::pwrite(to, &bytes, 0)? {
-        VERSION_BYTES => Ok(()),
+        PROGRAM_BYTES => Ok(()),
         _ => Err(io::ErrorKind::WriteZero.into()),
     }
 }

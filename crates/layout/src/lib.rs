@@ -13,6 +13,7 @@
 //! | history of ends | `butterflyd/src/poison/history.rs` | begins anew |
 //! | states of front ends | `vhost/src/control/noted.rs` | the front end reconnects |
 //! | table of sessions | `datapath/src/session/layout.rs` | removed |
+//! | what a holder passes on | `holder/src/server/passing.rs`, its own number | it goes on itself |
 //!
 //! A change of any of them is a layout of its own for all: raise `OWN`, and have each part that
 //! differs ask for the [layout in force](in_force) where it writes, and for the number that it

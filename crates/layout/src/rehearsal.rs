@@ -68,6 +68,19 @@ pub fn fails(place: &str) -> Option<&'static str> {
     (at == place).then_some(how)
 }
 
+/// Fails at a place as this program's words say: has an error, panics, hangs or ends.
+pub fn fail(place: &str) -> Result<(), String> {
+    match fails(place) {
+        None => Ok(()),
+        Some("panic") => panic!("it was to panic in this rehearsal"),
+        Some("kill") => die(),
+        Some("hang") => loop {
+            thread::park();
+        },
+        Some(_) => Err("it was to fail in this rehearsal".to_owned()),
+    }
+}
+
 /// Kills this process at a place, or has it wait there, if its words say so.
 pub fn pass(place: &str) {
     match fails(place) {

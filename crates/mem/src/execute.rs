@@ -1,7 +1,8 @@
 //! A process that becomes another program, which goes on with its open descriptors.
 //!
 //! `std` offers neither half: its `exec()` lets all signals through again before the new program
-//! can hear them, and it takes no descriptor by a number.
+//! can hear them, which costs a process its life that nobody starts again, and it takes no
+//! descriptor by a number.
 
 use std::{
     collections::BTreeMap,
@@ -21,9 +22,7 @@ use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 /// listens would end it.
 const HEARD: [libc::c_int; 3] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM];
 
-/// Holds back SIGHUP, SIGINT and SIGTERM, or no longer.
-fn hold_signals(hold: bool) -> io::Result<()> {
-    let how = if hold { libc::SIG_BLOCK } else { libc::SIG_UNBLOCK };
+fn change_signals(how: libc::c_int) -> io::Result<()> {
     let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset() initialises the set; the other calls read it and write nothing of ours.
     let failed = unsafe {
@@ -39,10 +38,16 @@ fn hold_signals(hold: bool) -> io::Result<()> {
     }
 }
 
-/// Lets SIGHUP, SIGINT and SIGTERM through, which wait since the program before held them back.
-/// For the new program, when it can hear them.
+/// Holds back SIGHUP, SIGINT and SIGTERM for the program that this process becomes. Signals from
+/// before were heard by this one: look at them then.
+pub fn hold_signals() -> io::Result<()> {
+    change_signals(libc::SIG_BLOCK)
+}
+
+/// Lets SIGHUP, SIGINT and SIGTERM through, which wait since they were [held](hold_signals). For
+/// the new program, when it can hear them, or the old one if it goes on.
 pub fn hear_signals() -> io::Result<()> {
-    hold_signals(false)
+    change_signals(libc::SIG_UNBLOCK)
 }
 
 /// Becomes a program with these words, the first of which is its name. Nobody else may run in this
@@ -58,16 +63,9 @@ pub fn become_program(program: BorrowedFd<'_>, words: &[CString]) -> io::Error {
         texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect()
     };
     let (words, environment) = (pointers(words), pointers(&environment));
-    if let Err(why) = hold_signals(true) {
-        return why;
-    }
     // SAFETY: both lists end with a null pointer, and their texts live until the call returns.
     unsafe { libc::fexecve(program.as_raw_fd(), words.as_ptr(), environment.as_ptr()) };
-    let why = io::Error::last_os_error();
-    match hold_signals(false) {
-        Ok(()) => why,
-        Err(why) => why,
-    }
+    io::Error::last_os_error()
 }
 
 /// Has a descriptor stay open in the program that this process becomes, and in its children. Or not

@@ -11,7 +11,7 @@ compile_error!(
 
 pub mod blackbox;
 pub mod cpu;
+pub mod execute;
 pub mod halves;
-pub mod handover;
 pub mod linger;
 pub mod units;

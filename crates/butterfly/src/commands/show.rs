@@ -231,8 +231,13 @@ fn holder(health: &AppHealthRes) -> Option<String> {
     let pid = health.holder_pid.map_or_else(|| "unknown".to_owned(), |pid| pid.to_string());
     // One of the first releases does not tell it.
     let version = health.holder_version.as_deref().unwrap_or("unknown");
-    let gone = if health.holder_gone() { ": gone" } else { "" };
-    Some(format!("process {pid}, version {}, since {}{gone}", safe(version), date(began)))
+    let differs = health.holder_version.is_some() && health.holder_version != health.version;
+    let state = match (health.holder_gone(), differs) {
+        (true, _) => ": gone",
+        (false, true) => "; up to date after: systemctl reload butterfly-holder",
+        (false, false) => "",
+    };
+    Some(format!("process {pid}, version {}, since {}{state}", safe(version), date(began)))
 }
 
 /// The upgrade that is under way, or why the last one failed.

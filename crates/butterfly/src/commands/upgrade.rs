@@ -28,7 +28,8 @@ Has another program go on in the daemon's place, while virtual machines stay con
 
 It first proves itself on copies of all that it will find. If it cannot go on, nothing changes, and the exit
 code is 1. Traffic stands still for about 0.2 s; clients of the API connect again, captures and traces end.
-The way back, until --commit: the same with the old program.";
+The way back, until --commit: the same with the old program. The holder, which keeps the connections of
+machines, has an upgrade of its own: systemctl reload butterfly-holder.";
 
 /// `upgrade`.
 pub fn node() -> Node {

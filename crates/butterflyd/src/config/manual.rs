@@ -21,7 +21,7 @@ fn page() -> String {
         "a virtual switch for the virtual machines of a host",
     );
     page.section("SYNOPSIS");
-    page.text("`butterflyd` `-i` IP `-s` DIR [OPTION...]\n\n`butterflyd` `-c` FILE [OPTION...]");
+    page.text("`butterflyd` `-i` IP `-s` DIR [OPTION...]\n\n`butterflyd` `-c` FILE [OPTION...]\n\n`butterflyd` `--upgrade-holder` DIR");
     page.section("DESCRIPTION");
     page.text(
         "Gives every virtual network card (vnic) a vhost-user socket that QEMU attaches to. Each vnic lives in a network of its own number \
@@ -53,7 +53,8 @@ fn page() -> String {
     page.term("`0`", "It was stopped, by a signal or by a client.");
     page.term(
         "`1`",
-        "It cannot start, or cannot go on: an address in use, a name of another daemon, an uplink that cannot be opened.",
+        "It cannot start, or cannot go on: an address in use, a name of another daemon, an uplink that cannot be opened. \
+         With `--upgrade-holder`: the holder did not become this program, and standard error says why.",
     );
     page.term(
         "`2`",

@@ -126,8 +126,8 @@ pub struct Options {
     #[arg(short = 'V', long)]
     pub version: bool,
 
-    /// Have the holder of a state directory become this program, and exit: after an upgrade of the
-    /// daemon, which leaves the holder as it is. No machine, no daemon and no process notices
+    /// Have the running holder of a state directory (--state-dir) become this program, and exit.
+    /// Its process and all connections stay. With the package: systemctl reload butterfly-holder
     #[arg(long, value_name = "DIR")]
     pub upgrade_holder: Option<PathBuf>,
 

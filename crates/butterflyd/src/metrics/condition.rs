@@ -1,7 +1,8 @@
 //! Condition of the daemon, as its main thread tells it.
 
 use crate::host::listen::NotListening;
-use std::sync::{Arc, Mutex, PoisonError};
+use butterfly_holder::client::Lease;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Troubles of the daemon itself.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -21,12 +22,24 @@ pub struct Troubles {
 pub struct Condition {
     troubles: Arc<Mutex<Troubles>>,
     missing: NotListening,
+    lease: Arc<OnceLock<Arc<Lease>>>,
 }
 
 impl Condition {
     /// Begins without trouble, but for places that are `missing`.
     pub fn new(missing: NotListening) -> Self {
         Self { missing, ..Self::default() }
+    }
+
+    /// Looks at the holder of this lease from now on.
+    pub fn look_at(&self, lease: Arc<Lease>) {
+        // There is one for the life of the process.
+        let _ = self.lease.set(lease);
+    }
+
+    /// Returns whether there is a holder no more.
+    pub fn holder_is_gone(&self) -> bool {
+        self.lease.get().is_some_and(|lease| !lease.holder_lives())
     }
 
     /// Replaces what was told before.

@@ -75,6 +75,9 @@ families! {
     /// Endpoints of the API that the configuration names and the daemon does not listen on. Metrics
     /// that are not served cannot say so here; `butterfly show` does.
     NotListening = Gauge "butterfly_not_listening" [];
+    /// 1 if the process that holds the connections of VMs for the next daemon is gone: nothing
+    /// happens until this daemon ends, too. Else 0.
+    HolderGone = Gauge "butterfly_holder_gone" [];
 
     /// Frames received from the VM, faulty ones included.
     NicInPackets = Counter "butterfly_nic_in_packets_total" ["nic", "vni"];

@@ -92,6 +92,7 @@ impl Page {
         self.add(Family::UpgradeFailed, &[], troubles.upgrade_failed);
         self.add(Family::UpgradeUncommitted, &[], troubles.upgrade_uncommitted);
         self.add(Family::NotListening, &[], condition.missing().endpoints() as u64);
+        self.add(Family::HolderGone, &[], condition.holder_is_gone());
     }
 
     fn nics(&mut self, observed: &Observation) {

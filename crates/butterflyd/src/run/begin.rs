@@ -182,6 +182,7 @@ impl Running {
         if let Some(holding) = &daemon.holding {
             // From here on a failure is a death, and no fall-back: the next process goes on.
             guard.ready();
+            daemon.condition.look_at(holding.lease().clone());
             holding.lease().ready()?;
             first.iter_mut().for_each(First::ready);
             let (kept, thread) = keep(holding, life, &switch, &events, requests)?;

@@ -1,7 +1,12 @@
 //! The writer of the store: a process of its own, of the same file.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use std::{os::fd::AsFd, path::Path, process::Command, sync::Arc};
+use std::{
+    os::{fd::AsFd, unix::process::CommandExt},
+    path::Path,
+    process::Command,
+    sync::Arc,
+};
 
 /// Starts the writer of the store.
 pub(super) fn start_writer(directory: &Path) -> Result<butterfly_store::Client, std::io::Error> {
@@ -9,7 +14,7 @@ pub(super) fn start_writer(directory: &Path) -> Result<butterfly_store::Client, 
     butterfly_store::Client::start(move || {
         // Also if the file has been replaced since.
         let mut command = Command::new("/proc/self/exe");
-        command.arg("--write-store").arg(&of);
+        command.arg0("butterflyd").arg("--write-store").arg(&of);
         command
     })
 }

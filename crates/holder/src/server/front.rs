@@ -266,7 +266,7 @@ impl Pass for Front {
     fn take(from: &mut Taker<'_>) -> Result<Front, Malformed> {
         Ok(Front {
             fd: from.file()?,
-            pid: from.maybe(Taker::small)?,
+            pid: from.maybe(Taker::u32)?,
             process: from.maybe(take_process)?,
             returns: from.flag()?,
             spoke: from.flag()?,
@@ -287,7 +287,7 @@ pub fn give_process(to: &mut Giver<'_>, (pid, started): &Process) {
 }
 
 pub fn take_process(from: &mut Taker<'_>) -> Result<Process, Malformed> {
-    Ok((from.small()?, from.number()?))
+    Ok((from.u32()?, from.number()?))
 }
 
 impl AsFd for Front {

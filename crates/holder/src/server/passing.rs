@@ -12,6 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::Pid;
+
 use crate::protocol::{self, MAX_TEXT, Malformed, Reader, Role};
 
 /// Form of what follows, the first number. A program reads the forms of releases before its own.
@@ -63,6 +65,10 @@ impl<'a> Giver<'a> {
 
     pub fn number(&mut self, it: u64) {
         self.bytes.extend(it.to_ne_bytes());
+    }
+
+    pub fn pid(&mut self, it: Pid) {
+        self.number(it.as_raw_nonzero().get() as u64);
     }
 
     pub fn count(&mut self, it: usize) {
@@ -121,6 +127,8 @@ pub struct Taker<'a> {
     files: Files,
     /// Numbers of descriptors that were not taken yet.
     numbers: VecDeque<RawFd>,
+    /// Reason for which a copy could not be made.
+    no_copy: Option<io::Error>,
     now: Instant,
 }
 
@@ -140,7 +148,8 @@ impl<'a> Taker<'a> {
     }
 
     fn begin(bytes: &'a [u8], files: Files, now: Instant) -> Result<Taker<'a>, Malformed> {
-        let mut taker = Taker { from: Reader(bytes), files, numbers: VecDeque::new(), now };
+        let (from, numbers) = (Reader(bytes), VecDeque::new());
+        let mut taker = Taker { from, files, numbers, no_copy: None, now };
         if taker.from.u32()? != FORM {
             return Err(Malformed);
         }
@@ -152,6 +161,11 @@ impl<'a> Taker<'a> {
     /// Numbers of all descriptors that were not taken yet.
     pub fn numbers(&self) -> &VecDeque<RawFd> {
         &self.numbers
+    }
+
+    /// Returns why a copy of a descriptor could not be made, if that is so.
+    pub fn no_copy(&mut self) -> Option<io::Error> {
+        self.no_copy.take()
     }
 
     /// The end of it: all was read. Returns what nobody took.
@@ -182,7 +196,12 @@ impl<'a> Taker<'a> {
         self.from.u64()
     }
 
-    pub fn small(&mut self) -> Result<u32, Malformed> {
+    pub fn pid(&mut self) -> Result<Pid, Malformed> {
+        let number = i32::try_from(self.number()?).map_err(|_| Malformed)?;
+        Pid::from_raw(number).ok_or(Malformed)
+    }
+
+    pub fn u32(&mut self) -> Result<u32, Malformed> {
         self.number()?.try_into().map_err(|_| Malformed)
     }
 
@@ -211,8 +230,10 @@ impl<'a> Taker<'a> {
         let number = self.numbers.pop_front().ok_or(Malformed)?;
         match &mut self.files {
             Files::Inherited(all) => all.remove(&number).ok_or(Malformed),
-            // No room for as many descriptors is a reason not to become this program, too.
-            Files::StandIn(file) => copy_of(file).map_err(|_| Malformed),
+            Files::StandIn(file) => copy_of(file).map_err(|why| {
+                self.no_copy = Some(why);
+                Malformed
+            }),
         }
     }
 

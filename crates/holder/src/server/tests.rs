@@ -1,6 +1,6 @@
 use super::{
-    handover::{Given, try_out},
     passing::{Giver, Taker, copy_of},
+    upgrade::{Given, try_out},
     *,
 };
 use crate::client::{After, Channel, Heard, Lease};

@@ -1,8 +1,8 @@
-//! Times that front ends have.
+//! Time limits for front ends.
 
 use std::time::Duration;
 
-/// Times of front ends.
+/// Time limits for front ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
     /// For a half message, an unread reply, and a silent front end when another one waits.

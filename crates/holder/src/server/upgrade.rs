@@ -1,7 +1,7 @@
-//! A holder becomes its successor: another program, which goes on in the same process.
+//! A holder becomes another program, which goes on in the same process.
 //!
-//! 1. A program asks on the holder's socket and gives itself along. It has to belong to root or to
-//!    the user of the holder, and nobody else may write to it.
+//! 1. A program asks on the holder's socket and gives itself along. It has to belong to root, and
+//!    nobody else may write to it.
 //! 2. A child, which is that program, reads what the holder has written down and says that it can.
 //!    The holder goes on meanwhile.
 //! 3. As soon as a daemon runs that is not about to end, the holder writes all of it down once more
@@ -26,45 +26,48 @@ use std::{
     panic::catch_unwind,
     path::Path,
     process::{Command, Stdio},
+    sync::{
+        Arc,
+        mpsc::{RecvTimeoutError, Sender, channel},
+    },
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use butterfly_layout::rehearsal;
-use butterfly_mem::handover::{become_program, hear_signals, inherited, leave_open};
+use butterfly_mem::execute::{become_program, hear_signals, hold_signals, inherited, leave_open};
 use rustix::{
-    fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, fstat, memfd_create},
+    fs::{
+        FileType, MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fstat, memfd_create, open,
+        stat,
+    },
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 
 use super::{
-    Holder, MAX_PARTS, MAX_VNICS, Owner, own_version,
+    Holder, MAX_PARTS, MAX_VNICS, Owner, is_ready, own_version,
     passing::{FORM, Giver, Pass, Taker, copy_of},
     stop_on_signals, write_version,
 };
 use crate::{
-    HOLD_ALONE, HOLD_SERVICE,
-    closer::{Closer, Debt},
+    GO_ON, HOLD_ALONE, HOLD_SERVICE, PROVE,
+    closer::Closer,
     protocol::{self, Answer, MAX_TEXT, Malformed},
     say,
     server::{times::Times, vnic::Vnic},
 };
 
-/// Word by which a program says whether it can go on: all that was written down is its standard
-/// input.
-pub const CAN: &str = "--can-hold";
-/// Word by which a program goes on; see [`go_on`].
-pub const GO_ON: &str = "--go-on-holding";
 /// Answer of a program that can.
-const CAN_HOLD: &str = "it can hold on\n";
+const PROVED: &str = "it can hold\n";
 /// Time in which it answers.
 const PROOF: Duration = Duration::from_secs(5);
 /// Time to wait for a moment in which nobody would miss this process.
 const MOMENT: Duration = Duration::from_secs(10);
 /// Pause between two looks for it.
-const PAUSE: Duration = Duration::from_millis(10);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A program that is to go on.
-pub struct Next {
+pub struct NextProgram {
     /// Its connection, for the outcome.
     asker: OwnedFd,
     program: OwnedFd,
@@ -75,11 +78,11 @@ pub struct Next {
     said: Vec<u8>,
 }
 
-impl Next {
+impl NextProgram {
     /// Begins with a program whose proof a child has begun.
-    fn new(asker: OwnedFd, program: OwnedFd, child: OwnedFd, proof: UnixStream) -> Next {
+    fn new(asker: OwnedFd, program: OwnedFd, child: OwnedFd, proof: UnixStream) -> NextProgram {
         let (since, said) = (Instant::now(), Vec::new());
-        Next { asker, program, since, child, proof: Some(proof), said }
+        NextProgram { asker, program, since, child, proof: Some(proof), said }
     }
 
     /// Descriptor to be polled.
@@ -99,12 +102,16 @@ impl Next {
         while self.said.len() <= MAX_TEXT {
             let mut some = [0; 512];
             match proof.read(&mut some) {
-                Ok(0) if self.said == CAN_HOLD.as_bytes() => {
+                Ok(0) if self.said == PROVED.as_bytes() => {
                     self.proof = None;
                     return Ok(true);
                 }
                 Ok(0) if self.said.is_empty() => {
-                    return Err("it does not say that it can go on".to_owned());
+                    return Err(
+                        "it does not say that it can hold: it is no butterflyd, is of a release that \
+                         cannot take a holder over, or ended: see the log"
+                            .to_owned(),
+                    );
                 }
                 Ok(0) => break,
                 Ok(count) => self.said.extend(some.iter().take(count)),
@@ -112,7 +119,7 @@ impl Next {
                 Err(_) if self.since.elapsed() < PROOF => return Ok(false),
                 Err(_) => {
                     return Err(format!(
-                        "it did not say within {} s that it can go on",
+                        "it did not say within {} s that it can hold",
                         PROOF.as_secs()
                     ));
                 }
@@ -129,19 +136,17 @@ fn prove(holder: &mut Holder, program: &OwnedFd) -> Result<(OwnedFd, UnixStream)
     if !FileType::from_raw_mode(found.st_mode).is_file() || found.st_mode & 0o111 == 0 {
         return Err("it is no program".to_owned());
     }
-    let user = rustix::process::geteuid().as_raw();
-    if ![0, user].contains(&found.st_uid) || found.st_mode & 0o022 != 0 {
-        return Err(
-            "its file has to belong to root, or to the holder's user, and nobody else may write to it"
-                .to_owned(),
-        );
+    // Its owner is root, or who has this program anyway.
+    let own = stat("/proc/self/exe").map_err(|why| why.to_string())?;
+    if ![0, own.st_uid].contains(&found.st_uid) || found.st_mode & 0o022 != 0 {
+        return Err("its file has to belong to root, and nobody else may write to it".to_owned());
     }
     let mut begin = || -> io::Result<(OwnedFd, UnixStream)> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         let child = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()))
             .arg0("butterflyd")
-            .arg(CAN)
+            .arg(PROVE)
             .stdin(Stdio::from(written(&Giver::of(holder, Instant::now()).whole())?))
             .stdout(Stdio::from(OwnedFd::from(theirs)))
             .spawn()?;
@@ -167,13 +172,13 @@ fn written(bytes: &[u8]) -> io::Result<File> {
 /// with.
 pub fn prove_that_it_can() -> u8 {
     let answer = || -> Result<(), String> {
-        rehearse("hold")?;
+        rehearsal::fail("hold")?;
         let file = copy_of(io::stdin()).map_err(|why| why.to_string())?;
         let bytes = all_of(&File::from(file)).map_err(|why| why.to_string())?;
         try_out(&bytes).map(drop)
     };
     let (text, status) = match answer() {
-        Ok(()) => (CAN_HOLD.to_owned(), 0),
+        Ok(()) => (PROVED.to_owned(), 0),
         Err(why) => (why, 1),
     };
     let told = io::stdout().write_all(text.as_bytes());
@@ -199,23 +204,27 @@ pub(super) fn try_out(bytes: &[u8]) -> Result<BTreeSet<RawFd>, String> {
             form.unwrap_or_default()
         ));
     }
-    let read = |stand_in| {
-        let mut from = Taker::on_trial(bytes, stand_in)?;
-        let numbers: BTreeSet<RawFd> = from.numbers().iter().copied().collect();
-        let is_twice = numbers.len() < from.numbers().len();
-        Given::take(&mut from)?;
-        from.end()?;
-        if is_twice { Err(Malformed) } else { Ok(numbers) }
-    };
     let stand_in = written(&[]).map_err(|why| why.to_string())?;
-    read(stand_in.into()).map_err(|Malformed| "it does not understand all of it".to_owned())
+    let unclear = || "it does not understand all of it".to_owned();
+    let mut from = Taker::on_trial(bytes, stand_in.into()).map_err(|Malformed| unclear())?;
+    let numbers: BTreeSet<RawFd> = from.numbers().iter().copied().collect();
+    let is_twice = numbers.len() < from.numbers().len();
+    let read = Given::try_out(&mut from);
+    if let Some(why) = from.no_copy() {
+        return Err(format!("it has no room for descriptors: {why}"));
+    }
+    let read = read.and_then(|()| from.end());
+    match (read, is_twice) {
+        (Ok(_), false) => Ok(numbers),
+        _ => Err(unclear()),
+    }
 }
 
 /// Everything that one program gives the next.
 pub(super) struct Given {
     listener: OwnedFd,
     lock: OwnedFd,
-    version: Option<OwnedFd>,
+    version_file: Option<OwnedFd>,
     owner: Option<(OwnedFd, OwnedFd, Pid)>,
     term: u64,
     crashes: u64,
@@ -230,30 +239,33 @@ pub(super) struct Given {
 impl<'a> Giver<'a> {
     /// Writes down everything that a holder has.
     pub(super) fn of(holder: &'a Holder, now: Instant) -> Giver<'a> {
+        // What is left out begins anew, and belongs to no moment in which another program goes on.
+        let Holder { listener, lock, version_file, owner, term, crashes, started, .. } = holder;
+        let Holder { next, parts, vnics, closer, .. } = holder;
         let mut to = Giver::new(now);
-        to.file(&holder.listener);
-        to.file(&holder.lock);
-        to.maybe(&holder.version, Giver::file);
-        to.maybe(&holder.owner, |to, owner| {
+        to.file(listener);
+        to.file(lock);
+        to.maybe(version_file, Giver::file);
+        to.maybe(owner, |to, owner| {
             to.file(&owner.lease);
             to.file(&owner.process);
-            to.number(owner.pid.as_raw_nonzero().get() as u64);
+            to.pid(owner.pid);
         });
-        to.number(holder.term);
-        to.number(holder.crashes);
-        to.since(holder.started);
-        to.maybe(&holder.next, |to, next| to.file(&next.asker));
-        to.all(holder.parts.iter(), |to, (name, part)| {
+        to.number(*term);
+        to.number(*crashes);
+        to.since(*started);
+        to.maybe(next, |to, next| to.file(&next.asker));
+        to.all(parts.iter(), |to, (name, part)| {
             to.text(name);
             to.file(part);
         });
         let mut debts = BTreeMap::new();
-        to.all(holder.vnics.iter(), |to, (id, vnic)| {
+        to.all(vnics.iter(), |to, (id, vnic)| {
             debts.insert(vnic.debt().key(), debts.len() as u32);
             to.text(id);
             vnic.give(to);
         });
-        holder.closer.give(&debts, &mut to);
+        closer.give(&debts, &mut to);
         to
     }
 }
@@ -261,71 +273,99 @@ impl<'a> Giver<'a> {
 impl Given {
     /// Reads what [`Giver::of`] wrote.
     pub(super) fn take(from: &mut Taker<'_>) -> Result<Given, Malformed> {
+        let (mut parts, mut vnics) = (BTreeMap::new(), BTreeMap::new());
+        let mut given = Given::read(
+            from,
+            |name, part| parts.insert(name, part).is_none(),
+            |id, vnic| vnics.insert(id, vnic).is_none(),
+        )?;
+        (given.parts, given.vnics) = (parts, vnics);
+        Ok(given)
+    }
+
+    /// Reads the same, and keeps no more than one vnic or part at a time: copies of descriptors are
+    /// few then.
+    fn try_out(from: &mut Taker<'_>) -> Result<(), Malformed> {
+        let (mut names, mut ids) = (BTreeSet::new(), BTreeSet::new());
+        Given::read(from, |name, _| names.insert(name), |id, _| ids.insert(id)).map(drop)
+    }
+
+    /// Reads it, with each part and each vnic given away, which says whether its name is new.
+    fn read(
+        from: &mut Taker<'_>,
+        mut part: impl FnMut(String, OwnedFd) -> bool,
+        mut vnic: impl FnMut(String, Vnic) -> bool,
+    ) -> Result<Given, Malformed> {
+        let new = |is_new: bool| if is_new { Ok(()) } else { Err(Malformed) };
         let (listener, lock) = (from.file()?, from.file()?);
-        let version = from.maybe(Taker::file)?;
-        let owner = from.maybe(|from| {
-            let (lease, process) = (from.file()?, from.file()?);
-            let pid = i32::try_from(from.number()?).map_err(|_| Malformed)?;
-            Ok((lease, process, Pid::from_raw(pid).ok_or(Malformed)?))
-        })?;
+        let version_file = from.maybe(Taker::file)?;
+        let owner = from.maybe(|from| Ok((from.file()?, from.file()?, from.pid()?)))?;
         let (term, crashes, started) = (from.number()?, from.number()?, from.time()?);
         let asker = from.maybe(Taker::file)?;
-        let parts = from.all(MAX_PARTS, |from| Ok((from.text()?, from.file()?)))?;
-        let vnics = from.all(MAX_VNICS, |from| Ok((from.text()?, Vnic::take(from)?)))?;
-        let debts: Vec<Debt> = vnics.iter().map(|(_, vnic)| vnic.debt().clone()).collect();
+        from.all(MAX_PARTS, |from| new(part(from.text()?, from.file()?)))?;
+        let debts = from.all(MAX_VNICS, |from| {
+            let (id, read) = (from.text()?, Vnic::take(from)?);
+            let debt = read.debt().clone();
+            new(vnic(id, read)).map(|()| debt)
+        })?;
         let closer = Closer::take(from, &debts)?;
-        let (parts_given, vnics_given) = (parts.len(), vnics.len());
-        let parts: BTreeMap<_, _> = parts.into_iter().collect();
-        let vnics: BTreeMap<_, _> = vnics.into_iter().collect();
-        // None has the name of another one.
-        match parts.len() == parts_given && vnics.len() == vnics_given {
-            true => Ok(Given {
-                listener,
-                lock,
-                version,
-                owner,
-                term,
-                crashes,
-                started,
-                asker,
-                parts,
-                vnics,
-                closer,
-            }),
-            false => Err(Malformed),
-        }
+        let (parts, vnics) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Given {
+            listener,
+            lock,
+            version_file,
+            owner,
+            term,
+            crashes,
+            started,
+            asker,
+            parts,
+            vnics,
+            closer,
+        })
     }
 }
 
 impl Holder {
     /// Hears that a program is to go on, which an operator's command gave along.
-    pub(super) fn meet_next(&mut self, asker: OwnedFd, mut files: Vec<OwnedFd>) {
+    pub(super) fn begin_upgrade(&mut self, asker: OwnedFd, mut files: Vec<OwnedFd>) {
         let begun = match (files.pop(), &self.next) {
-            (_, Some(_)) => Err("another program is about to go on".to_owned()),
-            (Some(program), None) if files.is_empty() => {
-                prove(self, &program).map(|proof| (program, proof))
+            (program, Some(_)) => {
+                files.extend(program);
+                Err("another program is about to go on".to_owned())
             }
-            _ => Err("it did not give one program along".to_owned()),
+            (Some(program), None) if files.is_empty() => match prove(self, &program) {
+                Ok(proof) => Ok((program, proof)),
+                Err(why) => {
+                    files.push(program);
+                    Err(why)
+                }
+            },
+            (program, None) => {
+                files.extend(program);
+                Err("it did not give one program along".to_owned())
+            }
         };
+        // Whatever they are: the last close() of one may sleep.
         self.closer.discard(files);
         match begun {
             Ok((program, (child, proof))) => {
-                self.next = Some(Next::new(asker, program, child, proof));
+                self.next = Some(NextProgram::new(asker, program, child, proof));
             }
             Err(why) => refuse(&asker, why),
         }
     }
 
     /// Takes the next step towards the program that is to go on. Returns only while this one does.
-    pub(super) fn make_way(&mut self) {
+    pub(super) fn step_upgrade(&mut self) {
         let Some(next) = &mut self.next else { return };
         let waits = next.since.elapsed() < MOMENT;
         let refusal = match next.hear() {
             Ok(false) => return,
-            Ok(true) => match self.would_be_missed() {
+            Ok(true) => match self.why_not_now() {
                 Some(_) if waits => return,
                 Some(why) => why.to_owned(),
-                None => self.hand_over(),
+                None => self.upgrade(),
             },
             Err(why) => {
                 let _ = pidfd_send_signal(&next.child, Signal::KILL);
@@ -334,38 +374,56 @@ impl Holder {
         };
         if let Some(next) = self.next.take() {
             refuse(&next.asker, refusal);
+            self.closer.discard([next.program]);
         }
     }
 
-    /// Returns why somebody would miss this process at this moment, if so.
-    fn would_be_missed(&self) -> Option<&'static str> {
-        let lives =
-            |owner: &Owner| !owner.gone && !owner.stopping && !owner.renewing && !owner.is_dead();
-        if self.stays || self.ends.is_some() || !self.claims.is_empty() {
-            return Some("no daemon runs now, or another one begins: try again when one does");
-        }
+    /// Returns why another program cannot go on at this moment, if so: somebody would miss the
+    /// connections if it failed.
+    fn why_not_now(&self) -> Option<&'static str> {
         match &self.owner {
-            Some(owner) if lives(owner) => None,
-            None if self.term == 0 => None,
-            _ => Some(
-                "the daemon is about to end, or to become another program: try again when it runs",
+            _ if !self.claims.is_empty() => Some("a daemon is taking everything over: try again"),
+            None if self.ends.is_some() || self.stays || self.term > 0 => Some(
+                "no daemon runs, so the connections are this process's alone: start butterflyd first",
             ),
+            None => None,
+            Some(owner) if owner.renewing => {
+                Some("the daemon is being upgraded: try again when that is done")
+            }
+            Some(owner) if owner.gone || owner.stopping || owner.is_dead() => {
+                Some("the daemon is about to end: try again when the next one runs")
+            }
+            Some(_) => None,
         }
     }
 
-    /// Becomes the program. Returns the reason if that fails; then everything is as it was.
-    fn hand_over(&mut self) -> String {
+    /// Becomes the program. Returns the reason if that fails; then everything is as it was, but for
+    /// the closer: another one begins when there is something to close.
+    fn upgrade(&mut self) -> String {
         self.closer.let_go();
-        let why = match self.next.as_ref().map(|next| self.become_next(&next.program)) {
-            Some(Ok(never)) => match never {},
-            Some(Err(why)) => why.to_string(),
-            None => "it is gone".to_owned(),
+        let become_it = || -> io::Result<Infallible> {
+            hold_signals()?;
+            if is_ready(&self.stop) {
+                return Err(io::Error::other("it is to end"));
+            }
+            match &self.next {
+                Some(next) => self.become_next(&next.program),
+                None => Err(io::Error::other("it is gone")),
+            }
         };
-        format!("it cannot be executed: {why}")
+        let why = match become_it() {
+            Ok(never) => match never {},
+            Err(why) => why,
+        };
+        match hear_signals() {
+            Ok(()) => format!("it cannot be executed: {why}"),
+            Err(deaf) => format!("it cannot be executed: {why}; and no signal is heard: {deaf}"),
+        }
     }
 
     fn become_next(&self, program: &OwnedFd) -> io::Result<Infallible> {
-        let own = File::open("/proc/self/exe")?;
+        let own =
+            File::from(open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
         let given = Giver::of(self, Instant::now());
         let state = written(&given.whole())?;
         let words = words(&state, &own, "", OsStr::new(self.word), self.state.as_os_str())?;
@@ -382,7 +440,7 @@ impl Holder {
 
 /// Tells a program that it does not go on.
 fn refuse(asker: &OwnedFd, why: String) {
-    say(format_args!("another program does not go on: {why}"));
+    say(format_args!("it stays butterflyd {}: {why}", env!("CARGO_PKG_VERSION")));
     let _ = protocol::send(asker, &Answer::Refused { why }, &[]);
 }
 
@@ -399,19 +457,6 @@ fn words(
     let texts = ["butterflyd", GO_ON, &state, &other, why].map(str::as_bytes);
     let texts = texts.into_iter().chain([word.as_bytes(), directory.as_bytes()]);
     texts.map(|text| CString::new(text).map_err(io::Error::other)).collect()
-}
-
-/// Fails as this program's words for a rehearsal say.
-fn rehearse(place: &str) -> Result<(), String> {
-    match rehearsal::fails(place) {
-        None => Ok(()),
-        Some("panic") => panic!("it was to panic in this rehearsal"),
-        Some("kill") => rehearsal::die(),
-        Some("hang") => loop {
-            std::thread::park();
-        },
-        Some(_) => Err("it was to fail in this rehearsal".to_owned()),
-    }
 }
 
 /// Goes on as the holder that another program was until now. `given`: its words: the numbers of two
@@ -443,20 +488,39 @@ fn taken_over(given: &[&OsStr]) -> io::Result<Holder> {
     let (Some(state), Some(other)) = (state, other) else {
         return Err(io::Error::other("it was given nothing to go on with"));
     };
-    let looked = catch_unwind(|| look_at(&state, &inherited));
+    let (state, other) = (Arc::new(state), Arc::new(other));
+    let again = {
+        let (state, other) = (state.clone(), other.clone());
+        let (word, directory) = (word.to_os_string(), directory.to_os_string());
+        let may = refused.is_empty();
+        move |why: &str| -> io::Error {
+            if !may {
+                return io::Error::other(why);
+            }
+            let why = why.replace('\0', " ");
+            match words(&state, &other, &why, &word, &directory) {
+                Ok(words) => become_program(other.as_fd(), &words),
+                Err(why) => why,
+            }
+        }
+    };
+    let looked = match refused.is_empty() {
+        true => {
+            let watch = Watch::begin(again.clone());
+            let looked = catch_unwind(|| look_at(&state, &inherited));
+            watch.end();
+            looked
+        }
+        // It wrote that itself. What sent it back, as a lack of descriptors, may still be so.
+        false => Ok(all_of(&state).map_err(|why| why.to_string())),
+    };
     let bytes = match looked.unwrap_or_else(|_| Err("it panicked".to_owned())) {
         Ok(bytes) => bytes,
-        Err(why) if refused.is_empty() => {
-            let why = why.replace('\0', " ");
-            let words = words(&state, &other, &why, word, directory)?;
-            return Err(become_program(other.as_fd(), &words));
-        }
-        Err(why) => return Err(io::Error::other(why)),
+        Err(why) => return Err(again(&why)),
     };
     for file in inherited.values() {
         leave_open(file, false)?;
     }
-    drop((state, other));
     let mut from = Taker::new(&bytes, inherited, Instant::now())?;
     let mut given = Given::take(&mut from)?;
     let left = from.end()?;
@@ -468,7 +532,7 @@ fn taken_over(given: &[&OsStr]) -> io::Result<Holder> {
     if let Some(asker) = asker {
         match refused.is_empty() {
             true => {
-                say(format_args!("this is butterflyd {} from now on", env!("CARGO_PKG_VERSION")));
+                say(format_args!("it is butterflyd {} from now on", env!("CARGO_PKG_VERSION")));
                 let _ = protocol::send(&asker, &Answer::Done, &[]);
             }
             false => refuse(&asker, refused),
@@ -477,9 +541,38 @@ fn taken_over(given: &[&OsStr]) -> io::Result<Holder> {
     Ok(holder)
 }
 
+/// A thread that has the program before go on if this one does not get on. The only one that there
+/// is, for that time.
+struct Watch {
+    ended: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+impl Watch {
+    /// Begins to watch. Without a thread the watch has no end.
+    fn begin(again: impl FnOnce(&str) -> io::Error + Send + 'static) -> Watch {
+        let (ended, waits) = channel();
+        let watch = move || {
+            if waits.recv_timeout(PROOF) == Err(RecvTimeoutError::Timeout) {
+                let why = again(&format!("it did not get on for {} s", PROOF.as_secs()));
+                say(format_args!("it does not get on, and ends: {why}"));
+                std::process::exit(1);
+            }
+        };
+        let thread = thread::Builder::new().spawn(watch).ok();
+        Watch { ended: thread.map(|thread| (ended, thread)) }
+    }
+
+    fn end(self) {
+        if let Some((ended, thread)) = self.ended {
+            let _ = ended.send(());
+            let _ = thread.join();
+        }
+    }
+}
+
 /// Looks whether all that is passed on is there, and can be gone on with. Returns it.
 fn look_at(state: &File, inherited: &BTreeMap<RawFd, OwnedFd>) -> Result<Vec<u8>, String> {
-    rehearse("held")?;
+    rehearsal::fail("held")?;
     let bytes = all_of(state).map_err(|why| why.to_string())?;
     let named = try_out(&bytes)?;
     match named.iter().all(|number| inherited.contains_key(number)) {
@@ -490,8 +583,8 @@ fn look_at(state: &File, inherited: &BTreeMap<RawFd, OwnedFd>) -> Result<Vec<u8>
 
 impl Holder {
     pub(super) fn of(given: Given, state: &Path, word: &OsStr) -> io::Result<Holder> {
-        let version = match given.version {
-            Some(version) if write_version(&version).is_ok() => Some(version),
+        let version_file = match given.version_file {
+            Some(file) if write_version(&file).is_ok() => Some(file),
             _ => own_version().ok(),
         };
         let owner = given.owner.map(|(lease, process, pid)| Owner {
@@ -513,7 +606,7 @@ impl Holder {
             claims: Vec::new(),
             next: None,
             parts: given.parts,
-            version,
+            version_file,
             vnics: given.vnics,
             times: Times::default(),
             started: given.started,

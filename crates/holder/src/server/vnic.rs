@@ -107,7 +107,7 @@ impl Pass for What {
 
     fn take(from: &mut Taker<'_>) -> Result<What, Malformed> {
         Ok(match from.byte()? {
-            0 => What::Connected { pid: from.maybe(Taker::small)? },
+            0 => What::Connected { pid: from.maybe(Taker::u32)? },
             1 => What::Message {
                 bytes: from.list(MAX_MESSAGE)?,
                 files: from.all(MAX_KEPT, Taker::file)?,
@@ -176,7 +176,7 @@ impl Pass for Vnic {
             second: from.maybe(Taker::file)?,
             state: from.list(MAX_STATE)?,
             kept: from
-                .all(MAX_KEPT, |from| Ok(((from.number()?, from.small()?), from.file()?)))?
+                .all(MAX_KEPT, |from| Ok(((from.number()?, from.u32()?), from.file()?)))?
                 .into_iter()
                 .collect(),
             number: from.number()?,

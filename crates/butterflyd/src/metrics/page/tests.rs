@@ -111,6 +111,7 @@ fn everything_that_is_declared_is_there() {
         "butterfly_upgrade_failed 1",
         "butterfly_upgrade_uncommitted 0",
         "butterfly_not_listening 1",
+        "butterfly_holder_gone 0",
         "butterfly_nic_in_packets_total{nic=\"a\",vni=\"42\"} 3",
         "butterfly_nic_out_bytes_total{nic=\"a\",vni=\"42\"} 240",
         "butterfly_nic_drops_total{nic=\"a\",vni=\"42\",reason=\"ring-full\"} 9",
