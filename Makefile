@@ -88,7 +88,7 @@ test-metrics: setup build ## a real Prometheus: alert rules, every query of the 
 test-contract: setup build ## the API as its contract has it, by a client in Python that shares no code, clear and encrypted (root)
 	tests/contract/run.sh
 
-test-howto: setup build guest ## the how-tos in docs/, carried out: QEMU and libvirt, migration, tuning, containers, an orchestrator, encryption, tracing (root)
+test-howto: setup build guest ## the how-tos in docs/, carried out: QEMU and libvirt, live migration, migration, tuning, containers, an orchestrator, encryption, tracing (root)
 	@tests/lib/setup.sh more
 	tests/howto/run.sh
 

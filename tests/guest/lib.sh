@@ -25,6 +25,13 @@ unanswered() {
 # statistic GUEST NAME: a counter of the guest's network interface, e.g. rx_packets.
 statistic() { vm exec "$1" "cat /sys/class/net/eth0/statistics/$2"; }
 
+# Commands for guests. How many pings its kernel got, and how many answers it gave:
+# shellcheck disable=SC2016 # expanded there
+export ECHOES='awk "/^Icmp:/ && !n++ { split(\$0, name); next } /^Icmp:/ { for (i in name) count[name[i]] = \$i } END { print count[\"InEchos\"], count[\"OutEchoReps\"] }" /proc/net/snmp'
+# The ping that runs ends; how many it sent.
+# shellcheck disable=SC2016
+export PING_ENDS='killall -INT ping; while pidof ping >/dev/null; do usleep 50000; done; sed -n "s/^\([0-9]*\) packets transmitted.*/\1/p" /tmp/pings'
+
 # transfer FROM TO ADDRESS MIB: send random bytes over TCP and compare digests. Guests leave checksums of received
 # frames unchecked where the switch says that they are good, so the digest is the proof.
 transfer() { transfers "$1" "$2" "$4" "$3"; }

@@ -12,7 +12,7 @@ set -euo pipefail
 private_system
 
 documents=("$@")
-[ $# -gt 0 ] || documents=(encryption tracing migration tuning containers orchestrator virtual-machines)
+[ $# -gt 0 ] || documents=(encryption tracing migration tuning containers orchestrator virtual-machines live-migration)
 for document in "${documents[@]}"; do
   begun=$SECONDS
   (

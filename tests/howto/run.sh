@@ -1,6 +1,6 @@
 #!/bin/bash
-# run.sh [DOCUMENT...]: the how-tos in docs/, carried out: virtual-machines, migration, tuning, containers, orchestrator, encryption, tracing. Commands, domains and
-# programs are taken from the pages as they stand there; what no test can have (KVM, a gigabyte for each machine, disks) is replaced by what it can, and
+# run.sh [DOCUMENT...]: the how-tos in docs/, carried out: virtual-machines, live-migration, migration, tuning, containers, orchestrator,
+# encryption, tracing. Commands, domains and programs are taken from the pages as they stand there; what no test can have (KVM, a gigabyte for each machine, disks) is replaced by what it can, and
 # said in the document's script. A block of sh, xml, python, json, yaml, ini or text format that nobody takes fails the test.
 # Everything happens in namespaces of its own for mounts, processes and network: /run, /etc/passwd and libvirt's folders are private, and
 # nothing is left. Ends with "howto: ok".
@@ -29,7 +29,7 @@ trap cleanup EXIT
 trap 'exit 130' INT TERM HUP
 [ -d /dev/hugepages ] || { mkdir /dev/hugepages && made=1; } # as systemd does
 export VM_ACCEL VM_DIR=$dir HOWTO_PAGES=$pages
-timeout -k 10 600 unshare --mount --net --pid --fork --kill-child --mount-proc "$HERE/inside.sh" "$@" &
+timeout -k 10 800 unshare --mount --net --pid --fork --kill-child --mount-proc "$HERE/inside.sh" "$@" &
 inside=$!
 wait "$inside"
 say "howto: ok"

@@ -44,6 +44,12 @@ fail() {
   exit 1
 }
 
+# link: the emulator of bad links. Set LINK to one that is built already.
+link() {
+  [ -n "${LINK:-}" ] || (cd "$REPO" && "${CARGO:-cargo}" build --quiet ${CI:+--locked} --bin butterfly-link) || die "butterfly-link cannot be built"
+  LINK=${LINK:-${CARGO_TARGET_DIR:-$REPO/target}/debug/butterfly-link}
+}
+
 passed=0 failures=() booted=''
 run() { # run NAME FUNCTION ARGUMENTS...: each in a subshell: a failure ends the scenario, not the run
   local begun status

@@ -178,6 +178,74 @@ exported() { # exported WHILE-STOPPED BEFORE-AND-AFTER [OPTION-OF-H3...]
   vm stop to
   vm exec a 'killall nc 2>/dev/null; true'
 }
+# What a move costs: pings each 5 ms from a station, a TAP vnic of h1, to the guest, and of the guest's own to the station. Each host is 5 ms
+# away from the wire. Promised: with an export no more is lost than in QEMU's own stand-still, which it counts until the guest runs on the
+# other host, and one round trip; nothing that was sent after that, and nothing that the guest sends. A round trip is what half of the pings
+# take: of all, or of the last 20 before the stop, if those take longer. Without an export who sends to the guest has to hear of the move first.
+loss_while_stopped() { loss "$(export_b)" ''; }
+loss_before() { loss '' "$(export_b)"; }
+loss_without_export() { loss '' ''; }
+LATE=20 # ms: the distance of two pings, and QEMU's clock and the station's, which are read a moment later
+SAID=100 # ms at most until a host has announced a guest that came
+loss() { # loss WHILE-STOPPED BEFORE-AND-AFTER
+  local n while=$1 around=$2 station downtime stop got replied asked told
+  link
+  wire_add
+  for n in 1 2 3; do far_daemon "h$n" "$n"; done
+  for n in 1 2 3; do on "h$n" bf sg rule add pings --ip-proto icmp --cidr 10.0.0.0/24 >/dev/null; done
+  on h1 bf nic add --type TAP --id station0 --mac 52:54:00:00:00:09 --vni 42 --ip 10.0.0.9 --sg pings >/dev/null
+  inside h1 ip addr add 10.0.0.9/24 dev station0
+  inside h1 ip link set station0 up mtu 1450
+  for n in 2:from 3:to; do
+    on "h${n%:*}" bf nic add --id b --mac "$(mac_of b)" --vni 42 --type VHOST_USER_CLIENT --path "$VM_DIR/${n#*:}.sock" \
+      --ip 10.0.0.2 --enable-antispoof --sg pings >/dev/null
+  done
+  vm start from --socket "$VM_DIR/from.sock" --serve --mac "$(mac_of b)" --ip 10.0.0.2/24 --limit 300 --memory 160 --virtio rx_queue_size=1024
+  vm start to --socket "$VM_DIR/to.sock" --serve --mac "$(mac_of b)" --limit 300 --memory 160 --virtio rx_queue_size=1024 --incoming --no-wait
+  wait_for 10 ping_all from 10.0.0.9 1 || fail "b does not reach the station"
+  [ -z "$around" ] || sh -c "$around" >/dev/null || fail "b was not exported, or not imported"
+  : >"$HOSTS/station.log"
+  ip netns exec "$(net h1)" "$TESTS/lib/station.py" talk 10.0.0.9 10.0.0.2 "$HOSTS/talked" >"$HOSTS/station.log" 2>&1 &
+  station=$!
+  wait_for 10 grep -q ready "$HOSTS/station.log" || fail "the station does not talk: $(<"$HOSTS/station.log")"
+  vm exec from '/bin/ping -q -i 0.01 10.0.0.9 >/tmp/pings 2>&1 &'
+  sleep 1
+  read -r downtime stop < <(vm migrate from to --whole ${while:+--switch "$while >/dev/null"}) || fail "QEMU did not migrate b"
+  [ -z "$around" ] || sh -c "$around" >/dev/null || fail "b was not exported, or not imported, once more"
+  vm stop from
+  sleep 2 # more than enough for what would be lost later
+  asked=$(vm exec to "$PING_ENDS")
+  end "$station"
+  read -r got replied < <(vm exec to "$ECHOES")
+  told=$("$TESTS/lib/station.py" tell "$HOSTS/talked" got="$got" replied="$replied" asked="$asked" stop="$stop")
+  say "    QEMU says that it stood still for $downtime ms; $told"
+  so() { python3 -I -S -c 'import json, sys; t = json.loads(sys.argv[2]); sys.exit(not eval(sys.argv[1]))' "$1" "$told"; }
+  if [ -n "$while$around" ]; then
+    so "t['lost_ms'] <= $downtime + max(t['trip_ms']) + $LATE" || fail "more was lost than QEMU's stand-still and a round trip explain"
+    so "t['from_to_ms'][1] <= $downtime + $LATE" || fail "what was sent to b when it ran on h3 was lost"
+  else
+    so "t['lost_ms'] <= $downtime + max(t['trip_ms']) + $SAID + $LATE" || fail "more was lost than QEMU's stand-still, a round trip and the announcement explain"
+  fi
+  so "t['answers_lost'] == t['own_lost'] == 0" || fail "what b sent was lost"
+  so "t['repeated'] == 0" || fail "a ping came twice"
+  so "t['pings'] > 400 and t['own_pings'] > 100" || fail "so few pings prove nothing"
+  quiet h3 b 'too-big ingress-denied'
+  vm stop to
+}
+# far_daemon HOST NUMBER: as uplink_daemon does it with xdp, behind a link of 5 ms.
+far_daemon() {
+  local home=$HOSTS/$1
+  host_add "$1"
+  mkfifo "$home/words" # the link's standard input: it would end where that ends
+  : >"$home/link.log"
+  # In the host's namespace, so that it ends with the host.
+  ip netns exec "$(net "$1")" "$LINK" eth0 "$(net wire)/$1" --delay 5 <>"$home/words" >"$home/link.log" 2>&1 &
+  wait_for 10 grep -q ready "$home/link.log" || fail "butterfly-link did not start: $(<"$home/link.log")"
+  ip -n "$(net wire)" link set "$1" mtu 1500 master wire up
+  ip -n "$(net "$1")" link set eth0 mtu 1500 up
+  address "$1" eth0 "$2"
+  host_daemon "$1" -i "192.0.2.$2" --uplink eth0
+}
 is_learnt() { [ "$(learnt_at "$1" "$2")" = "$3" ]; }
 filtered() { # filtered HOST GUEST GROUP
   vnic "$1" "$2" 42 --ip "$(ip4_of "$2")" --enable-antispoof --sg "$3"
@@ -502,7 +570,7 @@ uplink_changes() {
 
 scenarios() {
   local name
-  for name in three_hosts_groups three_hosts_peers vnic_moves live_migration exported_while_stopped exported_before filtered_ends daemon_killed same_addresses host_ping \
+  for name in three_hosts_groups three_hosts_peers vnic_moves live_migration exported_while_stopped exported_before loss_while_stopped loss_before loss_without_export filtered_ends daemon_killed same_addresses host_ping \
     larger_mtu outer_fragments uplink_changes; do
     run "$name" "$name"
   done
