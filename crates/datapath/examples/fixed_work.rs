@@ -68,6 +68,14 @@ const CASES: &[Case] = &[
         to: To::Filtered,
     },
     Case {
+        name: "64-filtered-batch-1",
+        size: 64,
+        features: LINUX,
+        shape: PLAIN,
+        batch: 1,
+        to: To::Filtered,
+    },
+    Case {
         name: "64-filtered-tcp",
         size: 64,
         features: LINUX,

@@ -96,7 +96,9 @@ fn work(bed: &Bed) {
         if tx.available().unwrap_or(0) == 0 {
             break;
         }
-        let Gathered::Frames(frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else { break };
+        let Gathered::Frames(mut frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else {
+            break;
+        };
         if let Some(call) = frames.release() {
             call.signal();
         }

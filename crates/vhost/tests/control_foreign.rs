@@ -138,7 +138,7 @@ fn receive(bed: &Bed, count: usize, what: &str, wanted: impl Fn(&[u8]) -> bool) 
         let mut tx = bed.port.tx();
         let Some(tx) = tx.as_mut() else { return false };
         while tx.available().unwrap_or(0) > 0 {
-            let Gathered::Frames(frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else {
+            let Gathered::Frames(mut frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else {
                 break;
             };
             for (index, frame) in frames.frames().iter().enumerate() {

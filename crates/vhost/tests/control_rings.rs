@@ -110,7 +110,7 @@ fn with_protocol_features_only_a_message_enables_a_ring() {
     let mut tx = bed.port.tx();
     let tx = tx.as_mut().unwrap();
     assert_eq!(tx.available(), Some(1));
-    let Gathered::Frames(frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else {
+    let Gathered::Frames(mut frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else {
         panic!("one frame")
     };
     let delivery = Delivery {

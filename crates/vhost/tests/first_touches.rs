@@ -74,7 +74,7 @@ fn forward(tx: &mut TxRing, vm: &Vm, to: &Bed, store: &mut FrameStore) -> Sent {
     if vm.guest.tx().outstanding() == 0 || tx.available() == Some(0) {
         return Sent::Waits;
     }
-    let Gathered::Frames(frames) = tx.gather(store, BATCH as u16, |_| {}) else {
+    let Gathered::Frames(mut frames) = tx.gather(store, BATCH as u16, |_| {}) else {
         panic!("no frame")
     };
     let mut rx = to.port.rx();

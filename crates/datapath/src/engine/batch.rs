@@ -153,6 +153,8 @@ pub(crate) struct Batch<'a> {
     pub frames: Frames<'a>,
     /// Among them may be ARP or neighbour discovery.
     pub unusual: bool,
+    /// One of them asks for an offload.
+    pub offloads: bool,
     /// One of them is to be cut into segments, if its receiver does not take it whole.
     pub segments: bool,
     /// One of them goes to several receivers.
@@ -175,6 +177,7 @@ impl<'a> Batch<'a> {
         Batch {
             frames,
             unusual: false,
+            offloads: false,
             segments: false,
             floods: false,
             relays: false,

@@ -200,7 +200,7 @@ fn note(receivers: &mut Receivers, run: Receiver) {
 /// only frame stays in its ring.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn deliver<O: Outlet>(
-    mut batch: Batch<'_>,
+    batch: &mut Batch<'_>,
     context: &Context<'_>,
     room: &FilterRoom,
     departures: &mut Departures,
@@ -208,13 +208,21 @@ pub(crate) fn deliver<O: Outlet>(
     turn: &Turn,
     outlet: &O,
 ) -> (Option<u32>, bool) {
+    if let [meta] = batch.metas()
+        && let Verdict::Deliver(slot) = meta.verdict
+        && let Some(receiver) = context.snapshot.vnics.get(slot)
+        && context.watched.is_none()
+    {
+        deliver_lone(batch, context, calls, receiver, outlet);
+        return (Some(slot), true);
+    }
     let mut receivers = Receivers::new();
-    let planned = plan(&batch, &mut receivers);
+    let planned = plan(batch, &mut receivers);
     if planned.drops {
-        count_drops(&batch, context);
+        count_drops(batch, context);
     }
     if planned.floods {
-        flood_all(&mut batch, context, room, calls, turn, outlet);
+        flood_all(batch, context, room, calls, turn, outlet);
     }
     let done = !turn.part
         || batch.metas().iter().all(|meta| !matches!(meta.verdict, Verdict::Flood { .. }));
@@ -226,7 +234,7 @@ pub(crate) fn deliver<O: Outlet>(
         if let Some(ring) = guard.as_mut() {
             ring.prepare(*frames);
         }
-        to_one(&batch, guard.as_mut(), receiver, context, outlet, &mut got, |_, meta| {
+        to_one(batch, guard.as_mut(), receiver, context, outlet, &mut got, |_, meta| {
             meta.verdict == Verdict::Deliver(*slot)
         });
         let _ = held.try_push((guard, receiver, got));
@@ -236,19 +244,19 @@ pub(crate) fn deliver<O: Outlet>(
         // Frames from other hosts stay: the worker holds the uplink while it serves it.
         Some(tunnel)
             if (planned.tunnelled || planned.floods)
-                && (context.remote().is_some() || may_leave_by_another(&batch, context)) =>
+                && (context.remote().is_some() || may_leave_by_another(batch, context)) =>
         {
-            leave(&batch, context, tunnel, departures, turn, outlet)
+            leave(batch, context, tunnel, departures, turn, outlet)
         }
         _ => Leaving::Nothing,
     };
     if let Some(tap) = context.tap() {
         if done {
-            take(&tap, &batch, context, room);
+            take(&tap, batch, context, room);
         }
         let flooded = planned.floods.then_some(turn);
         mirror(
-            &batch,
+            batch,
             context,
             (&tap, room),
             (receivers.iter().map(|receiver| receiver.slot), flooded),
@@ -272,6 +280,35 @@ pub(crate) fn deliver<O: Outlet>(
         answer(context, departures, calls, outlet);
     }
     (receivers.iter().max_by_key(|receiver| receiver.frames).map(|receiver| receiver.slot), done)
+}
+
+/// Delivers a frame that came alone to its only receiver, which nobody watches.
+#[inline(always)]
+fn deliver_lone<O: Outlet>(
+    batch: &mut Batch<'_>,
+    context: &Context<'_>,
+    calls: &mut Calls,
+    receiver: &Vnic,
+    outlet: &O,
+) {
+    let mut got = Got::default();
+    let mut guard = outlet.open(receiver);
+    let len = batch.frames.frames().first().map_or(0, |frame| frame.len);
+    let delivered = match (guard.as_mut(), batch.metas().first()) {
+        (Some(ring), Some(meta)) if meta.offload => {
+            offloaded(ring, &batch.frames, 0, meta, len, &mut got)
+        }
+        (Some(ring), _) => ring.deliver_first(&batch.frames).map(|()| got.one(len as usize)),
+        (None, _) => Err(NotDelivered::NotReady),
+    };
+    if let Err(why) = delivered {
+        refuse(context, outlet, receiver, &batch.frames, 0, why.into());
+    }
+    call(calls, batch.frames.release());
+    if let Some(ring) = guard.as_mut() {
+        call(calls, ring.show());
+    }
+    got.count(receiver, context.worker);
 }
 
 /// Returns whether a frame crossed to a network that may have other hosts.

@@ -64,7 +64,7 @@ impl Stage for Headers {
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
     let classify = context.entry.filtered;
-    let mut unusual = false;
+    let (mut unusual, mut offloads) = (false, false);
     let (frames, metas) = batch.parts();
     for (index, (meta, (frame, slot))) in metas.iter_mut().zip(frames.each()).enumerate() {
         let &[
@@ -95,6 +95,7 @@ fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
         meta.destination = u64::from_le_bytes([d0, d1, d2, d3, d4, d5, 0, 0]);
         meta.source = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, 0, 0]);
         meta.offload = frame.offload;
+        offloads |= frame.offload;
         meta.verdict = match frame.fault {
             None => Verdict::Undecided,
             Some(fault) => Verdict::Drop(reason(fault), context.sender.place.slot),
@@ -115,6 +116,7 @@ fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
             };
         }
     }
+    batch.offloads = offloads;
     if classify {
         batch.unusual = unusual;
         batch.was_read();

@@ -53,7 +53,7 @@ impl Stage for Offload {
 
     #[inline(always)]
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
-        batch.segments = offload(batch, context);
+        batch.segments = batch.offloads && offload(batch, context);
     }
 }
 
@@ -62,9 +62,6 @@ impl Stage for Offload {
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn offload(batch: &mut Batch<'_>, context: &Context<'_>) -> bool {
     let (frames, metas) = batch.parts();
-    if !metas.iter().any(|meta| meta.offload) {
-        return false;
-    }
     let mut segments = false;
     for (index, meta) in metas.iter_mut().enumerate() {
         if !meta.offload || meta.verdict != Verdict::Undecided {

@@ -65,6 +65,7 @@ pub(crate) trait Receive {
     fn prepare(&mut self, n: u16);
     fn deliver_run(&mut self, frames: &Frames<'_>, range: Range<usize>) -> (usize, u64);
     fn deliver_one(&mut self, frames: &Frames<'_>, index: usize) -> Result<(), NotDelivered>;
+    fn deliver_first(&mut self, frames: &Frames<'_>) -> Result<(), NotDelivered>;
     fn deliver(&mut self, frames: &Frames<'_>, delivery: &Delivery<'_>)
     -> Result<(), NotDelivered>;
     fn deliver_own(&mut self, frame: &[u8]) -> Result<(), NotDelivered>;
@@ -117,6 +118,11 @@ impl Receive for RxRing {
     #[inline(always)]
     fn deliver_one(&mut self, frames: &Frames<'_>, index: usize) -> Result<(), NotDelivered> {
         RxRing::deliver_one(self, frames, index)
+    }
+
+    #[inline(always)]
+    fn deliver_first(&mut self, frames: &Frames<'_>) -> Result<(), NotDelivered> {
+        RxRing::deliver_first(self, frames)
     }
 
     #[inline(always)]

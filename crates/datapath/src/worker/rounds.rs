@@ -41,6 +41,8 @@ use crate::world::snapshot::Snapshot;
 /// would make a guest pay for a pause of a few microseconds.
 const EMPTY_POLLS: u8 = 64;
 const EMPTY_US: u64 = 50;
+/// Frames below which nothing is fetched ahead: they are needed at once.
+const FEW: u16 = 4;
 /// Pauses (some 50 ns each) after a round in which nothing was found.
 const IDLE_PAUSES: u32 = 4;
 /// Microseconds between looks at kicks of other rings while one is polled.
@@ -503,8 +505,13 @@ impl Worker {
         }
         polled.busy = self.now;
         let Some(network) = self.snapshot.networks.get(sender.network) else { return Looked::Gone };
-        ring.prefetch(n);
-        let likely = self.snapshot.vnics.get(polled.likely).filter(|vnic| vnic.place != place);
+        let likely = match n < FEW {
+            true => None,
+            false => self.snapshot.vnics.get(polled.likely).filter(|vnic| vnic.place != place),
+        };
+        if n >= FEW {
+            ring.prefetch(n);
+        }
         if let Some(mut rx) = likely.and_then(|vnic| vnic.shared.port.try_rx())
             && let Some(rx) = rx.as_mut()
         {

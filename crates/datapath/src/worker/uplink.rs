@@ -329,9 +329,14 @@ impl Desk<'_> {
                         self.walk(frames.part(range), *vni, peers);
                     }
                 }
-                deliver::call(self.calls, frames.release());
+                self.give_back(frames);
             }
         }
+    }
+
+    /// Gives frames back to their ring.
+    fn give_back(&mut self, mut frames: Frames<'_>) {
+        deliver::call(self.calls, frames.release());
     }
 
     /// Gives frames back unseen.
@@ -339,13 +344,13 @@ impl Desk<'_> {
     fn skip(&mut self, frames: Frames<'_>) {
         self.shared.skip_uplink.store(false, Relaxed);
         (0..frames.len()).for_each(|index| self.drop(SKIPPED, &frames, index));
-        deliver::call(self.calls, frames.release());
+        self.give_back(frames);
     }
 
     fn walk(&mut self, frames: Frames<'_>, vni: u32, peers: &[PeerRef]) {
         let Some((network, trunk)) = self.snapshot.trunk(vni) else {
             (0..frames.len()).for_each(|index| self.drop(UNKNOWN_VNI, &frames, index));
-            deliver::call(self.calls, frames.release());
+            self.give_back(frames);
             return;
         };
         for (meta, peer) in self.metas.iter_mut().zip(peers) {

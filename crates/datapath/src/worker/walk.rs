@@ -57,7 +57,7 @@ pub(super) fn walk(
     let bytes = batch.frames.frames().iter().map(|frame| u64::from(frame.len)).sum();
     let print = if turn.part { under_way::print(&mut batch.frames) } else { None };
     let (likely, done) =
-        deliver(batch, context, &scratches.filter, departures, calls, turn, &outlet);
+        deliver(&mut batch, context, &scratches.filter, departures, calls, turn, &outlet);
     if !done {
         let judged = scratches.filter.first_flood(context.snapshot.version);
         return Walked { likely, frames: 0, flooded: turn.receivers.end as u32, judged, print };

@@ -414,11 +414,11 @@ impl<'a> Frames<'a> {
         at == to.len()
     }
 
-    /// Gives the descriptors of all frames back to the guest and shows it. Returns how to interrupt
-    /// it, if it wants that.
-    pub fn release(self) -> Option<Arc<CallFd>> {
+    /// Gives the descriptors of all frames back to the guest and shows it, once. Returns how to
+    /// interrupt it, if it wants that.
+    pub fn release(&mut self) -> Option<Arc<CallFd>> {
         touches::leave();
-        let ring = &mut self.ring?.split;
+        let ring = &mut self.ring.take()?.split;
         for frame in &*self.frames {
             ring.push_used(frame.id, 0);
         }

@@ -116,6 +116,7 @@ impl RxRing {
     }
 
     /// True if the guest's memory or its dirty log was taken away.
+    #[inline(always)]
     pub fn poisoned(&self) -> bool {
         self.split.poisoned()
     }

@@ -15,6 +15,7 @@ use crate::{
     dirty::DirtyLog,
     memory::{GuestMemory, Window},
     net::Features,
+    sigbus,
 };
 
 const DESC_NEXT: u16 = 1;
@@ -427,7 +428,14 @@ impl Split {
     }
 
     /// True if a file behind the ring's memory or log became shorter than its mapping.
+    #[inline(always)]
     pub fn poisoned(&self) -> bool {
+        // Asked for each batch. Usually nothing is, anywhere.
+        sigbus::any_poisoned() && self.holds_poisoned()
+    }
+
+    #[cold]
+    fn holds_poisoned(&self) -> bool {
         self.memory.poisoned() || self.door.poisoned()
     }
 

@@ -89,6 +89,7 @@ impl TxRing {
     }
 
     /// True if the guest's memory or its dirty log was taken away.
+    #[inline(always)]
     pub fn poisoned(&self) -> bool {
         self.split.poisoned()
     }
@@ -168,7 +169,12 @@ impl TxRing {
             self.touch(store, count);
         }
         meanwhile(count as u16);
-        fill_all::<HEAD>(store, count, self.split.header_len);
+        match (count, store.frames.first_mut(), store.slots.first_mut()) {
+            (1, Some(frame), Some(slot)) if frame.fault.is_none() => {
+                fill::<HEAD>(frame, slot, store.segs.as_slice(), self.split.header_len);
+            }
+            _ => fill_all::<HEAD>(store, count, self.split.header_len),
+        }
         pass(Point::TxTaken);
         Gathered::Frames(Frames::gathered(self, store, count))
     }

@@ -248,7 +248,9 @@ pub fn echo(port: &Port) -> usize {
     let Some(tx) = tx.as_mut() else { return 0 };
     let mut total = 0;
     while tx.available().unwrap_or(0) > 0 {
-        let Gathered::Frames(frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else { break };
+        let Gathered::Frames(mut frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else {
+            break;
+        };
         let mut rx = port.rx();
         for (index, frame) in frames.frames().iter().enumerate() {
             assert_eq!(frame.fault, None);

@@ -193,6 +193,10 @@ impl Receive for Offered<'_> {
         self.take()
     }
 
+    fn deliver_first(&mut self, _: &Frames<'_>) -> Result<(), NotDelivered> {
+        self.take()
+    }
+
     fn deliver(&mut self, _: &Frames<'_>, _: &Delivery<'_>) -> Result<(), NotDelivered> {
         self.take()
     }

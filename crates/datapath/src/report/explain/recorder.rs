@@ -74,7 +74,7 @@ pub(super) fn record(
             let probe = Probe::default();
             let (mut departures, mut calls) = (Departures::default(), Vec::new());
             let Scratches { filter, turn, .. } = scratches;
-            deliver(batch, &context, filter, &mut departures, &mut calls, &turn.turn, &&probe);
+            deliver(&mut batch, &context, filter, &mut departures, &mut calls, &turn.turn, &&probe);
             tell(probe.events(), verdict, &context, &mut steps)
         }
     };

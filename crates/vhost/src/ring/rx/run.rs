@@ -5,9 +5,10 @@ use std::{ops::Range, ptr::NonNull};
 use butterfly_point::{Point, pass};
 
 use crate::ring::{
-    door::Through,
+    door::{Room, Through},
     frames::{BATCH, Frame, Frames, HEAD_MAX},
-    rx::RxRing,
+    rx::{NotDelivered, RxRing},
+    touches,
 };
 
 impl RxRing {
@@ -109,5 +110,61 @@ impl RxRing {
             bytes += u64::from(frame.len);
         }
         (done, bytes)
+    }
+
+    /// Does the same as [`Self::deliver_one`] for the first frame of a batch, which may be the only
+    /// one: nothing is read ahead.
+    #[inline]
+    pub fn deliver_first(&mut self, frames: &Frames<'_>) -> Result<(), NotDelivered> {
+        // Buffers that were read already are not read again.
+        let done = match self.prepared == self.split.next_avail {
+            true => self.deliver_at_once(frames).is_some(),
+            false => self.deliver_run(frames, 0..1).0 == 1,
+        };
+        if done { Ok(()) } else { self.deliver_one(frames, 0) }
+    }
+
+    /// Writes the first frame of a batch as it is, if it fits into the next buffer and that has one
+    /// descriptor.
+    #[inline(always)]
+    fn deliver_at_once(&mut self, frames: &Frames<'_>) -> Option<()> {
+        // What is refused, and what is counted, is done there.
+        if touches::metering() || self.is_served().is_err() {
+            return None;
+        }
+        touches::enter(&self.split.touches);
+        let (frame, slot) = frames.each().next()?;
+        if self.split.known() == 0 && self.split.available()? == 0 {
+            return None;
+        }
+        let id = self.split.head(0);
+        let desc = self.split.desc(id).filter(|desc| desc.is_single_writable())?;
+        let mut window = self.split.window;
+        let ptr = self.split.whole(desc.addr, desc.len, &mut window)?;
+        self.split.window = window;
+        // SAFETY: whole() found it mapped, in memory that `split` keeps.
+        let room = unsafe { Room::new(ptr, desc.len, desc.addr) };
+        let need = self.split.header_len as u32 + frame.len;
+        let head_len = usize::from(frame.head_len).min(HEAD_MAX);
+        let mut store = self.split.door.store(&room, need)?;
+        // SAFETY: header_len is 10 or 12 and head_len at most frame.len, which are asked for
+        // together, and HEAD_MAX, which a slot has.
+        unsafe {
+            store.empty_header(self.split.header_len);
+            store.mapped(NonNull::from(&slot.0).cast(), head_len as u32);
+        }
+        let mut pieces = frames.pieces_of(frame, head_len as u32);
+        while let Some((from, len)) = pieces.next() {
+            // SAFETY: mapped as long as the batch is not released; the pieces add up to at most
+            // frame.len - head_len.
+            unsafe { store.mapped(from, len) };
+        }
+        drop(store);
+        pass(Point::RxWritten);
+        self.split.push_used(id, need);
+        pass(Point::RxEntry);
+        self.split.next_avail = self.split.next_avail.wrapping_add(1);
+        self.forget_prepared();
+        Some(())
     }
 }
