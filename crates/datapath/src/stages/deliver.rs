@@ -4,7 +4,7 @@
 //! the sender's used index, then the receivers'. A crash in between may lose a batch, never repeat
 //! it, but for floods and copies.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use arrayvec::ArrayVec;
 use butterfly_vhost::{
@@ -22,6 +22,7 @@ use crate::stages::{
     context::Context,
     filter::{FilterRoom, admits_flooded, note_flooded},
     forward::nobody,
+    join,
     leave::{Departures, leave},
     leaving::Leaving,
     mirror::{mirror, mirror_answer},
@@ -427,28 +428,69 @@ pub(crate) fn to_one<O: Outlet>(
                 .skip(at)
                 .take_while(|(index, meta)| wanted(*index, meta) && !meta.offload);
             let end = at + run.count();
-            while at < end {
-                let (done, bytes) = ring.deliver_run(&batch.frames, at..end);
-                got.packets += done as u64;
-                got.bytes += bytes;
-                at += done;
-                if at < end {
-                    match ring.deliver_one(&batch.frames, at) {
-                        Ok(()) => {
-                            got.packets += 1;
-                            got.bytes += batch
-                                .frames
-                                .frames()
-                                .get(at)
-                                .map_or(0, |frame| u64::from(frame.len));
-                        }
-                        Err(why) => refuse(at, why.into()),
-                    }
-                    at += 1;
+            // Frames of this host's guests are as large as their senders want.
+            if context.sender.is_trunk() && end - at > 1 && join::takes(ring.features()) {
+                at = joined(ring, batch, at..end, got, refuse);
+            }
+            plain(ring, batch, at..end, got, refuse);
+            at = end;
+        }
+    }
+}
+
+/// Writes frames as they are into one receive ring, in order.
+#[inline(always)]
+fn plain<R: Receive>(
+    ring: &mut R,
+    batch: &Batch<'_>,
+    frames: Range<usize>,
+    got: &mut Got,
+    refuse: impl Fn(usize, DropReason),
+) {
+    let Range { start: mut at, end } = frames;
+    while at < end {
+        let (done, bytes) = ring.deliver_run(&batch.frames, at..end);
+        got.packets += done as u64;
+        got.bytes += bytes;
+        at += done;
+        if at < end {
+            match ring.deliver_one(&batch.frames, at) {
+                Ok(()) => got.one(batch.frames.frames().get(at).map_or(0, |it| it.len as usize)),
+                Err(why) => refuse(at, why.into()),
+            }
+            at += 1;
+        }
+    }
+}
+
+/// Writes frames from other hosts into the ring of a guest that takes consecutive segments as one.
+/// Returns the first frame that is left: none, unless a sum was wrong. Then nothing more is joined:
+/// what was copied in vain is at most as much as was copied for good.
+#[inline(never)]
+fn joined<R: Receive>(
+    ring: &mut R,
+    batch: &Batch<'_>,
+    frames: Range<usize>,
+    got: &mut Got,
+    refuse: impl Fn(usize, DropReason),
+) -> usize {
+    let Range { start: mut at, end } = frames;
+    while at < end {
+        match join::next_group(&batch.frames, at..end) {
+            None => return at,
+            Some(group) => {
+                plain(ring, batch, at..group.start(), got, &refuse);
+                let (to, done) = join::join(ring, &batch.frames, &group);
+                let parts = batch.frames.frames().get(group.start()..to).unwrap_or_default();
+                parts.iter().for_each(|frame| got.one(frame.len as usize));
+                at = to;
+                if !done {
+                    break;
                 }
             }
         }
     }
+    at
 }
 
 /// Delivers a frame with a partial checksum or of several segments: as it is if the receiver takes

@@ -11,6 +11,7 @@ pub(crate) mod every_second;
 pub(crate) mod filter;
 pub(crate) mod forward;
 pub(crate) mod headers;
+pub(crate) mod join;
 pub(crate) mod leave;
 pub(crate) mod leaving;
 pub(crate) mod mirror;

@@ -8,9 +8,10 @@ use std::{
 };
 
 use butterfly_mem::blackbox::Line;
+use butterfly_packet::checksum::Sum;
 use butterfly_vhost::{
-    net::Features,
-    ring::{CallFd, Delivery, Frames, NotDelivered, RxRing},
+    net::{Features, NetHeader},
+    ring::{CallFd, Delivery, Frames, Joined, NotDelivered, RxRing},
 };
 
 use crate::engine::reason::DropReason;
@@ -69,6 +70,14 @@ pub(crate) trait Receive {
     fn deliver(&mut self, frames: &Frames<'_>, delivery: &Delivery<'_>)
     -> Result<(), NotDelivered>;
     fn deliver_own(&mut self, frame: &[u8]) -> Result<(), NotDelivered>;
+    fn deliver_joined<R, F>(
+        &mut self,
+        frames: &Frames<'_>,
+        joined: Joined<R, F>,
+    ) -> Result<usize, NotDelivered>
+    where
+        R: Fn(usize, Sum) -> bool,
+        F: FnOnce(&mut [u8], usize, u32) -> NetHeader;
 
     /// Shows a guest its new frames, unless its memory was taken away meanwhile. Returns how to
     /// interrupt it, if it wants that.
@@ -137,6 +146,18 @@ impl Receive for RxRing {
     #[inline(always)]
     fn deliver_own(&mut self, frame: &[u8]) -> Result<(), NotDelivered> {
         RxRing::deliver_own(self, frame)
+    }
+
+    fn deliver_joined<R, F>(
+        &mut self,
+        frames: &Frames<'_>,
+        joined: Joined<R, F>,
+    ) -> Result<usize, NotDelivered>
+    where
+        R: Fn(usize, Sum) -> bool,
+        F: FnOnce(&mut [u8], usize, u32) -> NetHeader,
+    {
+        RxRing::deliver_joined(self, frames, joined)
     }
 
     #[inline(always)]

@@ -1,5 +1,7 @@
 //! Deliveries: frames that are changed on their way into a guest.
 
+use std::ops::Range;
+
 use butterfly_packet::checksum::Sum;
 
 use crate::net::NetHeader;
@@ -36,6 +38,21 @@ pub struct Delivery<'a> {
     pub len: u32,
     /// Work that remains.
     pub finish: Finish,
+}
+
+/// Frames that become one.
+pub struct Joined<R, F> {
+    /// Those of the batch, in order.
+    pub frames: Range<usize>,
+    /// Offset of the payload in each of them, which lies in the head of the first one.
+    pub from: usize,
+    /// Bytes of all payloads together.
+    pub bytes: u32,
+    /// Says whether the payload of a frame, with this sum as it was copied, may be there.
+    pub is_right: R,
+    /// Changes the head of the first frame, up to the payload, for so many frames with so many
+    /// bytes of payload. Returns the header for the receiver; `num_buffers` is filled in.
+    pub finish: F,
 }
 
 /// Completes the checksum in a private copy of the head; `rest` is the sum of what follows it.

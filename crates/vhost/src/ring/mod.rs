@@ -22,7 +22,7 @@ mod writer;
 
 pub use call::{CallError, CallFd, prepare_thread};
 pub(crate) use call::{ensure_signaller, is_eventfd};
-pub use delivery::{Delivery, Finish};
+pub use delivery::{Delivery, Finish, Joined};
 pub use frames::{
     BATCH, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_MAX, KEPT_MAX, MAX_FRAME, Slot,
 };

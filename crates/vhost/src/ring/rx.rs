@@ -1,6 +1,7 @@
 //! The receive ring: frames on their way out of the switch, into a guest's buffers.
 
 mod behind;
+mod joined;
 mod prepare;
 mod room;
 mod run;

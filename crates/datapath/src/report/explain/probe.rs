@@ -8,9 +8,10 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
+use butterfly_packet::checksum::Sum;
 use butterfly_vhost::{
-    net::Features,
-    ring::{CallFd, Delivery, Frames, NotDelivered},
+    net::{Features, NetHeader},
+    ring::{CallFd, Delivery, Frames, Joined, NotDelivered},
 };
 
 use crate::engine::reason::DropReason;
@@ -204,6 +205,19 @@ impl Receive for Offered<'_> {
     /// Ignores an answer to the sender, which is no part of the explanation.
     fn deliver_own(&mut self, _: &[u8]) -> Result<(), NotDelivered> {
         Ok(())
+    }
+
+    /// Joins nothing: an explanation has one frame.
+    fn deliver_joined<R, F>(
+        &mut self,
+        _: &Frames<'_>,
+        _: Joined<R, F>,
+    ) -> Result<usize, NotDelivered>
+    where
+        R: Fn(usize, Sum) -> bool,
+        F: FnOnce(&mut [u8], usize, u32) -> NetHeader,
+    {
+        Ok(0)
     }
 
     fn show(&mut self) -> Option<Arc<CallFd>> {

@@ -53,7 +53,7 @@ impl RxRing {
     }
 
     /// The chains that were found hold `need` bytes now.
-    fn use_up(&mut self, need: u32) {
+    pub(super) fn use_up(&mut self, need: u32) {
         let mut left = need;
         pass(Point::RxWritten);
         for chain in &self.chains {
@@ -79,7 +79,7 @@ impl RxRing {
 
     /// Checks that the guest's memory may be touched now.
     #[inline(always)]
-    fn may_be_touched(&self) -> Result<(), NotDelivered> {
+    pub(super) fn may_be_touched(&self) -> Result<(), NotDelivered> {
         if touches::metering() {
             touches::enter(&self.split.touches);
             if touches::rests(&self.split.touches) {
