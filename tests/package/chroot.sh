@@ -39,9 +39,11 @@ quietly dpkg -r butterfly
 [ -e "$root/etc/butterfly/butterflyd.ini" ] || die "the removal took the configuration"
 [ ! -e "$root/usr/bin/butterflyd" ] || die "the removal left the daemon"
 mkdir "$root/dev/hugepages"
-touch "$root/dev/hugepages/butterfly-0123456789abcdef"
+touch "$root/dev/hugepages/butterfly-"{0123456789abcdef,root}
+quietly chown butterfly /dev/hugepages/butterfly-0123456789abcdef
 quietly dpkg -P butterfly
-rmdir "$root/dev/hugepages" || die "the purge left a table of sessions"
+[ "$(ls "$root/dev/hugepages")" = butterfly-root ] || die "the purge left a table of sessions, or took another user's"
+rm -r "$root/dev/hugepages"
 everything >"$work/after"
 diff "$work/before" "$work/after" || die "the purge left what is marked with >"
 say "ok in a chroot the package installs, upgrades, goes, and leaves nothing"
