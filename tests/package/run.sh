@@ -63,7 +63,7 @@ UNIT
 mkdir -p "$tree/etc/systemd/system/default.target.wants"
 ln -sf ../guest.service "$tree/etc/systemd/system/default.target.wants/guest.service"
 for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer fstrim.timer getty@tty1.service \
-  serial-getty@ttyS0.service systemd-timesyncd.service; do
+  serial-getty@ttyS0.service console-getty.service systemd-timesyncd.service; do
   ln -sf /dev/null "$tree/etc/systemd/system/$unit"
 done
 : >"$LOG"

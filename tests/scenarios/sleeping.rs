@@ -88,6 +88,38 @@ fn an_idle_host_sleeps() {
     assert_idle(&host, 20);
 }
 
+/// A hundred guests that do nothing cost less than a hundredth of a processor, and a thousand
+/// frames a second a few hundredths: nobody waits for the next one, which comes in a millisecond.
+#[test]
+fn guests_that_do_little_cost_little() {
+    const FRAMES: u32 = 2000;
+    let Some(host) = Host::process() else { return };
+    let guests = 0..98;
+    let _idle: Vec<Station> = guests
+        .map(|n| host.station(&Nic::bypass(&format!("i{n}"), mac(1000 + n), 5), &usual()))
+        .collect();
+    let mut a = host.station(&Nic::bypass("a", mac(1), 1), &usual());
+    let mut b = host.station(&Nic::bypass("b", mac(2), 1), &usual());
+    eventually("all rings left the poll set", || host.work().active_rings == 0);
+    let used = idle_percent(&host);
+    println!("100 idle guests: {used:.2} % of a processor");
+    assert!(used < 1.0, "{used:.2} % of a processor for 100 idle guests");
+    let (before, begin) = (host.daemon().cpu_time_of(""), Instant::now());
+    for number in 0..FRAMES {
+        let frame = numbered(mac(1), mac(2), 1, number.into(), 60);
+        a.send(&frame);
+        b.expect(&frame);
+        std::thread::sleep(
+            (begin + Duration::from_millis(1) * number).saturating_duration_since(Instant::now()),
+        );
+    }
+    let rate = f64::from(FRAMES) / begin.elapsed().as_secs_f64();
+    let used = host.daemon().cpu_time_of("") - before;
+    let percent = used.as_secs_f64() * 100.0 / begin.elapsed().as_secs_f64();
+    println!("{rate:.0} frames a second: {percent:.2} % of a processor");
+    assert!(percent < 8.0, "{percent:.2} % of a processor for {rate:.0} frames a second");
+}
+
 #[test]
 fn a_polling_host_never_sleeps() {
     let Some(host) = Host::process_with(&HostOptions { poll: true, ..HostOptions::default() })

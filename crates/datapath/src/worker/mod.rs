@@ -1,14 +1,14 @@
 //! Workers: threads that own transmit rings, poll those that are busy and sleep when none is.
 //!
 //! [`rounds`] has the loop, [`walk`] the way of a batch through the stages; [`fair`] decides on
-//! turns; [`later`] keeps frames for which a turn had no time; [`orders`] come from the rest of the
-//! daemon.
+//! turns; [`patience`] when a ring is left; [`later`] keeps frames for which a turn had no time;
+//! [`orders`] come from the rest of the daemon.
 //!
 //! # No wake-up is lost
 //!
-//! A worker polls a ring until it was empty 64 times in a row *and* for 50 us. Then it arms the
-//! ring (the event index or the flag asks for a kick), looks once more behind a full fence, and
-//! only then leaves it. Each step has its counterpart on the other side:
+//! A worker polls a ring until it was empty for some time ([`patience`]). Then it arms the ring
+//! (the event index or the flag asks for a kick), looks once more behind a full fence, and only
+//! then leaves it. Each step has its counterpart on the other side:
 //!
 //! - The guest publishes, fences, then reads the event field. The worker writes the field, fences,
 //!   then looks. One of them sees the other.
@@ -27,6 +27,7 @@ mod fair;
 mod handle;
 mod later;
 mod orders;
+mod patience;
 mod rounds;
 mod serve_later;
 mod shared;

@@ -17,6 +17,7 @@ use super::{
     fair::{Account, Fair},
     handle::{Handle, Order, bump, unpack},
     later::Later,
+    patience::{Habits, Patience, Rhythm},
     shared::Shared,
     under_way::UnderWay,
     walk::walk,
@@ -36,11 +37,6 @@ use crate::stages::{deliver::Calls, leave::Departures, outlet::Rings};
 use crate::stages::{pipeline::Scratches, stage::StageConfig};
 use crate::world::snapshot::Snapshot;
 
-/// Empty looks in a row after which a ring leaves the poll set, if they also took long enough. The
-/// ring returns by its kick, which costs the guest a system call. By count alone, a fast worker
-/// would make a guest pay for a pause of a few microseconds.
-const EMPTY_POLLS: u8 = 64;
-const EMPTY_US: u64 = 50;
 /// Frames below which nothing is fetched ahead: they are needed at once.
 const FEW: u16 = 4;
 /// Pauses (some 50 ns each) after a round in which nothing was found.
@@ -57,42 +53,12 @@ const EVENTS: usize = 256;
 #[derive(Clone, Copy)]
 pub(super) struct Polled {
     pub(super) source: PollSource,
-    pub(super) empty: u8,
-    /// Time at which the last frame was found.
-    pub(super) busy: u64,
+    pub(super) rhythm: Rhythm,
     /// Slot that most of the last batch went to: its ring is fetched ahead.
     pub(super) likely: u32,
     pub(super) account: Account,
     /// Number of receivers that have the first waiting frame, a flood that takes several turns.
     pub(super) flooded: u32,
-}
-
-/// Sources that are in the poll set.
-pub(super) struct IsPolled {
-    vnics: Vec<bool>,
-    uplink: bool,
-    waiting: bool,
-}
-
-impl IsPolled {
-    fn new() -> IsPolled {
-        IsPolled { vnics: vec![false; MAX_SLOTS as usize], uplink: false, waiting: false }
-    }
-
-    /// Returns whether a source is, to be changed.
-    pub fn get_mut(&mut self, source: PollSource) -> Option<&mut bool> {
-        match source {
-            PollSource::Vnic(place) => self.vnics.get_mut(place.slot as usize),
-            PollSource::Uplink => Some(&mut self.uplink),
-            PollSource::Waiting => Some(&mut self.waiting),
-        }
-    }
-
-    /// Takes all out.
-    #[cfg(test)]
-    pub fn clear(&mut self) {
-        *self = IsPolled::new();
-    }
 }
 
 /// Outcome of a look at all rings.
@@ -124,14 +90,13 @@ pub(crate) struct Worker {
     pub(super) poll: bool,
     pub(super) snapshot: Arc<Snapshot>,
     pub(super) polled: Vec<Polled>,
-    pub(super) is_polled: IsPolled,
+    pub(super) habits: Habits,
     /// Sources without a kick descriptor.
     pub(super) timed: Vec<PollSource>,
     pub(super) orders: Vec<Order>,
-    /// The time stamp counter at the beginning of a round, and the ticks for which an empty ring
-    /// stays.
+    /// The time stamp counter at the beginning of a round.
     pub(super) now: u64,
-    pub(super) patience: u64,
+    pub(super) patience: Patience,
     pub(super) fair: Fair,
     pub(super) bill: Bill,
     pub(super) calls: Calls,
@@ -160,11 +125,11 @@ impl Worker {
             poll,
             snapshot,
             polled: Vec::with_capacity(MAX_SLOTS as usize),
-            is_polled: IsPolled::new(),
+            habits: Habits::new(),
             timed: Vec::with_capacity(MAX_SLOTS as usize),
             orders: Vec::new(),
             now: 0,
-            patience: cpu::tsc_hz() / 1_000_000 * EMPTY_US,
+            patience: Patience::new(),
             fair: Fair::new(),
             bill: Bill::new(),
             calls: Vec::with_capacity(CALLS),
@@ -296,16 +261,10 @@ impl Worker {
 
     /// Puts a source into the poll set. Rings of vnics that are gone leave it at their next turn.
     pub(super) fn add(&mut self, source: PollSource) {
-        if let Some(is_polled) = self.is_polled.get_mut(source)
-            && !*is_polled
-        {
-            *is_polled = true;
-            // One short of leaving: a kick without a frame costs one look.
-            let empty = EMPTY_POLLS - 1;
+        if let Some(rhythm) = self.habits.begin(source) {
             let polled = Polled {
                 source,
-                empty,
-                busy: 0,
+                rhythm,
                 likely: u32::MAX,
                 // It may have slept since the last look.
                 account: self.fair.open(!matches!(source, PollSource::Vnic(_)), cpu::tsc()),
@@ -389,9 +348,7 @@ impl Worker {
             } else {
                 self.bill.looked();
                 let left = self.polled.swap_remove(at);
-                if let Some(is_polled) = self.is_polled.get_mut(left.source) {
-                    *is_polled = false;
-                }
+                self.habits.end(left.source, left.rhythm);
             }
         }
         match (moved, waiting) {
@@ -457,12 +414,11 @@ impl Worker {
         }
     }
 
-    /// Returns whether an empty ring stays in the poll set. After 64 empty looks in a row the guest
-    /// is asked to kick. The ring leaves unless the guest added a frame meanwhile.
+    /// Returns whether an empty ring stays in the poll set. When it was empty for long enough, the
+    /// guest is asked to kick. The ring leaves unless the guest added a frame meanwhile.
     fn stays_though_empty(&mut self, at: usize) -> bool {
         let Some(polled) = self.polled.get_mut(at) else { return false };
-        polled.empty = polled.empty.saturating_add(1);
-        if polled.empty < EMPTY_POLLS || self.now.wrapping_sub(polled.busy) < self.patience {
+        if polled.rhythm.miss(self.now, &self.patience) {
             return true;
         }
         let PollSource::Vnic(place) = polled.source else { return self.uplink_stays() };
@@ -473,7 +429,7 @@ impl Worker {
             return false;
         }
         ring.disarm();
-        polled.empty = 0;
+        polled.rhythm.go_on();
         true
     }
 
@@ -497,13 +453,9 @@ impl Worker {
         };
         let line = self.outlet.0;
         line.serve(place.slot);
-        if polled.empty != 0 {
-            if polled.empty >= EMPTY_POLLS - 1 {
-                ring.disarm(); // it may just have come back by its kick
-            }
-            polled.empty = 0;
+        if polled.rhythm.find(self.now, &self.patience) {
+            ring.disarm(); // it has just come back by its kick
         }
-        polled.busy = self.now;
         let Some(network) = self.snapshot.networks.get(sender.network) else { return Looked::Gone };
         let likely = match n < FEW {
             true => None,

@@ -84,7 +84,7 @@ fn a_new_snapshot_does_not_wait_for_a_round_of_attackers() {
     // The uplink is the first ring that is looked at.
     let (plane, worker) = host.inside();
     worker.polled.clear();
-    worker.is_polled.clear();
+    worker.habits.clear();
     worker.add(PollSource::Uplink);
     (0..u32::from(VNICS) + 1).for_each(|slot| {
         let place = worker.snapshot.vnics.get(slot).map(|vnic| vnic.place);
@@ -143,7 +143,7 @@ fn a_ring_that_comes_back_has_a_price_of_today() {
     let (_, worker) = host.inside();
     worker.heed_prices();
     worker.polled.clear();
-    worker.is_polled.clear();
+    worker.habits.clear();
     worker.now = 0;
     let place = worker.snapshot.vnics.get(0).unwrap().place;
     worker.add(PollSource::Vnic(place));
@@ -161,7 +161,7 @@ fn who_gets_a_slot_does_not_pay_for_who_had_it() {
     let (_, worker) = host.inside();
     let place = worker.snapshot.vnics.get(0).unwrap().place;
     worker.polled.clear();
-    worker.is_polled.clear();
+    worker.habits.clear();
     worker.add(PollSource::Vnic(place));
     worker.polled[0].account.debt = 1000;
     let mut debt_of = |place| {

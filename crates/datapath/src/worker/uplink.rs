@@ -69,8 +69,8 @@ impl Worker {
                     Some(n) => ring.prefetch(n.min(size)),
                 }
                 line.serve_uplink();
-                if self.polled.get(at).is_some_and(|polled| polled.empty != 0) {
-                    ring.disarm(); // it may just have come back by its kick
+                if self.polled.get(at).is_some_and(|polled| polled.rhythm.is_kicked()) {
+                    ring.disarm(); // it has just come back by its kick
                 }
                 let Gathered::Frames(frames) = ring.gather_long(&mut self.store, size) else {
                     return Looked::Empty;
@@ -111,8 +111,7 @@ impl Worker {
             self.pass_on();
         }
         if let Some(polled) = self.polled.get_mut(at) {
-            polled.empty = 0;
-            polled.busy = self.now;
+            polled.rhythm.find(self.now, &self.patience);
         }
         if !self.later.is_empty() {
             self.add(PollSource::Waiting);

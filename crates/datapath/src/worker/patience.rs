@@ -1,0 +1,203 @@
+//! Patience: how long an empty ring is polled before its guest is asked to kick.
+//!
+//! A kick costs the guest a system call and the worker 31 us of waking up; polling costs the worker
+//! its processor. Where frames come oftener than that, a ring is polled on for 50 us. Where they
+//! are rarer polling finds nothing, and the ring is left after 8.
+
+use butterfly_mem::cpu;
+
+use crate::engine::place::{MAX_SLOTS, PollSource};
+
+/// Polling after the last frame where frames come at least as often.
+const OFTEN_US: u64 = 50;
+/// Polling after the last frame where they are rarer.
+const RARE_US: u64 = 8;
+/// Longest gap between frames that counts: after one short gap frames are frequent again.
+const LONGEST_US: u64 = OFTEN_US * 3 / 2;
+/// Empty looks in a row after which a ring leaves the poll set, where frames come often. By time
+/// alone, a ring would leave after one look where each look takes long because of others.
+const LOOKS: u8 = 64;
+
+/// Habit of a source, also while it is not polled. Times are ticks of the time stamp
+/// counter.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Habit {
+    pub is_polled: bool,
+    rhythm: Rhythm,
+}
+
+/// Rhythm of a source: gaps between frames.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Rhythm {
+    /// Empty looks in a row.
+    looks: u8,
+    /// The guest was asked to kick, and has.
+    kicked: bool,
+    /// Time at which the last frame was found.
+    found: u64,
+    /// Usual gap: half of it is that of the last two batches.
+    gap: u64,
+}
+
+impl Rhythm {
+    /// Notes that frames were found. Returns whether the guest may still be asked to kick.
+    #[inline(always)]
+    pub fn find(&mut self, now: u64, patience: &Patience) -> bool {
+        let gap = now.wrapping_sub(self.found).min(patience.longest);
+        self.gap = (self.gap + gap) / 2;
+        self.found = now;
+        self.looks = 0;
+        std::mem::take(&mut self.kicked)
+    }
+
+    /// Returns whether the guest may still be asked to kick.
+    pub fn is_kicked(&self) -> bool {
+        self.kicked
+    }
+
+    /// Notes an empty look. Returns whether the source is polled on.
+    pub fn miss(&mut self, now: u64, patience: &Patience) -> bool {
+        if self.kicked {
+            return false; // a kick without a frame costs one look
+        }
+        let since = now.wrapping_sub(self.found);
+        self.looks = self.looks.saturating_add(1);
+        match self.gap <= patience.often {
+            true => self.looks < LOOKS || since < patience.often,
+            false => since < patience.rare,
+        }
+    }
+
+    /// Notes that the guest was not asked after all, as there is a frame.
+    pub fn go_on(&mut self) {
+        (self.looks, self.kicked) = (0, false);
+    }
+}
+
+/// The times of this module in ticks.
+pub(super) struct Patience {
+    often: u64,
+    rare: u64,
+    longest: u64,
+}
+
+impl Patience {
+    pub fn new() -> Patience {
+        Patience::with(cpu::tsc_hz() / 1_000_000)
+    }
+
+    /// Makes those of a counter with so many ticks in a microsecond.
+    fn with(us: u64) -> Patience {
+        Patience { often: us * OFTEN_US, rare: us * RARE_US, longest: us * LONGEST_US }
+    }
+}
+
+/// Habits of all sources.
+pub(super) struct Habits {
+    vnics: Vec<Habit>,
+    uplink: Habit,
+    waiting: Habit,
+}
+
+impl Habits {
+    /// Pages are touched when a vnic uses them.
+    pub fn new() -> Habits {
+        Habits {
+            vnics: vec![Habit::default(); MAX_SLOTS as usize],
+            uplink: Habit::default(),
+            waiting: Habit::default(),
+        }
+    }
+
+    fn get_mut(&mut self, source: PollSource) -> Option<&mut Habit> {
+        match source {
+            PollSource::Vnic(place) => self.vnics.get_mut(place.slot as usize),
+            PollSource::Uplink => Some(&mut self.uplink),
+            PollSource::Waiting => Some(&mut self.waiting),
+        }
+    }
+
+    /// Notes that a source is polled from now on. Returns its rhythm; `None` if it was before.
+    pub fn begin(&mut self, source: PollSource) -> Option<Rhythm> {
+        let habit = self.get_mut(source).filter(|habit| !habit.is_polled)?;
+        habit.is_polled = true;
+        Some(Rhythm { kicked: true, ..habit.rhythm })
+    }
+
+    /// Notes that a source is not polled any more.
+    pub fn end(&mut self, source: PollSource, rhythm: Rhythm) {
+        if let Some(habit) = self.get_mut(source) {
+            *habit = Habit { is_polled: false, rhythm };
+        }
+    }
+
+    /// Takes all out.
+    #[cfg(test)]
+    pub fn clear(&mut self) {
+        *self = Habits::new();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks at a ring each `look`, which gets a frame each `gap` (in tenths of a microsecond).
+    /// Returns for how long after the last of some frames it is polled.
+    fn polled_after(gap: u64, look: u64) -> u64 {
+        let patience = Patience::with(10);
+        let mut rhythm = Rhythm::default();
+        let mut now = 1_000_000;
+        for _ in 0..10 {
+            rhythm.find(now, &patience);
+            now += gap;
+        }
+        rhythm.find(now, &patience);
+        let last = now;
+        loop {
+            now += look;
+            if !rhythm.miss(now, &patience) {
+                return now - last;
+            }
+        }
+    }
+
+    #[test]
+    fn rare_frames_are_not_waited_for() {
+        for gap in [0, 10, 100, 500] {
+            assert_eq!(polled_after(gap, 2), 500, "frames each {} us", gap / 10);
+        }
+        for gap in [600, 1000, 10_000, 10_000_000] {
+            assert_eq!(polled_after(gap, 2), 80, "frames each {} us", gap / 10);
+        }
+        // Others have their turns between two looks.
+        assert_eq!(polled_after(100, 100), 6400);
+        assert_eq!(polled_after(10_000, 100), 100);
+    }
+
+    #[test]
+    fn the_second_batch_of_a_burst_brings_patience_back() {
+        let patience = Patience::with(10);
+        let mut rhythm = Rhythm::default();
+        for n in 1..10 {
+            rhythm.find(n * 100_000, &patience);
+        }
+        assert!(!rhythm.miss(900_081, &patience));
+        rhythm.find(1_000_000, &patience);
+        rhythm.find(1_000_010, &patience);
+        assert!(rhythm.miss(1_000_100, &patience));
+    }
+
+    #[test]
+    fn a_kick_without_a_frame_costs_one_look() {
+        let (patience, mut habits) = (Patience::with(10), Habits::new());
+        let mut rhythm = habits.begin(PollSource::Uplink).unwrap();
+        assert!(habits.begin(PollSource::Uplink).is_none());
+        assert!(!rhythm.miss(0, &patience));
+        habits.end(PollSource::Uplink, rhythm);
+        let mut rhythm = habits.begin(PollSource::Uplink).unwrap();
+        assert!(rhythm.find(1, &patience), "it may still be asked to kick");
+        assert!(!rhythm.find(2, &patience));
+        assert!(rhythm.miss(3, &patience));
+    }
+}
