@@ -57,7 +57,7 @@ test: setup build ## all checks and tests, 20 to 40 minutes on two cores (root)
 test-lint: setup ## formatting, clippy and rustdoc without warnings, licences and duplicates of dependencies, shellcheck, imports that go down, unique names
 	@tests/lib/setup.sh lint
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets $(LOCKED) -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --test metrics $(LOCKED) -- -D warnings
 	$(CARGO) clippy $(PACKAGES:%=-p %) $(LOCKED) -- -D warnings
 	RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' $(CARGO) doc --quiet --workspace --no-deps --document-private-items $(LOCKED)
 	tests/lib/shellcheck.sh

@@ -296,7 +296,9 @@ fn work(port: &Port) {
         if tx.available().unwrap_or(0) == 0 {
             break;
         }
-        let Gathered::Frames(frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else { break };
+        let Gathered::Frames(mut frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else {
+            break;
+        };
         let mut rx = port.rx();
         if let Some(rx) = rx.as_mut() {
             rx.prepare(frames.len() as u16);

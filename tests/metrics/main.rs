@@ -9,7 +9,6 @@ mod small_world;
 use std::{
     collections::BTreeSet,
     net::TcpListener,
-    os::unix::fs::PermissionsExt,
     path::Path,
     time::{Duration, Instant},
 };
@@ -19,7 +18,7 @@ use butterfly_tests::{
     Daemon, FAIL_POINTS, Host, Nic, eventually,
     frames::{mac, numbered},
     metrics::{Scrape, get},
-    programs::{checked, program},
+    programs::{self, checked, program},
     station::usual,
 };
 use prometheus::{Prometheus, packaged};
@@ -30,7 +29,7 @@ use small_world::SmallWorld;
 const NOT_HERE: [&str; 2] = ["ButterflyWorkerSaturated", "ButterflyNicHeld"];
 /// Rules about metrics of daemons with a state directory, which these are not. The last five fire
 /// in [`rules_about_the_daemon_itself_fire`].
-const WITH_STATE: [&str; 6] = [
+const WITH_STATE: [&str; 7] = [
     "ButterflyRestartsAgainAndAgain",
     "ButterflyDegraded",
     "ButterflyChangesRefused",
@@ -159,7 +158,7 @@ fn rules_about_the_daemon_itself_fire() {
     // A program that is none.
     let room = tempfile::Builder::new().prefix("butterfly-test-").tempdir_in("/var/lib").unwrap();
     let failing = room.path().join("failing");
-    std::fs::copy("/bin/false", &failing).unwrap();
+    programs::write(&failing, &std::fs::read("/bin/false").unwrap());
     let failed = daemon.client(&["upgrade", failing.to_str().unwrap()]);
     assert_eq!(failed.status.code(), Some(1), "{failed:?}");
     fires(&["ButterflyUpgradeFailed"]);
@@ -170,8 +169,7 @@ fn rules_about_the_daemon_itself_fire() {
     let next = room.path().join("next");
     let mut whole = std::fs::read(checked("butterflyd")).unwrap();
     whole.extend(format!("{MARK}layout=2\n").into_bytes());
-    std::fs::write(&next, whole).unwrap();
-    std::fs::set_permissions(&next, std::fs::Permissions::from_mode(0o755)).unwrap();
+    programs::write(&next, &whole);
     daemon.client_ok(&["upgrade", next.to_str().unwrap()]);
     fires(&["ButterflyUpgradeUncommitted"]);
     daemon.client_ok(&["upgrade", program("butterflyd").to_str().unwrap()]);

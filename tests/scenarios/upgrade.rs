@@ -13,7 +13,7 @@ use crate::lasting::{Place, is_attached, pair};
 use butterfly_tests::{
     Daemon, Host, Nic,
     frames::mac,
-    programs::program,
+    programs::{self, program},
     traffic::{exchange, streams},
 };
 
@@ -27,8 +27,7 @@ pub(crate) fn folder() -> tempfile::TempDir {
 /// Puts a program into a folder.
 pub(crate) fn put(folder: &tempfile::TempDir, name: &str, content: &[u8]) -> PathBuf {
     let path = folder.path().join(name);
-    fs::write(&path, content).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    programs::write(&path, content);
     path
 }
 

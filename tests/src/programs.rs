@@ -1,8 +1,9 @@
 //! Paths of the programs under test.
 
 use std::{
+    io::Write,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
     sync::OnceLock,
 };
 
@@ -28,6 +29,16 @@ pub fn program(name: &str) -> PathBuf {
 pub fn checked(name: &str) -> PathBuf {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     DIRECTORY.get_or_init(build).join(name)
+}
+
+/// Writes a program that all may run. Another process writes it: a child of another test would
+/// inherit the open file for a moment, and a file that is open for writing cannot be run.
+pub fn write(path: &Path, content: &[u8]) {
+    let mut writer = Command::new("sh");
+    writer.args(["-c", "cat >\"$1\" && chmod 755 \"$1\"", "sh"]).arg(path);
+    let mut writer = writer.stdin(Stdio::piped()).spawn().expect("sh runs");
+    writer.stdin.take().expect("a pipe").write_all(content).expect("sh reads");
+    assert!(writer.wait().expect("sh ends").success(), "cannot write {}", path.display());
 }
 
 /// Builds the programs, as cargo does not build those of other packages for a test. Returns their

@@ -99,8 +99,9 @@ both_families() { # both_families FROM TO: TCP
   transfers "$1" "$2" 4 "$(ip4_of "$2")" "$(ip6_of "$2")" || fail "4 MiB from $1 to $2 over each family did not arrive undamaged"
   frames=$(($(statistic "$2" rx_packets) - before))
   say "    8 MiB reached $2 in $frames frames"
-  # They leave as more than 6,000 segments. A guest gets those that come in a row as one.
-  [ "$2" = kernel ] || [ "$frames" -lt 3000 ] || fail "$2 got $frames frames: no segments were joined"
+  # They leave as more than 6,000 segments. A guest gets those that come in a row as one; how many that are is up to the kernels
+  # on the way.
+  [ "$2" = kernel ] || [ "$frames" -lt 5500 ] || fail "$2 got $frames frames: no segments were joined"
 }
 # pings GUEST SCRIPT: `try PING...` wants every answer, `find MTU PING...` wants the guest to know or to be told what fits.
 pings() {

@@ -2,12 +2,13 @@
 
 use std::{
     fs::{self, File},
+    io::Write,
     os::{
         fd::{AsFd, OwnedFd},
         unix::{fs::PermissionsExt, net::UnixDatagram},
     },
     path::Path,
-    process::{Child, Command},
+    process::{Child, Command, Stdio},
     time::Duration,
 };
 
@@ -131,7 +132,13 @@ fn only_programs_of_root_become_the_holder() {
     };
     let put = |name: &str, content: &[u8], mode: u32| {
         let path = room.path().join(name);
-        fs::write(&path, content).unwrap();
+        // Another process writes it: a child of another test would inherit the open file for a
+        // moment, and a file that is open for writing cannot be run.
+        let mut writer = Command::new("sh");
+        writer.args(["-c", "cat >\"$1\"", "sh"]).arg(&path).stdin(Stdio::piped());
+        let mut writer = writer.spawn().unwrap();
+        writer.stdin.take().unwrap().write_all(content).unwrap();
+        assert!(writer.wait().unwrap().success());
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         File::open(path).unwrap()
     };

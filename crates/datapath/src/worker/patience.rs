@@ -35,7 +35,7 @@ pub(super) struct Rhythm {
     kicked: bool,
     /// Time at which the last frame was found.
     found: u64,
-    /// Usual gap: half of it is that of the last two batches.
+    /// Usual gap: half the last one and half the usual one before it.
     gap: u64,
 }
 

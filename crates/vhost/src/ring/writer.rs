@@ -51,7 +51,7 @@ impl<'a> Writer<'a> {
     ///
     /// # Safety
     /// They must be mapped at `from`.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn mapped(
         &mut self,
         mut from: NonNull<u8>,
