@@ -23,6 +23,7 @@ mod hostile;
 mod lasting;
 mod layouts;
 mod lifecycle;
+mod limits;
 mod listening;
 mod metrics;
 mod mirror;

@@ -61,8 +61,8 @@ impl NicChange {
     /// #     id, kind, mac: Mac::parse("52:54:00:00:00:01").unwrap(), vni: Vni::new(7).unwrap(),
     /// #     ips: IpSet::default(), security_groups: GroupNames::default(), ip_anti_spoof: false,
     /// #     bypass_filtering: false, forwards: false, shared_ip: false, router: false,
-    /// #     sniff_target: None, packet_trace: false, packet_trace_path: None,
-    /// #     trace_options: TraceOptions::default(),
+    /// #     limits: Limits::default(), sniff_target: None, packet_trace: false,
+    /// #     packet_trace_path: None, trace_options: TraceOptions::default(),
     /// # };
     /// let filtered_otherwise = Nic { ip_anti_spoof: true, ..old.clone() };
     /// assert_eq!(NicChange::between(&old, &filtered_otherwise), NicChange::InPlace);
@@ -128,6 +128,7 @@ mod tests {
             forwards: false,
             shared_ip: false,
             router: false,
+            limits: Default::default(),
             sniff_target: None,
             kind,
             packet_trace: false,

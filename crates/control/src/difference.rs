@@ -4,7 +4,7 @@ use crate::{
     change::{Change, NicChange},
     desired::Desired,
     peers::TunnelPeer,
-    words::{difference, member_of, rule_of},
+    words::{difference, limit, member_of, rule_of},
 };
 use butterfly_model::{Nic, SecurityGroup, canonical};
 use std::collections::{BTreeSet, HashSet};
@@ -120,6 +120,13 @@ fn description(nic: &Nic) -> String {
     ] {
         if said {
             text.push_str(&format!(", {word}"));
+        }
+    }
+    for (name, of_way) in
+        [("limit in", &nic.limits.from_guest), ("limit out", &nic.limits.to_guest)]
+    {
+        if !of_way.is_none() {
+            text.push_str(&format!(", {name} {}", limit(of_way)));
         }
     }
     if let Some(target) = &nic.sniff_target {

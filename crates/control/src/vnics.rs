@@ -232,6 +232,7 @@ mod tests {
             forwards: false,
             shared_ip: false,
             router: false,
+            limits: Default::default(),
             sniff_target: None,
             packet_trace: false,
             packet_trace_path: None,

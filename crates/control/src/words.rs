@@ -1,6 +1,6 @@
 //! Changes in words, for people.
 
-use butterfly_model::{Direction, Nic, Peer, Protocol, Rule, canonical};
+use butterfly_model::{Direction, Limit, Nic, Peer, Protocol, Rule, canonical};
 use std::{collections::HashSet, net::IpAddr};
 
 /// The properties of a vnic that differ between two declarations of it, each with both values.
@@ -15,6 +15,12 @@ pub fn difference(old: &Nic, new: &Nic) -> String {
     parts.extend(values("forwards", old.forwards, new.forwards));
     parts.extend(values("shared addresses", old.shared_ip, new.shared_ip));
     parts.extend(values("router", old.router, new.router));
+    for (name, old, new) in [
+        ("limit in", old.limits.from_guest, new.limits.from_guest),
+        ("limit out", old.limits.to_guest, new.limits.to_guest),
+    ] {
+        parts.extend((old != new).then(|| format!("{name} {} -> {}", limit(&old), limit(&new))));
+    }
     parts.extend(values("packet trace", old.packet_trace, new.packet_trace));
     parts.extend(texts(
         "packet trace path",
@@ -44,6 +50,22 @@ fn lists(name: &str, old: &[String], new: &[String]) -> Option<String> {
     } else {
         format!("{name}{changes}")
     })
+}
+
+/// A limit in words, without its bursts unless they are said.
+pub fn limit(limit: &Limit) -> String {
+    let rate = |rate: u64, unit: &str, burst: u64| {
+        let burst = if burst > 0 { format!(" (burst {burst})") } else { String::new() };
+        (rate > 0).then(|| format!("{rate} {unit}{burst}"))
+    };
+    let both = [
+        rate(limit.bits(), "bits/s", limit.burst_bytes()),
+        rate(limit.packets(), "packets/s", limit.burst_packets()),
+    ];
+    match both.into_iter().flatten().collect::<Vec<_>>() {
+        none if none.is_empty() => "none".to_owned(),
+        limits => limits.join(" and "),
+    }
 }
 
 fn values(name: &str, old: bool, new: bool) -> Option<String> {

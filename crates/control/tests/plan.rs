@@ -33,6 +33,7 @@ fn any_vnic() -> impl Strategy<Value = Nic> {
             bypass_filtering: bypass,
             forwards: false,
             shared_ip: false,
+            limits: Default::default(),
             router: false,
             sniff_target: target.map(str::to_owned),
             kind: match socket {
@@ -288,6 +289,7 @@ fn tap(id: &str, vni: u32) -> Nic {
         bypass_filtering: false,
         forwards: false,
         shared_ip: false,
+        limits: Default::default(),
         router: false,
         sniff_target: None,
         kind: Kind::Tap { netns: None },

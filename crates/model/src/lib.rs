@@ -9,6 +9,7 @@
 mod address;
 mod cidr;
 mod hash;
+mod limits;
 mod mac;
 mod netns;
 mod nic;
@@ -21,6 +22,7 @@ mod vni;
 pub use address::{AddressError, IpSet, canonical, parse_ip};
 pub use cidr::{Cidr, CidrError};
 pub use hash::libstdcxx_hash;
+pub use limits::{Limit, LimitError, Limits};
 pub use mac::{Mac, MacError};
 pub use netns::{Netns, NetnsError};
 pub use nic::{Bench, Kind, Nic, NicUpdate, Role, TraceOptions};

@@ -2,6 +2,7 @@
 
 use crate::{
     address::IpSet,
+    limits::{Limit, Limits},
     mac::Mac,
     netns::Netns,
     nic_id::NicId,
@@ -102,6 +103,8 @@ pub struct Nic {
     pub shared_ip: bool,
     /// True if it may send router advertisements and redirects, if a rule names their protocol.
     pub router: bool,
+    /// Limits of its traffic.
+    pub limits: Limits,
     /// Id of the vnic whose traffic a mirror gets copies of. A mirror gets nothing else, and it
     /// sends nothing. The other vnic need not exist.
     pub sniff_target: Option<String>,
@@ -136,6 +139,8 @@ pub struct NicUpdate {
     pub forwards: Option<bool>,
     pub shared_ip: Option<bool>,
     pub router: Option<bool>,
+    pub limit_from_guest: Option<Limit>,
+    pub limit_to_guest: Option<Limit>,
     pub ips: Option<IpSet>,
     pub security_groups: Option<GroupNames>,
     pub packet_trace: Option<bool>,
@@ -151,6 +156,10 @@ impl Nic {
             forwards: update.forwards.unwrap_or(self.forwards),
             shared_ip: update.shared_ip.unwrap_or(self.shared_ip),
             router: update.router.unwrap_or(self.router),
+            limits: Limits {
+                from_guest: update.limit_from_guest.unwrap_or(self.limits.from_guest),
+                to_guest: update.limit_to_guest.unwrap_or(self.limits.to_guest),
+            },
             ips: update.ips.unwrap_or_else(|| self.ips.clone()),
             security_groups: update.security_groups.unwrap_or_else(|| self.security_groups.clone()),
             packet_trace: update.packet_trace.unwrap_or(self.packet_trace),
@@ -180,6 +189,7 @@ pub(crate) mod tests {
             forwards: false,
             shared_ip: false,
             router: false,
+            limits: Limits::default(),
             sniff_target: None,
             kind,
             packet_trace: false,
@@ -207,12 +217,15 @@ pub(crate) mod tests {
     fn an_update_changes_what_it_names() {
         let nic = nic();
         assert_eq!(nic.updated(NicUpdate::default()), nic);
+        let limit = Limit::new(1_000_000, 10, 0, 0).unwrap();
         let options = TraceOptions { snap_length: 100, ..nic.trace_options.clone() };
         let update = NicUpdate {
             ip_anti_spoof: Some(true),
             forwards: Some(true),
             shared_ip: Some(true),
             router: Some(true),
+            limit_from_guest: None,
+            limit_to_guest: Some(limit),
             ips: Some(IpSet::default()),
             security_groups: Some(GroupNames::parse(["db"]).unwrap()),
             packet_trace: Some(true),
@@ -224,6 +237,7 @@ pub(crate) mod tests {
             forwards: true,
             shared_ip: true,
             router: true,
+            limits: Limits { to_guest: limit, ..Limits::default() },
             ips: IpSet::default(),
             security_groups: GroupNames::parse(["db"]).unwrap(),
             packet_trace: true,

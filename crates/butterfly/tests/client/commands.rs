@@ -28,6 +28,10 @@ fn nic_add() {
             "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 bypass_filtering: true forwards: true shared_ip: true}",
         ),
         (
+            "--limit-in 1G --limit-in-packets 100k --limit-in-burst 1M --limit-out 1.5G",
+            "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 limits {in {bits: 1000000000 packets: 100000 burst_bytes: 1000000} out {bits: 1500000000}}}",
+        ),
+        (
             "--type VHOST_USER_SERVER --packet-trace false",
             "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: VHOST_USER_SERVER packet_trace: false}",
         ),
@@ -178,6 +182,11 @@ fn nic_add_refuses() {
             "--forwards",
             "--forwards needs --bypass-filtering: a filtered NIC sends from its own addresses only",
         ),
+        ("--limit-out-packet-burst 5", "--limit-out-packet-burst needs --limit-out-packets"),
+        (
+            "--limit-in 1g",
+            "--limit-in argument not recognized\nhelp: \"1g\" is not a whole number, or one with k, M, G or T behind it, as 100k or 1.5G",
+        ),
         ("--path /run/a.sock", "--path needs --type VHOST_USER_CLIENT"),
         ("--path /run/a.sock --type VHOST_USER_SERVER", "--path needs --type VHOST_USER_CLIENT"),
     ] {
@@ -200,6 +209,7 @@ fn nic_update() {
         ),
         ("--enable-antispoof false", "nic_update {id: \"a\" ip_anti_spoof: false}"),
         ("--router true", "nic_update {id: \"a\" router: true}"),
+        ("--limit-in 0", "nic_update {id: \"a\" limits {in {bits: 0}}}"),
         (
             "--packet-trace true --trace-path t",
             "nic_update {id: \"a\" packet_trace: true packet_trace_path: \"t\"}",

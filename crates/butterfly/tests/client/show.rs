@@ -17,6 +17,7 @@ const SHOWN: &str = r#"nic_show {
   memory_regions { guest_addr: 4294967296 size: 1073741824 page_size: 2097152 }
   last_detach_reason: "the virtual machine closed the connection" last_detach_time: 1000000000
   trouble: "no socket" peer_pid: 4711 others_waiting: true migrating: true flooded: 5 learn_refused: 6 announced: 7 host_mtu: 1450 sessions: 9
+  limits { in { bits: 1000000000 burst_bytes: 500 packets: 100000 } waits: 12 }
   interrupts { costly: 2 confirmed: 1 apart: true worst_ns: 94000000 }
   first_touches { pages: 70000 rests: 3 stalls: 1 stalled_us: 306000 }
   in_packets: 10 in_bytes: 1000 out_packets: 200 out_bytes: 20000
@@ -52,6 +53,7 @@ fn nic_show_is_a_page() {
   addresses         10.0.0.1, ::1
   security groups   web
   filtering         on, with ARP anti-spoofing
+  limit in          1G bits/s (500 bytes at once), 100k packets/s; the machine's queue had to wait 12 times
   type              VHOST_USER_SERVER
   socket            /run/qemu-vhost-vm-1
   role              server: QEMU connects to it
@@ -242,6 +244,11 @@ fn nic_show_for_programs() {
         ],
     });
     expected["router"] = false.into();
+    expected["limits"] = serde_json::json!({
+        "in": {"bits": 1_000_000_000, "packets": 100_000, "burst_bytes": 500, "burst_packets": 0},
+        "out": null,
+    });
+    expected["limit_waits"] = 12.into();
     expected["state"] = "trouble".into();
     expected["missing_groups"] = serde_json::json!([]);
     for absent in ["waits_for", "held", "held_for_s"] {

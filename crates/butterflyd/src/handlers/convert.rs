@@ -3,10 +3,11 @@
 use butterfly_api::{Failure, proto};
 use butterfly_control::{Refused, TunnelPeer};
 use butterfly_model::{
-    Bench, Cidr, Direction, GroupName, GroupNameError, GroupNames, IpSet, Kind, Mac, Netns, Nic,
-    NicId, NicUpdate, Peer, Protocol, Role, Rule, RuleError, SecurityGroup, SocketDir,
-    TraceOptions, Vni, canonical, parse_ip,
+    Bench, Cidr, Direction, GroupName, GroupNameError, GroupNames, IpSet, Kind, Limit, LimitError,
+    Limits, Mac, Netns, Nic, NicId, NicUpdate, Peer, Protocol, Role, Rule, RuleError,
+    SecurityGroup, SocketDir, TraceOptions, Vni, canonical, parse_ip,
 };
+use protobuf::MessageField;
 use tracing::warn;
 
 use std::{fmt::Display, net::IpAddr, path::Path};
@@ -30,6 +31,12 @@ pub fn nic(declared: &proto::Nic, directory: &SocketDir) -> Result<Nic, Failure>
         forwards: declared.forwards(),
         shared_ip: declared.shared_ip(),
         router: declared.router(),
+        limits: Limits {
+            from_guest: limit(&declared.limits.in_)
+                .map_err(|error| bad(&error))?
+                .unwrap_or_default(),
+            to_guest: limit(&declared.limits.out).map_err(|error| bad(&error))?.unwrap_or_default(),
+        },
         sniff_target: sniff_target(declared).map_err(|error| bad(&error))?,
         kind: kind(declared, &id, directory)?,
         packet_trace: declared.packet_trace(),
@@ -134,6 +141,8 @@ pub fn nic_update(request: &proto::NicUpdateReq) -> Result<NicUpdate, Failure> {
         forwards: request.forwards,
         shared_ip: request.shared_ip,
         router: request.router,
+        limit_from_guest: limit(&request.limits.in_).map_err(|error| bad(&error))?,
+        limit_to_guest: limit(&request.limits.out).map_err(|error| bad(&error))?,
         ips: given(&request.ip).map(IpSet::parse).transpose().map_err(|error| bad(&error))?,
         security_groups: given(&request.security_group)
             .map(GroupNames::parse)
@@ -167,6 +176,7 @@ pub fn nic_details(nic: &Nic, interface: Option<String>) -> proto::Nic {
         shared_ip: nic.shared_ip.then_some(true),
         // Told if it is one: the original's clients do not know the field.
         router: nic.router.then_some(true),
+        limits: limits(&nic.limits, None).into(),
         type_: Some(nic_type(&nic.kind).into()),
         path: nic.kind.socket().map(ToString::to_string).or(interface),
         btype: btype.map(str::to_owned),
@@ -178,6 +188,33 @@ pub fn nic_details(nic: &Nic, interface: Option<String>) -> proto::Nic {
         packet_trace_options: echoed(&nic.trace_options).into(),
         ..Default::default()
     }
+}
+
+/// Checks the limit of a way. An absent one says nothing.
+fn limit(declared: &MessageField<proto::NicLimit>) -> Result<Option<Limit>, LimitError> {
+    let Some(declared) = declared.as_ref() else { return Ok(None) };
+    let (bytes, packets) = (declared.burst_bytes(), declared.burst_packets());
+    Limit::new(declared.bits(), declared.packets(), bytes, packets).map(Some)
+}
+
+/// Limits as they are echoed: absent if there are none, which the original's clients expect.
+pub fn limits(limits: &Limits, waits: Option<u64>) -> Option<proto::NicLimits> {
+    let number = |number: u64| (number > 0).then_some(number);
+    let way = |limit: &Limit| {
+        (!limit.is_none()).then(|| proto::NicLimit {
+            bits: number(limit.bits()),
+            packets: number(limit.packets()),
+            burst_bytes: number(limit.burst_bytes()),
+            burst_packets: number(limit.burst_packets()),
+            ..Default::default()
+        })
+    };
+    (*limits != Limits::default()).then(|| proto::NicLimits {
+        in_: way(&limits.from_guest).into(),
+        out: way(&limits.to_guest).into(),
+        waits,
+        ..Default::default()
+    })
 }
 
 /// The network namespace of a TAP device.

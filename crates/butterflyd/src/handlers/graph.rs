@@ -166,6 +166,7 @@ mod tests {
             bypass_filtering: bypass,
             forwards: false,
             shared_ip: false,
+            limits: Default::default(),
             router: false,
             sniff_target: None,
             packet_trace: false,

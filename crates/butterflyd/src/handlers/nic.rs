@@ -472,6 +472,7 @@ fn policy(nic: &Nic) -> VnicPolicy {
         forwards: nic.forwards,
         shared_ip: nic.shared_ip,
         router: nic.router,
+        limits: nic.limits,
         ips: nic.ips.addresses().collect(),
         groups: nic.security_groups.names().to_vec(),
     }

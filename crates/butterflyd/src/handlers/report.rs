@@ -133,6 +133,7 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         forwards: nic.forwards.then_some(true),
         shared_ip: nic.shared_ip.then_some(true),
         router: nic.router.then_some(true),
+        limits: convert::limits(&nic.limits, Some(report.limit_waits)).into(),
         waits_for: report.waits_for.clone(),
         ip: nic.ips.texts(),
         security_group: nic.security_groups.texts(),

@@ -97,6 +97,8 @@ families! {
     NicAnnounced = Counter "butterfly_nic_announced_packets_total" ["nic", "vni"];
     /// Frames of other hosts that were passed on to the host for which the VM left.
     NicPassedOn = Counter "butterfly_nic_passed_on_packets_total" ["nic", "vni"];
+    /// Times that the vnic's transmit ring had to wait, as the VM sent more than its limit allows.
+    NicLimitWaits = Counter "butterfly_nic_limit_waits_total" ["nic", "vni"];
     /// Addresses learnt behind the vnic.
     NicLearnt = Gauge "butterfly_nic_learnt_addresses" ["nic", "vni"];
     /// Sessions that the vnic is an end of.

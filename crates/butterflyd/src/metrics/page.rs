@@ -110,6 +110,7 @@ impl Page {
             self.add(Family::NicLearnRefused, &own, vnic.learn_refused);
             self.add(Family::NicAnnounced, &own, vnic.announced);
             self.add(Family::NicPassedOn, &own, vnic.passed_on);
+            self.add(Family::NicLimitWaits, &own, vnic.limit_waits);
             self.add(Family::NicLearnt, &own, vnic.learnt);
             self.add(Family::NicSessions, &own, vnic.sessions);
             self.add(Family::NicAttached, &own, vnic.attached);

@@ -14,6 +14,7 @@ pub(crate) mod fail_points;
 pub(crate) mod inside;
 pub(crate) mod last_drops;
 pub(crate) mod mac;
+pub(crate) mod meter;
 pub(crate) mod numbers;
 pub(crate) mod pace;
 pub(crate) mod place;

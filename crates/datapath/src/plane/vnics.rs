@@ -119,6 +119,7 @@ impl Plane {
             counters: Counters::new(self.workers.len()),
             learnt: AtomicU32::new(0),
             floods: Default::default(),
+            limits: Default::default(),
             crowd: trunk.then(Default::default),
             sessions: VnicSessions::default(),
             attached: AtomicU32::new(0),

@@ -65,6 +65,8 @@ pub struct VnicObservation {
     pub announced: u64,
     /// Frames of other hosts that were passed on to the host for which the guest left.
     pub passed_on: u64,
+    /// Times that its transmit ring had to wait, as the guest sent more than its limit allows.
+    pub limit_waits: u64,
     /// Addresses learnt behind it.
     pub learnt: u32,
     /// Sessions that it is an end of.
@@ -234,6 +236,7 @@ fn observe_vnic(vnic: &Vnic) -> VnicObservation {
         learn_refused: totals.get(Counter::LearnRefused),
         announced: totals.get(Counter::Announced),
         passed_on: totals.get(Counter::PassedOn),
+        limit_waits: shared.limits.from_guest.waits(),
         learnt: shared.learnt.load(Relaxed),
         sessions: shared.sessions.count(),
         drops: happened(&totals),

@@ -29,10 +29,13 @@ use crate::stages::{
     outlet::{Outlet, Receive},
     segment::Segments,
     take::take,
-    turn::{Turn, weight},
+    turn::{Turn, packets, weight},
     ways::next_way,
 };
-use crate::world::snapshot::{Budgets, Network, Vnic};
+use crate::world::{
+    limits::Limit,
+    snapshot::{Budgets, Network, Vnic},
+};
 
 drop_reasons! { 5;
     /// The receiving guest had no buffers left: it does not read fast enough.
@@ -85,6 +88,12 @@ drop_reasons! { 5;
         cause: "a loop inside the machine, or a scan of addresses that nobody has",
         remedy: "look at the packet's destination: break the loop, or stop the scan, in the machine that sends",
         charged: "the sender, or the network if the frame came from another host",
+    }
+    /// More is sent to the vnic than its limit allows.
+    RATE_LIMITED = "rate-limited" {
+        cause: "others send more to the machine than `--limit-out` of its vnic allows; streams of TCP slow down by that",
+        remedy: "`butterfly nic show NIC` tells the limit, and `butterfly nic update --id NIC --limit-out 2G` changes it; senders on your hosts are better slowed down by `--limit-in` of their own vnics, which loses nothing",
+        charged: "the receiver",
     }
 }
 
@@ -213,6 +222,7 @@ pub(crate) fn deliver<O: Outlet>(
         && let Verdict::Deliver(slot) = meta.verdict
         && let Some(receiver) = context.snapshot.vnics.get(slot)
         && context.watched.is_none()
+        && receiver.rules.limits.to_guest.is_none()
     {
         deliver_lone(batch, context, calls, receiver, outlet);
         return (Some(slot), true);
@@ -404,12 +414,67 @@ pub(crate) fn to_one<O: Outlet>(
     got: &mut Got,
     wanted: impl Fn(usize, &Meta) -> bool,
 ) {
-    let refuse = |index, reason| refuse(context, outlet, receiver, &batch.frames, index, reason);
     let Some(ring) = ring else {
+        let refuse = |index| refuse(context, outlet, receiver, &batch.frames, index, NOT_ATTACHED);
         let refused = batch.metas().iter().enumerate().filter(|(index, meta)| wanted(*index, meta));
-        refused.for_each(|(index, _)| refuse(index, NOT_ATTACHED));
+        refused.for_each(|(index, _)| refuse(index));
         return;
     };
+    match &receiver.rules.limits.to_guest {
+        None => copies(batch, ring, receiver, context, outlet, got, wanted),
+        Some(limit) => limited(batch, ring, (receiver, limit), context, outlet, got, wanted),
+    }
+}
+
+/// Writes into a ring as much of what is for it as its limit allows.
+#[cold]
+#[inline(never)]
+fn limited<O: Outlet>(
+    batch: &Batch<'_>,
+    ring: &mut O::Ring,
+    (receiver, limit): (&Vnic, &Limit),
+    context: &Context<'_>,
+    outlet: &O,
+    got: &mut Got,
+    wanted: impl Fn(usize, &Meta) -> bool,
+) {
+    let limiter = &receiver.shared.limits.to_guest;
+    let mut room = limiter.room(limit);
+    let (mut beyond, mut due) = (0u64, 0);
+    for (index, meta) in batch.metas().iter().enumerate() {
+        let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
+        if !wanted(index, meta) {
+            continue;
+        }
+        let packets = packets(meta, len);
+        if room.take(packets, len.into()) {
+            due += packets;
+        } else {
+            beyond |= 1 << index;
+            refuse(context, outlet, receiver, &batch.frames, index, RATE_LIMITED);
+        }
+    }
+    let before = (got.packets, got.bytes);
+    copies(batch, ring, receiver, context, outlet, got, |index, meta| {
+        beyond >> index & 1 == 0 && wanted(index, meta)
+    });
+    // It does not pay for what its ring had no room for.
+    let (packets, bytes) = (got.packets - before.0, got.bytes - before.1);
+    limiter.spend(limit, if packets == 0 { 0 } else { due }, bytes);
+}
+
+/// Does the work of [`to_one`].
+#[inline(always)]
+fn copies<O: Outlet>(
+    batch: &Batch<'_>,
+    ring: &mut O::Ring,
+    receiver: &Vnic,
+    context: &Context<'_>,
+    outlet: &O,
+    got: &mut Got,
+    wanted: impl Fn(usize, &Meta) -> bool,
+) {
+    let refuse = |index, reason| refuse(context, outlet, receiver, &batch.frames, index, reason);
     let metas = batch.metas();
     let mut at = 0;
     while let Some(meta) = metas.get(at) {

@@ -79,6 +79,11 @@ fn segments(meta: &Meta, len: u32) -> u64 {
     }
 }
 
+/// Returns the number of packets that a frame counts as: its segments, if it has several.
+pub(crate) fn packets(meta: &Meta, len: u32) -> u64 {
+    segments(meta, len).max(1)
+}
+
 /// Returns the number of copies that one copy of this frame, in so many pieces, counts as. A
 /// receiver may need it cut into segments.
 pub(crate) fn weight(meta: &Meta, len: u32, pieces: u32) -> u64 {

@@ -38,6 +38,8 @@ pub struct VnicReport {
     pub announced: u64,
     /// Frames of other hosts that were passed on to the host for which the guest left.
     pub passed_on: u64,
+    /// Times that its transmit ring had to wait, as the guest sent more than its limit allows.
+    pub limit_waits: u64,
     /// Sessions that it is an end of.
     pub sessions: u32,
     /// Count of every reason.
@@ -83,6 +85,7 @@ impl Switch {
             learn_refused: totals.get(Counter::LearnRefused),
             announced: totals.get(Counter::Announced),
             passed_on: totals.get(Counter::PassedOn),
+            limit_waits: vnic.as_ref().map_or(0, |vnic| vnic.shared.limits.from_guest.waits()),
             sessions: vnic.map_or(0, |vnic| vnic.shared.sessions.count()),
             drops: drops(&totals),
         })

@@ -28,6 +28,7 @@ mod handle;
 mod later;
 mod orders;
 mod patience;
+mod pauses;
 mod rounds;
 mod serve_later;
 mod shared;

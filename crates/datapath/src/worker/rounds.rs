@@ -9,7 +9,7 @@ use std::{
 };
 
 use butterfly_mem::cpu;
-use butterfly_vhost::ring::{FrameStore, Gathered};
+use butterfly_vhost::ring::{FrameStore, Frames, Gathered};
 use rustix::event::epoll;
 
 use super::{
@@ -18,6 +18,7 @@ use super::{
     handle::{Handle, Order, bump, unpack},
     later::Later,
     patience::{Habits, Patience, Rhythm},
+    pauses::Pauses,
     shared::Shared,
     under_way::UnderWay,
     walk::walk,
@@ -35,7 +36,10 @@ use crate::engine::{
 };
 use crate::stages::{deliver::Calls, leave::Departures, outlet::Rings};
 use crate::stages::{pipeline::Scratches, stage::StageConfig};
-use crate::world::snapshot::Snapshot;
+use crate::world::{
+    limits::Room,
+    snapshot::{Snapshot, Vnic},
+};
 
 /// Frames below which nothing is fetched ahead: they are needed at once.
 const FEW: u16 = 4;
@@ -80,6 +84,8 @@ pub(super) enum Looked {
     Held,
     /// The ring is gone, or rests.
     Gone,
+    /// The vnic has sent as much as it may: its ring has a pause.
+    Limited,
 }
 
 /// The inside of a worker.
@@ -97,6 +103,9 @@ pub(crate) struct Worker {
     /// The time stamp counter at the beginning of a round.
     pub(super) now: u64,
     pub(super) patience: Patience,
+    pub(super) pauses: Pauses,
+    /// Room of the vnic that is served, if its sending is limited.
+    pub(super) room: Option<Room>,
     pub(super) fair: Fair,
     pub(super) bill: Bill,
     pub(super) calls: Calls,
@@ -130,6 +139,8 @@ impl Worker {
             orders: Vec::new(),
             now: 0,
             patience: Patience::new(),
+            pauses: Pauses::new(),
+            room: None,
             fair: Fair::new(),
             bill: Bill::new(),
             calls: Vec::with_capacity(CALLS),
@@ -234,12 +245,20 @@ impl Worker {
     pub(super) fn wait(&mut self, may_sleep: bool) {
         let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         let soon = rustix::event::Timespec { tv_sec: 0, tv_nsec: (TIMER_US * 1000) as _ };
-        let timeout =
-            match (!may_sleep || self.poll || !self.polled.is_empty(), self.timed.is_empty()) {
-                (true, _) => Some(&none),
-                (false, false) => Some(&soon),
-                (false, true) => None,
-            };
+        let until;
+        let timeout = match (
+            !may_sleep || self.poll || !self.polled.is_empty(),
+            self.timed.is_empty(),
+            self.pauses.next(),
+        ) {
+            (true, ..) => Some(&none),
+            (false, true, None) => None,
+            (false, false, None) => Some(&soon),
+            (false, no_timer, Some(end)) => {
+                until = until_tick(end);
+                Some(if no_timer || until.tv_nsec < soon.tv_nsec { &until } else { &soon })
+            }
+        };
         if timeout != Some(&none) {
             bump(&self.handle.stats.sleeps, 1);
         }
@@ -256,6 +275,20 @@ impl Worker {
         }
         if woken {
             self.obey();
+        }
+        if self.pauses.next().is_some() {
+            self.end_pauses();
+        }
+    }
+
+    /// Looks again at rings whose pauses are over.
+    #[cold]
+    fn end_pauses(&mut self) {
+        let now = cpu::tsc();
+        while let Some(slot) = self.pauses.ended(now) {
+            if let Some(vnic) = self.snapshot.vnics.get(slot) {
+                self.add(PollSource::Vnic(vnic.place));
+            }
         }
     }
 
@@ -331,7 +364,7 @@ impl Worker {
                 }
                 Looked::Held => true,
                 Looked::Empty => self.stays_though_empty(at),
-                Looked::Gone => false,
+                Looked::Gone | Looked::Limited => false,
             };
             if !self.calls.is_empty() {
                 self.interrupt();
@@ -451,6 +484,17 @@ impl Worker {
             Some(0) => return Looked::Empty,
             Some(n) => n.min(size),
         };
+        if sender.rules.limits.from_guest.is_some() {
+            // A flood that takes several turns was allowed in its first one.
+            self.room = room_of(sender).filter(|_| polled.flooded == 0);
+            if self.room.is_some_and(|room| !room.is_open()) {
+                if polled.rhythm.find(self.now, &self.patience) {
+                    ring.disarm();
+                }
+                self.pauses.begin(place.slot, self.now.wrapping_add(pause_of(sender)));
+                return Looked::Limited;
+            }
+        }
         let line = self.outlet.0;
         line.serve(place.slot);
         if polled.rhythm.find(self.now, &self.patience) {
@@ -482,6 +526,9 @@ impl Worker {
             return Looked::Empty;
         };
         let mut frames = frames;
+        if sender.rules.limits.from_guest.is_some() {
+            keep(&mut frames, self.room);
+        }
         let mut from = polled.flooded as usize;
         if from > 0 {
             (from, self.scratches.filter.judged) = self.under_way.resume(place, from, &mut frames);
@@ -514,4 +561,36 @@ impl Worker {
         }
         Looked::Frames(walked.frames)
     }
+}
+
+/// Returns what a vnic with a limit may send now.
+#[cold]
+#[inline(never)]
+fn room_of(sender: &Vnic) -> Option<Room> {
+    let limit = sender.rules.limits.from_guest.as_deref()?;
+    Some(sender.shared.limits.from_guest.room(limit))
+}
+
+/// Returns the ticks for which a vnic waits that has sent as much as it may.
+#[cold]
+#[inline(never)]
+fn pause_of(sender: &Vnic) -> u64 {
+    let limit = sender.rules.limits.from_guest.as_deref();
+    limit.map_or(0, |limit| sender.shared.limits.from_guest.wait(limit))
+}
+
+/// Leaves in their ring the frames for which there is no room.
+#[cold]
+#[inline(never)]
+fn keep(frames: &mut Frames<'_>, room: Option<Room>) {
+    let Some(mut room) = room else { return };
+    let go = frames.frames().iter().take_while(|frame| room.take(1, frame.len.into())).count();
+    frames.truncate(go);
+}
+
+/// Returns the time until a tick of the time stamp counter, less than a second.
+fn until_tick(end: u64) -> rustix::event::Timespec {
+    let ticks = u128::from(end.saturating_sub(cpu::tsc()));
+    let ns = ticks * 1_000_000_000 / u128::from(cpu::tsc_hz().max(1));
+    rustix::event::Timespec { tv_sec: 0, tv_nsec: ns.min(999_999_999) as _ }
 }

@@ -13,8 +13,9 @@ use crate::stages::{
     leave::Departures,
     outlet::Rings,
     pipeline::{self, Scratches},
+    turn,
 };
-use crate::world::snapshot::Vnic;
+use crate::world::{limits::Limit, snapshot::Vnic};
 
 /// Outcome of a batch.
 pub(super) struct Walked {
@@ -64,8 +65,20 @@ pub(super) fn walk(
     }
     if counts {
         count_in(context.sender, context.worker, bytes, n);
+        if let Some(limit) = &context.sender.rules.limits.from_guest {
+            spend(context.sender, limit, &batch, bytes);
+        }
     }
     Walked { likely, frames: n, flooded: 0, judged: None, print: None }
+}
+
+/// Charges a batch that went to the limit of its sender.
+#[cold]
+#[inline(never)]
+fn spend(sender: &Vnic, limit: &Limit, batch: &Batch<'_>, bytes: u64) {
+    let all = batch.metas().iter().zip(batch.frames.frames());
+    let packets = all.map(|(meta, frame)| turn::packets(meta, frame.len)).sum();
+    sender.shared.limits.from_guest.spend(limit, packets, bytes);
 }
 
 pub(crate) fn count_in(sender: &Vnic, worker: Writer<'_>, bytes: u64, n: usize) {

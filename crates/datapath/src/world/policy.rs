@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use butterfly_model::GroupName;
+use butterfly_model::{GroupName, Limits};
 
 /// Policy of a vnic.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -19,6 +19,8 @@ pub struct VnicPolicy {
     /// True if it may send messages of routers (router advertisements, redirects), if a rule names
     /// ICMPv6 or ICMP.
     pub router: bool,
+    /// Limits of its traffic.
+    pub limits: Limits,
     /// The vnic's addresses.
     pub ips: Vec<IpAddr>,
     /// The security groups whose rules it obeys; they need not exist.

@@ -32,6 +32,7 @@ use crate::world::{
     claim::Claim,
     dhcp::DhcpState,
     holders::Holders,
+    limits::{Limit, Limiters, WayLimits},
     policy::VnicPolicy,
     presence::Presence,
     relay::Relay,
@@ -51,6 +52,8 @@ pub(crate) struct Rules {
     pub shared_ip: bool,
     /// True if it may send messages of routers, if a rule names those.
     pub router: bool,
+    /// Limits of its traffic.
+    pub limits: WayLimits,
     /// The vnic's IPv4 addresses, sorted.
     pub arp: Vec<Ipv4Addr>,
     /// All its addresses, sorted.
@@ -65,6 +68,10 @@ impl Rules {
     pub fn new(declared: &VnicPolicy, (groups, policy): (Arc<[u32]>, Arc<Policy>)) -> Rules {
         let VnicPolicy { bypass, ip_anti_spoof, forwards, shared_ip, router, ref ips, .. } =
             *declared;
+        let limits = WayLimits {
+            from_guest: Limit::of(&declared.limits.from_guest),
+            to_guest: Limit::of(&declared.limits.to_guest),
+        };
         let mut arp: Vec<Ipv4Addr> = ips
             .iter()
             .filter_map(|ip| match ip {
@@ -83,6 +90,7 @@ impl Rules {
             forwards,
             shared_ip,
             router,
+            limits,
             arp,
             own: own.into(),
             groups,
@@ -101,7 +109,8 @@ impl Rules {
         let flags = |rules: &Rules| {
             [rules.bypass, rules.ip_anti_spoof, rules.forwards, rules.shared_ip, rules.router]
         };
-        (flags(self), &self.own, &self.groups) == (flags(other), &other.own, &other.groups)
+        (flags(self), &self.own, &self.groups, &self.limits)
+            == (flags(other), &other.own, &other.groups, &other.limits)
     }
 
     /// Returns whether `old` may have allowed something that is not allowed any more, for another
@@ -124,6 +133,7 @@ pub(crate) struct VnicShared {
     pub learnt: AtomicU32,
     /// Copies that its floods may still cause.
     pub floods: Purse,
+    pub limits: Limiters,
     /// Budgets of the machines behind it, if it stands for other hosts.
     pub crowd: Option<Box<Budgets>>,
     /// Sessions that it is an end of.

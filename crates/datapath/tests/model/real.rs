@@ -68,6 +68,7 @@ fn policy(declared: &Declared) -> VnicPolicy {
         ip_anti_spoof: declared.ip_anti_spoof,
         forwards: declared.forwards,
         shared_ip: declared.shared_ip,
+        limits: Default::default(),
         router: declared.router,
         ips: declared.ips.clone(),
         groups: declared.groups.iter().map(|name| group(name)).collect(),

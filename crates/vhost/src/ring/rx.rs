@@ -123,7 +123,7 @@ impl RxRing {
     }
 
     /// Shows the guest everything delivered so far. Returns how to interrupt it, if it wants that.
-    #[inline]
+    #[inline(always)]
     pub fn publish(&mut self) -> Option<Arc<CallFd>> {
         self.walks.forget();
         self.split.publish();

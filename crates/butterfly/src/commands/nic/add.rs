@@ -1,5 +1,6 @@
 //! `butterfly nic add`.
 
+use super::limits;
 use crate::commands::notes;
 use crate::daemon::session::Session;
 use crate::failure::Failure;
@@ -46,9 +47,11 @@ pub fn node() -> Node {
                 option("sniff-target", "NIC").help("a mirror of that NIC of the same VNI: gets copies of all it sends and receives, and cannot send"),
                 json(),
             ])
+            .args(limits::options())
             .after_help(
                 "butterfly nic add --id vm-1 --mac 52:54:00:12:34:01 --vni 42 --ip 10.0.0.1 --sg web\n\
                  butterfly nic add --id vm-2 --mac 52:54:00:12:34:02 --vni 42 --type VHOST_USER_CLIENT --path /run/vm-2.sock\n\
+                 butterfly nic add --id vm-3 --mac 52:54:00:12:34:03 --vni 42 --limit-in 1G --limit-out 2G\n\
                  butterfly nic add --id probe --mac 52:54:00:12:34:99 --vni 42 --sniff-target vm-1",
             ),
         add,
@@ -153,6 +156,7 @@ fn nic(arguments: &Arguments) -> Result<Nic, Failure> {
         forwards: arguments.has("forwards").then_some(true),
         shared_ip: arguments.has("shared-ip").then_some(true),
         router: arguments.has("router").then_some(true),
+        limits: limits::limits(arguments)?.into(),
         sniff_target_nic_id: text("sniff-target"),
         type_: kind.map(Into::into),
         path: text("path"),

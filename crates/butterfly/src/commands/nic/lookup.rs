@@ -1,5 +1,6 @@
 //! `butterfly nic del|list|details|stats`.
 
+use crate::commands::nic::limits;
 use crate::commands::nic::show::pings;
 use crate::commands::nic::show_json;
 use crate::commands::notes;
@@ -119,6 +120,9 @@ fn print_details(arguments: &Arguments, session: &mut Session) -> Result<(), Fai
             session.line(format_args!("{name}: true"))?;
         }
     }
+    for (way, limit) in nic.limits.as_ref().map(limits::words).unwrap_or_default() {
+        session.line(format_args!("limit {way}: {limit}"))?;
+    }
     session.line(format_args!("packet trace: {}", nic.packet_trace()))
 }
 
@@ -136,6 +140,7 @@ fn details_json(nic: &Nic) -> Value {
         "forwards": nic.forwards(),
         "shared_ip": nic.shared_ip(),
         "router": nic.router(),
+        "limits": limits::json_of(nic.limits.as_ref()),
         "type": nic.type_.map(show_json::kind),
         "path": nic.path,
         "netns": nic.netns,

@@ -2,6 +2,7 @@
 
 mod add;
 mod groups;
+mod limits;
 mod list;
 mod lookup;
 mod moved;

@@ -1,5 +1,6 @@
 //! `butterfly nic show`: everything known about one vnic, for the person on call.
 
+use crate::commands::nic::limits;
 use crate::commands::nic::show_json;
 use crate::daemon::session::Session;
 use crate::failure::Failure;
@@ -91,6 +92,18 @@ fn declaration(page: &mut String, show: &NicShow) {
             "router",
             "may send router advertisements and redirects, by a rule that names ICMPv6 or ICMP",
         );
+    }
+    for (way, limit) in show.limits.as_ref().map(limits::words).unwrap_or_default() {
+        let waits = match (way, show.limits.waits()) {
+            ("in", 1..) => {
+                format!(
+                    "; the machine's queue had to wait {}",
+                    counted(show.limits.waits(), "time")
+                )
+            }
+            _ => String::new(),
+        };
+        field(page, &format!("limit {way}"), &format!("{limit}{waits}"));
     }
     if let Some(mirror) = show.mirror.as_ref() {
         let idle =

@@ -1,5 +1,6 @@
 //! `butterfly nic show --json`.
 
+use super::limits;
 use super::list::{State, trouble};
 use crate::commands::tunnels::drops_json;
 use crate::text::json::seconds;
@@ -53,6 +54,8 @@ pub fn json(show: &NicShow) -> Value {
         "forwards": show.forwards(),
         "shared_ip": show.shared_ip(),
         "router": show.router(),
+        "limits": limits::json_of(show.limits.as_ref()),
+        "limit_waits": show.limits.waits(),
         "waits_for": show.waits_for,
         "held": show.held,
         "held_for_s": show.held_for_s,

@@ -1,5 +1,6 @@
 //! `butterfly nic update`.
 
+use super::limits;
 use crate::commands::notes;
 use crate::daemon::session::Session;
 use crate::failure::Failure;
@@ -35,9 +36,11 @@ pub fn node() -> Node {
                 option("trace-file-size", "BYTES").help("begin the next file, PATH.1 and so on, when one has so many"),
                 option("trace-files", "N").help("overwrite the first file after so many (default: 2); needs --trace-file-size"),
             ])
+            .args(limits::options())
             .after_help(
                 "butterfly nic update --id vm-1 --ip 10.0.0.1 10.0.0.2 --enable-antispoof true\n\
-                 butterfly nic update --id vm-1 --ip -e",
+                 butterfly nic update --id vm-1 --ip -e\n\
+                 butterfly nic update --id vm-1 --limit-in 1G --limit-in-packets 100k",
             ),
         |arguments, session| update(arguments, session).map_err(Failure::with_help),
     ).of_the_original()
@@ -51,6 +54,7 @@ fn update(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
             forwards: arguments.parsed("forwards", "true or false")?,
             shared_ip: arguments.parsed("shared-ip", "true or false")?,
             router: arguments.parsed("router", "true or false")?,
+            limits: limits::limits(arguments)?.into(),
             ip: addresses(arguments.values("ip"))?,
             packet_trace: arguments.parsed("packet-trace", "true or false")?,
             packet_trace_path: arguments.value("trace-path").map(str::to_owned),

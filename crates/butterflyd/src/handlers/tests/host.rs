@@ -298,6 +298,7 @@ impl Dataplane for Fake {
             learn_refused: 6,
             announced: 7,
             passed_on: 9,
+            limit_waits: 10,
             sessions: 8,
             drops,
         })

@@ -82,6 +82,7 @@ fn check_invariants(host: &mut Host) {
             forwards: nic.forwards,
             shared_ip: nic.shared_ip,
             router: nic.router,
+            limits: nic.limits,
             ips: nic.ips.addresses().collect(),
             groups: nic.security_groups.names().to_vec(),
         };

@@ -18,6 +18,7 @@ fn vnic(id: &str, vni: u32) -> VnicObservation {
         learn_refused: 6,
         announced: 10,
         passed_on: 11,
+        limit_waits: 12,
         learnt: 7,
         sessions: 8,
         drops: vec![("ring-full", 9)],

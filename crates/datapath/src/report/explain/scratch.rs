@@ -175,6 +175,7 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         port,
         learnt,
         floods,
+        limits,
         crowd,
         sessions,
         attached,
@@ -192,6 +193,7 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         counters: Counters::new(1),
         learnt: same32(learnt),
         floods: floods.copy(),
+        limits: limits.copy(),
         crowd: crowd.as_ref().map(|crowd| {
             Box::new(Budgets {
                 sessions: crowd.sessions.copy(Bucket::copy),

@@ -114,7 +114,7 @@ impl RxRing {
 
     /// Does the same as [`Self::deliver_one`] for the first frame of a batch, which may be the only
     /// one: nothing is read ahead.
-    #[inline]
+    #[inline(always)]
     pub fn deliver_first(&mut self, frames: &Frames<'_>) -> Result<(), NotDelivered> {
         // Buffers that were read already are not read again.
         let done = match self.prepared == self.split.next_avail {
