@@ -18,15 +18,12 @@ const LONGEST_US: u64 = OFTEN_US * 3 / 2;
 /// alone, a ring would leave after one look where each look takes long because of others.
 const LOOKS: u8 = 64;
 
-/// Habit of a source, also while it is not polled. Times are ticks of the time stamp
-/// counter.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Habit {
-    pub is_polled: bool,
-    rhythm: Rhythm,
-}
+/// Habit of a source, also while it is not polled: the time of its last frame, and twice its usual
+/// gap, plus one while it is polled. Of words, as a table of those is made without touching it: it
+/// has 16 MiB, and a process that goes on for another has no time for that.
+type Habit = [u64; 2];
 
-/// Rhythm of a source: gaps between frames.
+/// Rhythm of a source: gaps between frames. Times are ticks of the time stamp counter.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Rhythm {
     /// Empty looks in a row.
@@ -102,11 +99,7 @@ pub(super) struct Habits {
 impl Habits {
     /// Pages are touched when a vnic uses them.
     pub fn new() -> Habits {
-        Habits {
-            vnics: vec![Habit::default(); MAX_SLOTS as usize],
-            uplink: Habit::default(),
-            waiting: Habit::default(),
-        }
+        Habits { vnics: vec![[0; 2]; MAX_SLOTS as usize], uplink: [0; 2], waiting: [0; 2] }
     }
 
     fn get_mut(&mut self, source: PollSource) -> Option<&mut Habit> {
@@ -119,15 +112,15 @@ impl Habits {
 
     /// Notes that a source is polled from now on. Returns its rhythm; `None` if it was before.
     pub fn begin(&mut self, source: PollSource) -> Option<Rhythm> {
-        let habit = self.get_mut(source).filter(|habit| !habit.is_polled)?;
-        habit.is_polled = true;
-        Some(Rhythm { kicked: true, ..habit.rhythm })
+        let [found, twice] = self.get_mut(source).filter(|[_, twice]| *twice & 1 == 0)?;
+        *twice |= 1;
+        Some(Rhythm { looks: 0, kicked: true, found: *found, gap: *twice >> 1 })
     }
 
     /// Notes that a source is not polled any more.
     pub fn end(&mut self, source: PollSource, rhythm: Rhythm) {
         if let Some(habit) = self.get_mut(source) {
-            *habit = Habit { is_polled: false, rhythm };
+            *habit = [rhythm.found, rhythm.gap << 1];
         }
     }
 
