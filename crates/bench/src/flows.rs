@@ -4,6 +4,8 @@
 //! B answers with the same 5-tuple reversed, so that a stateful switch sees established
 //! connections.
 
+use std::str::FromStr;
+
 use crate::rng::Rng;
 
 /// Most flows: ports 5001 to 65535 with 32,768 client ports each, as far as memory for their order
@@ -30,6 +32,44 @@ impl Ports {
     }
 }
 
+/// Order in which flows are sent.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Choice {
+    /// All, shuffled once, again and again.
+    Shuffled,
+    /// All by their number, again and again.
+    Sequential,
+    /// Each frame's drawn anew, all alike.
+    Random,
+    /// Each frame's drawn anew: flow n with a chance of 1 / n^s (Zipf's law), as few flows have
+    /// most of the traffic.
+    Zipf(f64),
+}
+
+impl FromStr for Choice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Choice, String> {
+        let exponent = |text: &str| match text.parse() {
+            Ok(exponent) if (0.1..=4.0).contains(&exponent) => Ok(Choice::Zipf(exponent)),
+            _ => Err(format!("\"{text}\" is not an exponent from 0.1 to 4")),
+        };
+        match text {
+            "shuffled" => Ok(Choice::Shuffled),
+            "sequential" => Ok(Choice::Sequential),
+            "random" => Ok(Choice::Random),
+            "zipf" => Ok(Choice::Zipf(1.0)),
+            _ => match text.strip_prefix("zipf:") {
+                Some(text) => exponent(text),
+                None => Err("want shuffled, sequential, random, zipf or zipf:EXPONENT".into()),
+            },
+        }
+    }
+}
+
+/// Frames after which what was drawn comes again.
+const DRAWN: usize = 1 << 20;
+
 /// An endless sequence of 5-tuples.
 #[derive(Clone, Debug)]
 pub enum Order {
@@ -40,9 +80,34 @@ pub enum Order {
 }
 
 impl Order {
-    pub fn cycle(flows: u32, seed: u64) -> Order {
-        let mut all: Vec<Ports> = (0..flows.max(1)).map(Ports::of_flow).collect();
-        Rng::new(seed).shuffle(&mut all);
+    pub fn cycle(flows: u32, choice: Choice, seed: u64) -> Order {
+        let flows = flows.max(1);
+        let mut rng = Rng::new(seed);
+        let all = match choice {
+            Choice::Sequential => (0..flows).map(Ports::of_flow).collect(),
+            Choice::Shuffled => {
+                let mut all: Vec<Ports> = (0..flows).map(Ports::of_flow).collect();
+                rng.shuffle(&mut all);
+                all
+            }
+            Choice::Random => {
+                let draw = |_| Ports::of_flow(rng.below(flows.into()) as u32);
+                (0..DRAWN).map(draw).collect()
+            }
+            Choice::Zipf(exponent) => {
+                let mut sum = 0.0;
+                let weight = |flow: u32| {
+                    sum += f64::from(flow + 1).powf(-exponent);
+                    sum
+                };
+                let sums: Vec<f64> = (0..flows).map(weight).collect();
+                let draw = |_| {
+                    let at = rng.below(1 << 53) as f64 / (1u64 << 53) as f64 * sum;
+                    Ports::of_flow((sums.partition_point(|sum| *sum <= at) as u32).min(flows - 1))
+                };
+                (0..DRAWN).map(draw).collect()
+            }
+        };
         Order::Cycle(all, 0)
     }
 
@@ -74,7 +139,7 @@ mod tests {
 
     #[test]
     fn every_flow_once_a_round() {
-        let mut order = Order::cycle(100_000, 1);
+        let mut order = Order::cycle(100_000, Choice::Shuffled, 1);
         for _ in 0..2 {
             let round: HashSet<_> =
                 (0..100_000).map(|_| order.next()).map(|p| (p.client, p.server)).collect();
@@ -84,6 +149,29 @@ mod tests {
                     .iter()
                     .all(|(client, server)| *client >= 1024 && (5001..=5004).contains(server))
             );
+        }
+    }
+
+    #[test]
+    fn flows_are_drawn_as_said() {
+        let drawn = |choice: &str, flows: u32| {
+            let mut order = Order::cycle(flows, choice.parse().unwrap(), 5);
+            let mut counts = vec![0u32; flows as usize];
+            for _ in 0..DRAWN {
+                counts[usize::from(order.next().client) - 1024] += 1;
+            }
+            counts
+        };
+        assert_eq!(drawn("sequential", 4), [DRAWN as u32 / 4; 4]);
+        assert!(drawn("random", 64).iter().all(|count| (14_000..19_000).contains(count)));
+        // Ten flows by 1 / n: the first one has a share of 1 / 2.929, and twice the second's.
+        let zipf = drawn("zipf", 10);
+        let share = f64::from(zipf[0]) / DRAWN as f64;
+        assert!((share - 1.0 / 2.929).abs() < 0.005, "{share}");
+        assert!((f64::from(zipf[0]) / f64::from(zipf[1]) - 2.0).abs() < 0.03, "{zipf:?}");
+        assert!(drawn("zipf:2", 10)[9] > 0);
+        for bad in ["", "zipf:", "zipf:9", "zipf:x", "up"] {
+            assert!(bad.parse::<Choice>().is_err(), "{bad}");
         }
     }
 
@@ -99,7 +187,7 @@ mod tests {
     #[test]
     fn the_same_seed_makes_the_same_order() {
         let take = |seed| {
-            let mut order = Order::cycle(1000, seed);
+            let mut order = Order::cycle(1000, Choice::Shuffled, seed);
             (0..1000).map(|_| order.next().client).collect::<Vec<_>>()
         };
         assert_eq!(take(7), take(7));

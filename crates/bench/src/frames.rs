@@ -12,8 +12,9 @@ use butterfly_packet::{
 };
 
 use crate::{
-    flows::{Order, Ports},
-    options::Options,
+    flows::{Choice, Order, Ports},
+    options::{MAX_SIZE, Options},
+    replay::Replay,
     rng,
 };
 
@@ -43,6 +44,12 @@ pub enum Kind {
     Open,
     /// SYN and ACK.
     Accept,
+    /// FIN of the end that opened a connection.
+    Finish,
+    /// FIN of the other end, which acknowledges that one.
+    Answer,
+    /// The last ACK.
+    Last,
 }
 
 /// Which part of a run a frame belongs to: its IPv4 identification, so that one that comes late is
@@ -79,6 +86,10 @@ pub struct Frames {
     /// Payload of frames that are not verified, where it would be in a frame.
     filler: Vec<u8>,
     number: u64,
+    /// Time that frames carry in place of a number, if latency is measured.
+    pub stamp: Option<u32>,
+    /// Packets of a capture, which are sent instead.
+    pub replay: Option<Replay>,
     scratch: Vec<u8>,
 }
 
@@ -88,7 +99,12 @@ impl Frames {
         let mut distinct = order.clone();
         distinct.sort_unstable();
         distinct.dedup();
-        let filler: Vec<u8> = (0..usize::from(options.size.largest())).map(|i| i as u8).collect();
+        let mut filler: Vec<u8> =
+            (0..usize::from(options.size.largest())).map(|i| i as u8).collect();
+        let number = L4 + if options.tcp { tcp::MIN_LEN } else { udp::LEN };
+        if options.latency {
+            filler[number..number + NUMBER].fill(0);
+        }
         let templates = distinct
             .iter()
             .map(|len| Template::new(options.tcp, vm, (kind, part), *len, &filler))
@@ -100,7 +116,9 @@ impl Frames {
         let flows = if options.new_sessions {
             Order::Sessions(0)
         } else {
-            Order::cycle(options.flows, options.seed)
+            // Each flow has to be seen in the learning part.
+            let choice = if part == Part::Learning { Choice::Shuffled } else { options.order };
+            Order::cycle(options.flows, choice, options.seed)
         };
         Frames {
             vm,
@@ -113,12 +131,21 @@ impl Frames {
             scratch: vec![0; filler.len()],
             filler,
             number: 0,
+            stamp: options.latency.then_some(0),
+            replay: options
+                .pcap
+                .clone()
+                .filter(|_| part == Part::Counted)
+                .map(|capture| Replay::new(capture, vm)),
         }
     }
 
     /// Writes the next frame; its length.
     #[inline]
     pub fn fill(&mut self, out: &TxFrame<'_>) -> usize {
+        if let Some(replay) = &mut self.replay {
+            return replay.fill(out);
+        }
         let template = usize::from(self.sizes[self.size_at]);
         self.size_at += 1;
         if self.size_at == self.sizes.len() {
@@ -132,23 +159,8 @@ impl Frames {
             out.write(0, &self.scratch[..len]);
             return len;
         }
-        let template = &self.templates[template];
-        let mut head = template.head;
-        put_ports(&mut head, self.vm, ports);
-        if self.tcp {
-            let checksum = template.sum.push_u16(ports.client).push_u16(ports.server).checksum();
-            head[L4 + tcp::CHECKSUM_OFFSET..L4 + tcp::CHECKSUM_OFFSET + 2]
-                .copy_from_slice(&checksum.to_be_bytes());
-        }
-        if template.len < HEAD {
-            out.write(0, &head[..template.len]);
-        } else {
-            out.write(0, &head);
-            if template.len > HEAD {
-                out.write(HEAD, &self.filler[HEAD..template.len]);
-            }
-        }
-        template.len
+        let to = (self.vm, self.tcp, ports);
+        self.templates[template].fill(out, to, self.stamp, &self.filler)
     }
 
     /// The frame with this number, with pattern and checksums.
@@ -200,6 +212,9 @@ impl Frames {
     #[inline]
     pub fn are_ours(&self, head: &[u8; 32], len: usize) -> bool {
         let template = &self.templates[0].head;
+        if self.replay.is_some() {
+            return head[..12] == template[..12];
+        }
         head[..14] == template[..14]
             && head[18..20] == template[18..20]
             && head[23] == template[23]
@@ -233,7 +248,85 @@ fn write_pattern(bytes: &mut [u8], seed: u64) {
     rest.copy_from_slice(&word.to_le_bytes()[..len]);
 }
 
+/// TCP segments of one VM that belong to connections: each of them is asked for.
+#[derive(Clone, Debug)]
+pub struct Segments {
+    vm: usize,
+    templates: [Template; KINDS.len()],
+}
+
+/// Kinds of segments by their place in [`Segments`].
+const KINDS: [Kind; 6] =
+    [Kind::Data, Kind::Open, Kind::Accept, Kind::Finish, Kind::Answer, Kind::Last];
+
+impl Segments {
+    pub fn new(options: &Options, vm: usize) -> Segments {
+        let len = options.size.largest();
+        let filler = vec![0; usize::from(len)];
+        let template = |kind| Template::new(true, vm, (kind, Part::Counted), len, &filler);
+        Segments { vm, templates: KINDS.map(template) }
+    }
+
+    /// Writes a segment; its length.
+    pub fn fill(&self, out: &TxFrame<'_>, kind: Kind, ports: Ports) -> usize {
+        let template = &self.templates[kind as usize];
+        template.fill(out, (self.vm, true, ports), None, &[0; MAX_SIZE as usize])
+    }
+
+    /// Returns the kind and the ports of a segment of this VM; `None` if it is none of its.
+    pub fn read(&self, head: &[u8]) -> Option<(Kind, Ports)> {
+        let template = &self.templates[0].head;
+        if head.get(..14)? != &template[..14] || head.get(18..20)? != &template[18..20] {
+            return None;
+        }
+        let segment = tcp::Tcp::parse(head.get(L4..)?).ok()?;
+        let is = |kind: &Kind| {
+            let own = &self.templates[*kind as usize].head[L4..];
+            // Sequence, acknowledgement, length of the header and flags.
+            head.get(L4 + 4..L4 + 14) == own.get(4..14)
+        };
+        let kind = KINDS.into_iter().find(is)?;
+        let (source, destination) = (segment.source_port(), segment.destination_port());
+        let (client, server) =
+            if self.vm == 0 { (source, destination) } else { (destination, source) };
+        Some((kind, Ports { client, server }))
+    }
+}
+
 impl Template {
+    /// Writes a frame; its length.
+    #[inline]
+    fn fill(
+        &self,
+        out: &TxFrame<'_>,
+        (vm, is_tcp, ports): (usize, bool, Ports),
+        stamp: Option<u32>,
+        filler: &[u8],
+    ) -> usize {
+        let mut head = self.head;
+        put_ports(&mut head, vm, ports);
+        if let Some(stamp) = stamp {
+            let at = L4 + if is_tcp { tcp::MIN_LEN } else { udp::LEN };
+            head[at..at + NUMBER].copy_from_slice(&stamp.to_be_bytes());
+        }
+        if is_tcp {
+            let stamp = stamp.unwrap_or_default();
+            let sum = self.sum.push_u16(ports.client).push_u16(ports.server);
+            let checksum = sum.push_u16((stamp >> 16) as u16).push_u16(stamp as u16).checksum();
+            head[L4 + tcp::CHECKSUM_OFFSET..L4 + tcp::CHECKSUM_OFFSET + 2]
+                .copy_from_slice(&checksum.to_be_bytes());
+        }
+        if self.len < HEAD {
+            out.write(0, &head[..self.len]);
+        } else {
+            out.write(0, &head);
+            if self.len > HEAD {
+                out.write(HEAD, &filler[HEAD..self.len]);
+            }
+        }
+        self.len
+    }
+
     fn new(
         is_tcp: bool,
         vm: usize,
@@ -250,6 +343,9 @@ impl Template {
                 Kind::Data => (tcp::ACK, 1001, 1001),
                 Kind::Open => (tcp::SYN, 1000, 0),
                 Kind::Accept => (tcp::SYN | tcp::ACK, 1000, 1001),
+                Kind::Finish => (tcp::FIN | tcp::ACK, 1001, 1001),
+                Kind::Answer => (tcp::FIN | tcp::ACK, 1001, 1002),
+                Kind::Last => (tcp::ACK, 1002, 1002),
             };
             let segment = build::Tcp { sequence, acknowledgement, ..build::Tcp::new(0, 0, flags) };
             ip_header.tcp(&segment, &filler[L4 + tcp::MIN_LEN..len])

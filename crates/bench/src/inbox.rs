@@ -5,6 +5,7 @@ use butterfly_vhost::net::NetHeader;
 
 use crate::{
     frames::{Frames, Part},
+    histogram::Histogram,
     options::MAX_SIZE,
     report::Counts,
     sequence::Sequence,
@@ -26,6 +27,9 @@ pub struct Inbox {
     pub received_bytes: u64,
     strays: u64,
     corrupt: u64,
+    /// Times on the way of frames that carry theirs, and the time of this look.
+    pub latency: Option<Histogram>,
+    pub now: u32,
 }
 
 impl Inbox {
@@ -49,6 +53,8 @@ impl Inbox {
             received_bytes: 0,
             strays: 0,
             corrupt: 0,
+            latency: None,
+            now: 0,
         }
     }
 
@@ -68,6 +74,13 @@ impl Inbox {
             self.corrupt += 1;
             return;
         }
+        if let Some(latency) = &mut self.latency {
+            let mut head = [0; 64];
+            let len = frame.read(&mut head);
+            if let Some(stamp) = self.awaited.number_of(&head[..len]) {
+                latency.add(self.now.wrapping_sub(stamp));
+            }
+        }
         self.received += 1;
         self.received_bytes += frame.len() as u64;
     }
@@ -77,6 +90,11 @@ impl Inbox {
         let len = frame.read(&mut self.buffer);
         let header = frame.header();
         let bytes = &self.buffer[..len];
+        if let Some(replay) = &mut self.awaited.replay {
+            let number = replay.arrived(bytes);
+            number.iter().for_each(|number| self.sequence.arrived(*number));
+            return number.is_some();
+        }
         let Some(low) = self.awaited.number_of(bytes) else { return false };
         let number = self.sequence.extend(low);
         // We asked for no offloads, so nothing may be left for us to complete.

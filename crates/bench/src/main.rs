@@ -9,12 +9,17 @@
 
 mod flows;
 mod frames;
+mod histogram;
 mod inbox;
 mod manual;
 mod options;
+mod pcap;
+mod plot;
+mod replay;
 mod report;
 mod rng;
 mod run;
+mod search;
 mod sequence;
 mod watch;
 

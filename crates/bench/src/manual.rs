@@ -30,6 +30,10 @@ fn page() -> String {
          goes at the wanted rate, and so do the seconds that are measured.\n\n\
          A is 02:00:00:00:00:01 with 10.0.0.1, B is 02:00:00:00:00:02 with 10.0.0.2. Flow I goes from port 1024 + I mod 32768 of A to \
          port 5001 + I / 32768 of B. Nobody answers ARP.\n\n\
+         `--dir lat` sends one frame at a time and measures its way, `--dir ping` the way to B and back; `--latency` measures the way of \
+         each frame under a load. Times are kept in steps of less than one percent. `--ndr` and `--pdr` search for the highest rate with \
+         no loss, or with some, as RFC 2544 has it: the rate is halved between one that passed and one that did not. `--pcap` plays \
+         what a capture holds. `--connections` opens and closes TCP connections.\n\n\
          What is measured is the switch and these two machines together: give the switch a core of its own, and name its process with \
          `--watch-pid` for what it used.",
     );
@@ -48,7 +52,9 @@ fn page() -> String {
         "Two NICs that do not filter, and what goes from A to B:\n\n\
          `butterfly nic add --id a --mac 02:00:00:00:00:01 --vni 1 --bypass-filtering + nic add --id b --mac 02:00:00:00:00:02 --vni 1 --bypass-filtering`\n\n\
          `butterfly-bench --a /run/butterfly/qemu-vhost-a --b /run/butterfly/qemu-vhost-b --watch-pid $(pidof butterflyd)`\n\n\
-         Every byte, both ways, frames of all sizes: `--verify --size 60-9000 --dir bidi`. One-way latency: `--dir lat`.",
+         Every byte, both ways, frames of all sizes: `--verify --size 60-9000 --dir bidi`. One-way latency: `--dir lat`. Round trips, \
+         and a picture of them: `--dir ping --svg ping.svg`. The highest rate without loss: `--ndr --secs 10`. A capture ten times as fast: \
+         `--pcap trace.pcap --speed 10 --verify`.",
     );
     page.section("SEE ALSO");
     page.text("`butterflyd`(8), `butterfly`(1)");

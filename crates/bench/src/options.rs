@@ -5,7 +5,11 @@ use std::{path::PathBuf, str::FromStr, time::Duration};
 use butterfly_vhost::net::Features;
 use clap::{ArgGroup, Parser, ValueEnum};
 
-use crate::{flows::MAX_FLOWS, rng::Rng};
+use crate::{
+    flows::{Choice, MAX_FLOWS},
+    pcap::Capture,
+    rng::Rng,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -17,8 +21,17 @@ Examples:
   butterfly-bench --a a.sock --b b.sock --verify --size 60-9000 --dir bidi --features event-idx,indirect
   # The switch connects to us
   butterfly-bench --a a.sock --b b.sock --serve
-  # One-way latency
+  # One-way latency, frame by frame; round trips; latency under a load
   butterfly-bench --a a.sock --b b.sock --dir lat
+  butterfly-bench --a a.sock --b b.sock --dir ping --svg ping.svg
+  butterfly-bench --a a.sock --b b.sock --latency --rate 1000000
+  # What a capture holds, ten times as fast, and every byte verified
+  butterfly-bench --a a.sock --b b.sock --pcap trace.pcap --speed 10 --verify
+  # TCP connections, opened and closed, 200,000 a second
+  butterfly-bench --a a.sock --b b.sock --tcp --connections --rate 200000
+  # The highest rate without loss, and the one with 0.1 % of it (RFC 2544)
+  butterfly-bench --a a.sock --b b.sock --ndr
+  butterfly-bench --a a.sock --b b.sock --pdr 0.1 --size imix --flows 10000 --order zipf
 
 VM A is 02:00:00:00:00:01 with 10.0.0.1, VM B is 02:00:00:00:00:02 with 10.0.0.2. Flow i goes from A's port 1024 + i mod 32768
 to B's port 5001 + i / 32768. Nobody answers ARP.
@@ -48,9 +61,20 @@ pub struct Options {
     /// range (60-9000), or "imix"
     #[arg(long, default_value = "64")]
     pub size: Sizes,
-    /// Number of flows, sent in random order
+    /// Play the packets of a capture from A to B, in their time, again and again; with --rate at
+    /// that rate. They get the MAC addresses of A and B
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["latency", "new_sessions", "ndr", "pdr"])]
+    pub pcap: Option<Capture>,
+    /// Play a capture so many times as fast
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, requires = "pcap", value_parser = factor)]
+    pub speed: f64,
+    /// Number of flows
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FLOWS)))]
     pub flows: u32,
+    /// Order of flows: shuffled (once, then again and again), sequential, random, zipf or
+    /// zipf:EXPONENT (few flows have most frames)
+    #[arg(long, value_name = "ORDER", default_value = "shuffled", conflicts_with = "new_sessions")]
+    pub order: Choice,
     /// Every frame opens a new 5-tuple (with --tcp: is a SYN)
     #[arg(long, conflicts_with = "flows")]
     pub new_sessions: bool,
@@ -64,6 +88,14 @@ pub struct Options {
     #[arg(long)]
     pub tcp: bool,
 
+    /// Open and close TCP connections from A to B (SYN, SYN+ACK, ACK, FIN, FIN, ACK); --rate is
+    /// connections per second
+    #[arg(long, requires = "tcp", conflicts_with_all = ["flows", "new_sessions", "verify", "latency", "pcap", "ndr", "pdr", "order"])]
+    pub connections: bool,
+    /// Connections that may be open at a time
+    #[arg(long, value_name = "N", default_value_t = 1024, requires = "connections", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub window: u32,
+
     /// Direction
     #[arg(long, value_enum, default_value = "uni")]
     pub dir: Dir,
@@ -76,6 +108,19 @@ pub struct Options {
     /// Seconds at the same rate before
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=86400))]
     pub warm: u64,
+    /// Measure the time on the way of each frame under this load
+    #[arg(long, conflicts_with = "verify")]
+    pub latency: bool,
+    /// Search for the highest rate at which nothing is lost, in trials of --secs (RFC 2544); --rate
+    /// is the highest that is tried
+    #[arg(long, conflicts_with_all = ["pdr", "new_sessions"])]
+    pub ndr: bool,
+    /// The same for the highest rate at which at most so many percent are lost
+    #[arg(long, value_name = "PERCENT", conflicts_with = "new_sessions", value_parser = percent)]
+    pub pdr: Option<f64>,
+    /// Part of the rate, in percent, to which a search is exact
+    #[arg(long, value_name = "PERCENT", default_value = "1", value_parser = percent)]
+    pub precision: f64,
     /// Pace of the learning part in steps per second; 0 leaves it out
     #[arg(long, value_name = "PPS", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
     pub learn: u64,
@@ -126,6 +171,12 @@ pub struct Options {
     /// Write the result as JSON; "-" is standard output, and then nothing else goes there
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Write each second, or each trial of a search, as a line of comma-separated values
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+    /// Draw the latency, if it is measured, or else the rate over time
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
 }
 
 /// Which way frames go.
@@ -139,13 +190,15 @@ pub enum Dir {
     Rev,
     /// A to B, one frame at a time
     Lat,
+    /// A to B and back, one frame at a time: round trips
+    Ping,
 }
 
 impl Dir {
     /// True if A (0) or B (1) sends in the measured seconds.
     pub fn sends(self, vm: usize) -> bool {
         match self {
-            Dir::Uni | Dir::Lat => vm == 0,
+            Dir::Uni | Dir::Lat | Dir::Ping => vm == 0,
             Dir::Rev => vm == 1,
             Dir::Bidi => true,
         }
@@ -186,9 +239,34 @@ impl Options {
         })
     }
 
+    /// Returns the bytes of the largest frame that is sent.
+    pub fn largest(&self) -> usize {
+        let played = self.pcap.as_ref().map_or(0, Capture::largest);
+        played.max(usize::from(self.size.largest()))
+    }
+
+    /// Returns the part of the frames that may be lost, 0 to 1, if a rate is searched for.
+    pub fn searched(&self) -> Option<f64> {
+        if self.ndr { Some(0.0) } else { self.pdr.map(|percent| percent / 100.0) }
+    }
+
     /// Returns how long to wait for the switch.
     pub fn wait(&self) -> Duration {
         Duration::from_secs(self.wait)
+    }
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(factor) if (0.001..=100_000.0).contains(&factor) => Ok(factor),
+        _ => Err("want a number from 0.001 to 100000".into()),
+    }
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(percent) if (0.001..=50.0).contains(&percent) => Ok(percent),
+        _ => Err("want percent from 0.001 to 50".into()),
     }
 }
 
@@ -325,6 +403,11 @@ mod tests {
             "--new-sessions --flows 2",
             "--dir up",
             "--rate 0",
+            "--latency --verify",
+            "--ndr --pdr 1",
+            "--pdr 0",
+            "--ndr --new-sessions",
+            "--order up",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }

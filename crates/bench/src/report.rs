@@ -5,7 +5,7 @@ use std::{fs::File, io::Write, path::Path};
 use anyhow::Context;
 use serde::Serialize;
 
-use crate::options::Options;
+use crate::{histogram::Latency, options::Options, search::Found};
 
 /// One measured second.
 #[derive(Serialize, Clone, Copy, Debug)]
@@ -51,21 +51,28 @@ pub struct Counts {
     pub kicks: u64,
 }
 
-/// One-way latency.
-#[derive(Serialize, Clone, Copy, Debug)]
-pub struct Latency {
-    /// Half of the frames took at most so many microseconds.
-    pub p50_us: f64,
-    /// 90 %.
-    pub p90_us: f64,
-    /// 99 %.
-    pub p99_us: f64,
-    /// 99.9 %.
-    pub p999_us: f64,
-    /// Frames measured.
-    pub samples: usize,
-    /// Frames that did not arrive within 100 milliseconds.
-    pub timeouts: u64,
+/// Connections of a run.
+#[derive(Serialize, Clone, Debug, Default)]
+pub struct Connections {
+    /// SYNs that the switch took.
+    pub opened: u64,
+    /// Connections for which A got a SYN and ACK.
+    pub established: u64,
+    /// Connections of which A saw the end.
+    pub closed: u64,
+    /// Connections that never came to their end.
+    pub lost: u64,
+    /// Connections that ended in each measured second.
+    pub per_second: Vec<u64>,
+}
+
+impl Connections {
+    /// Returns the median of connections per second.
+    pub fn median(&self) -> u64 {
+        let mut all = self.per_second.clone();
+        all.sort_unstable();
+        all.get(all.len() / 2).copied().unwrap_or_default()
+    }
 }
 
 /// Million frames a second, over the valid seconds.
@@ -97,6 +104,8 @@ pub struct Report {
     /// Received, both VMs together.
     pub mpps: Rates,
     pub latency: Option<Latency>,
+    pub search: Option<Found>,
+    pub connections: Option<Connections>,
     /// A's and B's counts, since learning.
     pub a: Counts,
     pub b: Counts,
@@ -140,13 +149,45 @@ impl Report {
         let what =
             if self.new_sessions { "new sessions".into() } else { format!("flows={}", self.flows) };
         write!(out, "RESULT {} {what} size={} {}", self.dir, self.size, self.proto)?;
-        match &self.latency {
-            Some(l) => write!(
+        if let Some(l) = &self.latency {
+            let what = if self.dir == "ping" { "round trip" } else { "one-way" };
+            write!(
                 out,
-                " one-way p50={:.2}us p90={:.2} p99={:.2} p99.9={:.2} n={} timeouts={}",
-                l.p50_us, l.p90_us, l.p99_us, l.p999_us, l.samples, l.timeouts
-            )?,
-            None => write!(
+                " {what} min={:.2}us p50={:.2} p90={:.2} p99={:.2} p99.9={:.2} p99.99={:.2} p99.999={:.2} max={:.2} n={} timeouts={}",
+                l.min_us,
+                l.p50_us,
+                l.p90_us,
+                l.p99_us,
+                l.p999_us,
+                l.p9999_us,
+                l.p99999_us,
+                l.max_us,
+                l.samples,
+                l.timeouts
+            )?;
+        }
+        if let Some(all) = &self.connections {
+            write!(
+                out,
+                " {} connections per second (median), {} opened, {} established, {} closed, {} lost",
+                all.median(),
+                all.opened,
+                all.established,
+                all.closed,
+                all.lost
+            )?;
+        }
+        if let Some(found) = &self.search {
+            write!(
+                out,
+                " {} {:.3} Mpps with at most {} % lost ({} trials)",
+                if found.allowed > 0.0 { "PDR" } else { "NDR" },
+                found.rate / 1e6,
+                found.allowed * 100.0,
+                found.trials.len()
+            )?;
+        } else if !self.seconds.is_empty() {
+            write!(
                 out,
                 " Mpps min {:.3} med {:.3} max {:.3} ({} of {} seconds valid)",
                 self.mpps.min,
@@ -154,9 +195,12 @@ impl Report {
                 self.mpps.max,
                 self.valid_seconds,
                 self.seconds.len()
-            )?,
+            )?;
         }
         writeln!(out)?;
+        if self.connections.is_some() {
+            return Ok(());
+        }
         for (name, c) in [("A", &self.a), ("B", &self.b)] {
             write!(
                 out,
@@ -175,16 +219,53 @@ impl Report {
         Ok(())
     }
 
-    /// For programs.
-    pub fn write_json(&self, path: &Path) -> anyhow::Result<()> {
-        let json = serde_json::to_string_pretty(self)?;
-        if path == Path::new("-") {
-            println!("{json}");
-            return Ok(());
+    /// Writes the files that the options name.
+    pub fn write(&self, options: &Options) -> anyhow::Result<()> {
+        if let Some(path) = &options.json {
+            let json = serde_json::to_string_pretty(self)?;
+            match path == Path::new("-") {
+                true => println!("{json}"),
+                false => write(path, &json)?,
+            }
         }
-        let write = || File::create(path).and_then(|mut file| writeln!(file, "{json}"));
-        write().with_context(|| format!("cannot write {}", path.display()))
+        if let Some(path) = &options.csv {
+            write(path, self.csv().trim_end())?;
+        }
+        Ok(())
     }
+
+    /// Returns each trial, or each second, as a line of values with their names before.
+    fn csv(&self) -> String {
+        if let Some(found) = &self.search {
+            let line = |trial: &crate::search::Trial| {
+                let rate = trial.rate.map(|rate| rate.to_string()).unwrap_or_default();
+                format!("{rate},{:.0},{:.6},{}\n", trial.offered, trial.loss, trial.passed)
+            };
+            let lines: String = found.trials.iter().map(line).collect();
+            return format!("rate_pps,offered_pps,loss,passed\n{lines}");
+        }
+        let line = |second: &Second| {
+            let switch = second.switch_cpu.map(|share| format!("{share:.4}")).unwrap_or_default();
+            format!(
+                "{},{:.6},{:.6},{:.4},{:.4},{switch},{:.2},{}\n",
+                second.t,
+                second.rx_mpps,
+                second.tx_mpps,
+                second.rx_gbps,
+                second.cpu,
+                second.rx_burst,
+                second.valid
+            )
+        };
+        let lines: String = self.seconds.iter().map(line).collect();
+        format!("second,rx_mpps,tx_mpps,rx_gbps,cpu,switch_cpu,rx_burst,valid\n{lines}")
+    }
+}
+
+/// Writes a file.
+pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    let write = || File::create(path).and_then(|mut file| writeln!(file, "{text}"));
+    write().with_context(|| format!("cannot write {}", path.display()))
 }
 
 impl Second {

@@ -1,5 +1,7 @@
 //! A run: attach, learn, warm up, measure, account for every frame.
 
+mod connections;
+
 use std::{
     io::{BufRead, Write},
     time::{Duration, Instant},
@@ -13,9 +15,12 @@ use butterfly_vhost::net::NetHeader;
 
 use crate::{
     frames::{Frames, Kind, Part},
+    histogram::{Histogram, Latency},
     inbox::Inbox,
     options::{Dir, Feature, Options},
-    report::{self, Counts, Latency, Report, Second},
+    plot,
+    report::{self, Connections, Counts, Report, Second},
+    search::{Found, Search},
     watch::Watch,
 };
 
@@ -27,8 +32,6 @@ const QUIET: Duration = Duration::from_secs(1);
 const DRAIN: Duration = Duration::from_secs(10);
 /// A frame that takes longer is lost.
 const LATENCY_LIMIT: Duration = Duration::from_millis(100);
-/// Most latencies kept.
-const MAX_SAMPLES: usize = 10_000_000;
 /// Rounds of the sending loop between looks at the clock.
 const ROUNDS: usize = 16;
 
@@ -42,12 +45,25 @@ struct Vm {
     sent: u64,
     inbox: Inbox,
     rx_bursts: u64,
+    /// Beginning of the clock that frames carry, if they do.
+    clock: Option<Instant>,
 }
 
 /// Both VMs, and how they send.
 struct Pair<'a> {
     options: &'a Options,
     vms: [Vm; 2],
+    /// Time at which a capture began to be played.
+    began: Option<Instant>,
+}
+
+/// Outcome of the measured part.
+#[derive(Default)]
+struct Measured {
+    seconds: Vec<Second>,
+    latency: Option<Latency>,
+    found: Option<Found>,
+    connections: Option<Connections>,
 }
 
 /// Runs as the options say, prints the result, and returns it.
@@ -68,22 +84,34 @@ pub fn run(options: &Options) -> anyhow::Result<Report> {
     let mut pair = Pair::attach(options)?;
     pair.learn()?;
     pair.reset();
-    let (seconds, latency) = match options.dir {
-        Dir::Lat => {
+    let mut measured = Measured::default();
+    match (options.dir, options.searched()) {
+        _ if options.connections => {
             synchronise(options, &mut out)?;
-            (Vec::new(), Some(pair.measure_latency()?))
+            measured.connections = Some(pair.connect(&mut out)?);
+        }
+        (Dir::Lat | Dir::Ping, _) => {
+            synchronise(options, &mut out)?;
+            measured.latency = Some(pair.measure_latency()?);
+        }
+        (_, Some(allowed)) => {
+            pair.load(Duration::from_secs(options.warm), options.rate)?;
+            synchronise(options, &mut out)?;
+            measured.found = Some(pair.search(allowed, &mut out)?);
         }
         _ => {
-            pair.load(Duration::from_secs(options.warm))?;
+            pair.load(Duration::from_secs(options.warm), options.rate)?;
             synchronise(options, &mut out)?;
-            (pair.measure(&watch, &mut out)?, None)
+            measured.seconds = pair.measure(&watch, &mut out)?;
         }
-    };
+    }
     pair.settle()?;
-    let report = pair.report(seconds, latency);
+    measured.latency = measured.latency.or_else(|| pair.latency());
+    let report = pair.report(measured);
     report.print(&mut out)?;
-    if let Some(path) = &options.json {
-        report.write_json(path)?;
+    report.write(options)?;
+    if let Some(path) = &options.svg {
+        report::write(path, plot::svg(&report).trim_end())?;
     }
     Ok(report)
 }
@@ -111,7 +139,7 @@ impl Vm {
             "the switch does not offer {}: leave it out of --features",
             missing.names().join(", ")
         );
-        let largest = usize::from(options.size.largest());
+        let largest = options.largest();
         let mergeable = options.features.contains(&Feature::Mergeable);
         let needed = largest + NetHeader::LEN;
         let rx_buffer = options
@@ -141,6 +169,7 @@ impl Vm {
             sent: 0,
             inbox: Inbox::learning(Frames::new(options, 1 - vm, Kind::Data, Part::Learning)),
             rx_bursts: 0,
+            clock: None,
         })
     }
 
@@ -148,6 +177,9 @@ impl Vm {
     #[inline]
     fn send(&mut self, max: usize) -> anyhow::Result<usize> {
         let frames = &mut self.frames;
+        if let Some(clock) = self.clock {
+            frames.stamp = Some(clock.elapsed().as_nanos() as u32);
+        }
         let count = self.nic.tx.send(max, |out| frames.fill(&out))?;
         self.sent += count as u64;
         Ok(count)
@@ -157,6 +189,9 @@ impl Vm {
     #[inline]
     fn receive(&mut self) -> anyhow::Result<usize> {
         let inbox = &mut self.inbox;
+        if let Some(clock) = self.clock {
+            inbox.now = clock.elapsed().as_nanos() as u32;
+        }
         let count = self.nic.rx.poll(|frame| inbox.take(&frame))?;
         self.rx_bursts += u64::from(count > 0);
         Ok(count)
@@ -183,7 +218,7 @@ impl<'a> Pair<'a> {
             })
         };
         let [a, b] = vms;
-        Ok(Pair { options, vms: [a?, b?] })
+        Ok(Pair { options, vms: [a?, b?], began: None })
     }
 
     fn receive(&mut self) -> anyhow::Result<usize> {
@@ -303,27 +338,52 @@ impl<'a> Pair<'a> {
     /// Counting begins.
     fn reset(&mut self) {
         let kind = if self.options.new_sessions { Kind::Open } else { Kind::Data };
+        let clock = self.options.latency.then(Instant::now);
         for (vm, other) in [(0, 1), (1, 0)] {
             self.vms[vm].frames = Frames::new(self.options, vm, kind, Part::Counted);
             let awaited = Frames::new(self.options, other, kind, Part::Counted);
             self.vms[vm].inbox = Inbox::new(awaited, self.options.verify);
             self.vms[vm].sent = 0;
+            self.vms[vm].clock = clock;
         }
     }
 
-    /// Sends at the wanted rate, and receives, for so long.
-    fn load(&mut self, time: Duration) -> anyhow::Result<()> {
+    /// Forgets the times on the way that were measured so far.
+    fn begin_latency(&mut self) {
+        for vm in self.vms.iter_mut().filter(|_| self.options.latency) {
+            vm.inbox.latency = Some(Histogram::new());
+        }
+    }
+
+    /// Returns the times on the way of frames under load, if they were measured.
+    fn latency(&self) -> Option<Latency> {
+        let mut all = Histogram::new();
+        let own: Vec<_> = self.vms.iter().filter_map(|vm| vm.inbox.latency.as_ref()).collect();
+        own.iter().for_each(|own| all.join(own));
+        (!own.is_empty()).then(|| all.latency(0))
+    }
+
+    /// Sends at a rate, and receives, for so long.
+    fn load(&mut self, time: Duration, rate: Option<u64>) -> anyhow::Result<()> {
         let burst = usize::from(self.options.burst);
         let sends = [0, 1].map(|vm| self.options.dir.sends(vm));
         let start = Instant::now();
-        let mut pace = self.options.rate.map(|rate| Pace::new(rate, burst));
+        let mut pace = rate.map(|rate| Pace::new(rate, burst));
         loop {
             let elapsed = start.elapsed();
             if elapsed >= time {
                 return Ok(());
             }
-            let rounds = if pace.is_some() { 1 } else { ROUNDS };
-            let due = pace.as_mut().map_or(burst, |pace| pace.due(elapsed));
+            let timed = pace.is_some() || self.options.pcap.is_some();
+            let rounds = if timed { 1 } else { ROUNDS };
+            let due = match (&mut pace, &self.vms[0].frames.replay) {
+                (Some(pace), _) => pace.due(elapsed),
+                (None, Some(replay)) => {
+                    let began = *self.began.get_or_insert(start);
+                    replay.due(began.elapsed().mul_f64(self.options.speed), burst)
+                }
+                (None, None) => burst,
+            };
             let mut moved = 0;
             for _ in 0..rounds {
                 for (vm, sends) in self.vms.iter_mut().zip(sends) {
@@ -343,12 +403,43 @@ impl<'a> Pair<'a> {
         }
     }
 
+    /// Searches for the highest rate with no more than some loss.
+    fn search(&mut self, allowed: f64, out: &mut dyn Write) -> anyhow::Result<Found> {
+        let time = Duration::from_secs(self.options.secs);
+        let precision = self.options.precision / 100.0;
+        let mut search = Search::new(allowed, precision, self.options.rate);
+        let ways = [0, 1].into_iter().filter(|vm| self.options.dir.sends(*vm)).count() as f64;
+        while let Some(rate) = search.next() {
+            self.settle()?;
+            self.reset();
+            self.begin_latency();
+            let begin = Instant::now();
+            self.load(time, rate)?;
+            let seconds = begin.elapsed().as_secs_f64();
+            let sent: u64 = self.vms.iter().map(|vm| vm.sent).sum();
+            self.settle()?;
+            let lost: u64 = self.counts().iter().map(|counts| counts.lost).sum();
+            let (offered, loss) = (sent as f64 / seconds / ways, lost as f64 / sent.max(1) as f64);
+            let trial = search.tried(rate, offered, loss);
+            writeln!(
+                out,
+                "  {:.3} Mpps offered, {:.4} % lost: {}",
+                trial.offered / 1e6,
+                trial.loss * 100.0,
+                if trial.passed { "passed" } else { "failed" }
+            )?;
+            out.flush()?;
+        }
+        Ok(search.found())
+    }
+
     fn measure(&mut self, watch: &Watch, out: &mut dyn Write) -> anyhow::Result<Vec<Second>> {
+        self.begin_latency();
         let mut seconds = Vec::new();
         for t in 1..=self.options.secs {
             let before = self.totals();
             let span = watch.start();
-            self.load(Duration::from_secs(1))?;
+            self.load(Duration::from_secs(1), self.options.rate)?;
             let shares = watch.end(&span);
             let after = self.totals();
             let [received, sent, bytes, bursts] =
@@ -378,23 +469,38 @@ impl<'a> Pair<'a> {
         })
     }
 
-    /// One frame at a time from A to B.
+    /// One frame at a time, from A to B, or to B and back.
     fn measure_latency(&mut self) -> anyhow::Result<Latency> {
         let end = Instant::now() + Duration::from_secs(self.options.secs);
-        let mut samples: Vec<u32> = Vec::with_capacity(1 << 20);
+        let back = self.options.dir == Dir::Ping;
+        let mut times = Histogram::new();
         let mut timeouts = 0;
-        while Instant::now() < end && samples.len() < MAX_SAMPLES {
+        loop {
             let start = Instant::now();
+            if start >= end {
+                return Ok(times.latency(timeouts));
+            }
             if self.vms[0].send(1)? == 0 {
                 self.check_connections()?;
                 continue;
             }
-            let before = self.vms[1].inbox.received;
+            let before = self.vms.each_ref().map(|vm| vm.inbox.received);
+            let mut answered = false;
             loop {
                 self.vms[1].receive()?;
+                let reached = self.vms[1].inbox.received > before[1];
+                let arrived = if back {
+                    if reached && !answered {
+                        answered = self.vms[1].send(1)? == 1;
+                    }
+                    self.vms[0].receive()?;
+                    self.vms[0].inbox.received > before[0]
+                } else {
+                    reached
+                };
                 let took = start.elapsed();
-                if self.vms[1].inbox.received > before {
-                    samples.push(u32::try_from(took.as_nanos()).unwrap_or(u32::MAX));
+                if arrived {
+                    times.add(u32::try_from(took.as_nanos()).unwrap_or(u32::MAX));
                     break;
                 }
                 if took > LATENCY_LIMIT {
@@ -406,15 +512,6 @@ impl<'a> Pair<'a> {
                 }
             }
         }
-        samples.sort_unstable();
-        let at = |share: f64| {
-            let index = (samples.len() as f64 * share) as usize;
-            samples
-                .get(index.min(samples.len().saturating_sub(1)))
-                .map_or(0.0, |ns| f64::from(*ns) / 1000.0)
-        };
-        let (p50_us, p90_us, p99_us, p999_us) = (at(0.5), at(0.9), at(0.99), at(0.999));
-        Ok(Latency { p50_us, p90_us, p99_us, p999_us, samples: samples.len(), timeouts })
     }
 
     fn counts(&self) -> [Counts; 2] {
@@ -425,11 +522,15 @@ impl<'a> Pair<'a> {
         })
     }
 
-    fn report(&self, seconds: Vec<Second>, latency: Option<Latency>) -> Report {
+    fn report(&self, measured: Measured) -> Report {
+        let Measured { seconds, latency, found, connections } = measured;
         let options = self.options;
         let [a, b] = self.counts();
         Report {
-            size: options.size.to_string(),
+            size: match &options.pcap {
+                Some(_) => format!("up to {}", options.largest()),
+                None => options.size.to_string(),
+            },
             flows: options.flows,
             new_sessions: options.new_sessions,
             dir: format!("{:?}", options.dir).to_lowercase(),
@@ -443,6 +544,8 @@ impl<'a> Pair<'a> {
             mpps: report::rates(&seconds),
             seconds,
             latency,
+            search: found,
+            connections,
             failures: report::failures(options, &a, &b),
             a,
             b,

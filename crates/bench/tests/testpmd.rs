@@ -145,6 +145,81 @@ fn latency_has_quantiles_in_order() {
 }
 
 #[test]
+fn round_trips_and_the_time_under_a_load_are_measured() {
+    let testpmd = Testpmd::start(false, "io");
+    let one_way = testpmd.measure("--dir lat")["latency"]["p50_us"].as_f64().unwrap();
+    let report = testpmd.measure("--dir ping --flows 10 --tcp");
+    let latency = &report["latency"];
+    assert!(latency["p50_us"].as_f64().unwrap() > one_way, "{one_way}, {latency}");
+    let counted = latency["samples"].as_u64().unwrap();
+    assert_eq!(report["a"]["received"].as_u64(), Some(counted), "{report}");
+    assert_eq!(report["b"]["received"].as_u64(), Some(counted), "{report}");
+    for line in ["--latency --rate 10000", "--latency --rate 10000 --tcp --dir bidi --size imix"] {
+        let report = testpmd.measure(line);
+        check(&report, "b", "a");
+        let latency = &report["latency"];
+        let steps = latency["histogram"].as_array().unwrap();
+        let all: u64 = steps.iter().map(|step| step[1].as_u64().unwrap()).sum();
+        assert_eq!(Some(all), latency["samples"].as_u64(), "{latency}");
+        assert!(all > 1000 && latency["p50_us"].as_f64().unwrap() > 0.1, "{latency}");
+        assert!(latency["max_us"].as_f64() < Some(1e6), "{latency}");
+    }
+}
+
+#[test]
+fn the_highest_rate_is_searched_for_and_written() {
+    let testpmd = Testpmd::start(false, "io");
+    let dir = tempfile::tempdir().unwrap();
+    let [csv, svg] = ["trials.csv", "picture.svg"].map(|name| dir.path().join(name));
+    let report = testpmd.measure(&format!(
+        "--pdr 50 --precision 20 --rate 20000 --flows 100 --order zipf --csv {}",
+        csv.display()
+    ));
+    let found = &report["search"];
+    let rate = found["rate"].as_f64().unwrap();
+    assert!(rate > 1000.0 && rate <= 20_000.0, "{found}");
+    let trials = found["trials"].as_array().unwrap().len();
+    assert_eq!(std::fs::read_to_string(&csv).unwrap().lines().count(), trials + 1);
+    testpmd.measure(&format!("--rate 1000 --csv {} --svg {}", csv.display(), svg.display()));
+    assert!(std::fs::read_to_string(&csv).unwrap().starts_with("second,rx_mpps,"));
+    testpmd.measure(&format!("--dir ping --svg {}", svg.display()));
+    let picture = std::fs::read_to_string(&svg).unwrap();
+    assert!(picture.starts_with("<svg") && picture.contains("99.99 %"), "{picture}");
+}
+
+/// Writes a capture: packets of several lengths, one each 100 us.
+fn capture(path: &std::path::Path) {
+    let mut file: Vec<u8> =
+        [0xa1b2_c3d4u32, 0x0002_0004, 0, 0, 65535, 1].map(u32::to_be_bytes).as_flattened().to_vec();
+    for n in 0..100u32 {
+        let len = 60 + n * 13;
+        file.extend([5, n * 100, len, len].map(u32::to_be_bytes).as_flattened());
+        file.extend([2, 9, 9, 9, 9, 9, 2, 8, 8, 8, 8, 8, 0x88, 0xb5]);
+        file.extend((14..len).map(|at| (at + n) as u8));
+    }
+    std::fs::write(path, file).unwrap();
+}
+
+#[test]
+fn a_capture_is_played_in_its_time() {
+    let testpmd = Testpmd::start(false, "io");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("some.pcap");
+    capture(&path);
+    for (line, most) in [("", 10_000.0), ("--speed 0.5", 5_000.0), ("--rate 2000", 2_000.0)] {
+        let report = testpmd.measure(&format!("--verify --pcap {} {line}", path.display()));
+        let received = report["b"]["received"].as_u64().unwrap();
+        let sent = report["a"]["sent"].as_u64().unwrap();
+        assert!(received > 500 && sent as f64 <= most * 1.05, "{line}: {report}");
+        assert_eq!(received + report["b"]["lost"].as_u64().unwrap(), sent, "{line}: {report}");
+        assert_eq!(report["b"]["corrupt"], 0, "{line}: {report}");
+    }
+    let output = testpmd.bench("--pcap /dev/null");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("editcap"), "{output:?}");
+}
+
+#[test]
 fn the_switch_may_connect_to_us() {
     let testpmd = Testpmd::start(true, "io");
     check(&testpmd.measure("--serve --verify"), "b", "a");
@@ -198,4 +273,21 @@ fn errors_say_what_is_wrong() {
     assert!(code == Some(1) && error.contains("no process 4000000000"), "{error}");
     let (code, error) = run("--size 10");
     assert!(code == Some(2) && error.contains("not a size from 60 to 9000"), "{error}");
+}
+
+#[test]
+fn connections_are_opened_and_closed() {
+    let testpmd = Testpmd::start(false, "io");
+    for line in ["--rate 5000", "--rate 5000 --size 1514", "--window 16"] {
+        let report = testpmd.measure(&format!("--tcp --connections {line}"));
+        let all = &report["connections"];
+        let of = |name: &str| all[name].as_u64().unwrap();
+        assert!(of("opened") > 100, "{line}: {all}");
+        assert_eq!(of("opened"), of("closed") + of("lost"), "{line}: {all}");
+        assert!(
+            of("lost") * 100 <= of("opened") && of("closed") <= of("established"),
+            "{line}: {all}"
+        );
+        assert!(!line.contains("--rate") || of("opened") <= 5250, "{line}: {all}");
+    }
 }
