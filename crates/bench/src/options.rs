@@ -105,7 +105,7 @@ pub struct Options {
     /// Measured seconds
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub secs: u64,
-    /// Seconds at the same rate before
+    /// Seconds of the same before
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=86400))]
     pub warm: u64,
     /// Measure the time on the way of each frame under this load

@@ -91,8 +91,10 @@ pub fn run(options: &Options) -> anyhow::Result<Report> {
             measured.connections = Some(pair.connect(&mut out)?);
         }
         (Dir::Lat | Dir::Ping, _) => {
+            pair.measure_latency(Duration::from_secs(options.warm))?;
             synchronise(options, &mut out)?;
-            measured.latency = Some(pair.measure_latency()?);
+            let time = Duration::from_secs(options.secs);
+            measured.latency = Some(pair.measure_latency(time)?);
         }
         (_, Some(allowed)) => {
             pair.load(Duration::from_secs(options.warm), options.rate)?;
@@ -470,8 +472,8 @@ impl<'a> Pair<'a> {
     }
 
     /// One frame at a time, from A to B, or to B and back.
-    fn measure_latency(&mut self) -> anyhow::Result<Latency> {
-        let end = Instant::now() + Duration::from_secs(self.options.secs);
+    fn measure_latency(&mut self, time: Duration) -> anyhow::Result<Latency> {
+        let end = Instant::now() + time;
         let back = self.options.dir == Dir::Ping;
         let mut times = Histogram::new();
         let mut timeouts = 0;

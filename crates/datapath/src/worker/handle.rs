@@ -4,7 +4,7 @@ use std::{
     os::fd::{BorrowedFd, OwnedFd},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -40,6 +40,8 @@ pub(crate) struct Handle {
     pub index: usize,
     pub(super) epoll: OwnedFd,
     wake: OwnedFd,
+    /// Number of kick descriptors in `epoll`.
+    kicks: AtomicUsize,
     pub(super) orders: Mutex<Vec<Order>>,
     /// The epoch of the snapshot that the worker uses. It uses no older one any more.
     pub seen: AtomicU64,
@@ -149,6 +151,7 @@ impl Handle {
             index,
             epoll,
             wake,
+            kicks: AtomicUsize::new(0),
             orders: Mutex::default(),
             seen: AtomicU64::new(0),
             running: AtomicBool::new(false),
@@ -187,7 +190,13 @@ impl Handle {
             epoll::add(&self.epoll, kick, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
                 .is_ok()
         });
+        self.kicks.fetch_add(usize::from(kicked), Ordering::Relaxed);
         self.order(Order::Started { source, kicked });
+    }
+
+    /// Returns the number of sources that say by a descriptor that there is something.
+    pub(super) fn kicks(&self) -> usize {
+        self.kicks.load(Ordering::Relaxed)
     }
 
     /// Has a ring looked at that was held.
@@ -207,8 +216,8 @@ impl Handle {
 
     /// Notes that a transmit ring stopped.
     pub fn stopped(&self, source: PollSource, kick: Option<BorrowedFd<'_>>) {
-        if let Some(kick) = kick {
-            let _ = epoll::delete(&self.epoll, kick);
+        if kick.is_some_and(|kick| epoll::delete(&self.epoll, kick).is_ok()) {
+            self.kicks.fetch_sub(1, Ordering::Relaxed);
         }
         self.order(Order::Stopped(source));
     }

@@ -110,6 +110,11 @@ impl Habits {
         }
     }
 
+    /// Returns whether frames without a ring are polled.
+    pub fn waits(&self) -> bool {
+        self.waiting[1] & 1 == 1
+    }
+
     /// Notes that a source is polled from now on. Returns its rhythm; `None` if it was before.
     pub fn begin(&mut self, source: PollSource) -> Option<Rhythm> {
         let [found, twice] = self.get_mut(source).filter(|[_, twice]| *twice & 1 == 0)?;

@@ -47,6 +47,8 @@ const FEW: u16 = 4;
 const IDLE_PAUSES: u32 = 4;
 /// Microseconds between looks at kicks of other rings while one is polled.
 const EVENTS_EVERY_US: u64 = 20;
+/// The same while all rings are polled, so that only orders may come. A look takes 2 us.
+const ORDERS_EVERY_US: u64 = 500;
 /// Microseconds between looks at a ring without a kick descriptor.
 const TIMER_US: u64 = 1000;
 const CALLS: usize = 4096;
@@ -178,6 +180,7 @@ impl Worker {
     pub fn run(&mut self) {
         let ticks = |us: u64| cpu::tsc_hz() / 1_000_000 * us;
         let (events_every, timer_every) = (ticks(EVENTS_EVERY_US), ticks(TIMER_US));
+        let orders_every = ticks(ORDERS_EVERY_US);
         let mut last_events = cpu::tsc();
         let mut last_timer = last_events;
         let mut now = last_events;
@@ -187,7 +190,10 @@ impl Worker {
         fence(Ordering::SeqCst);
         while !self.shared.stop.load(Ordering::Relaxed) {
             self.adopt();
-            if self.polled.is_empty() || now.wrapping_sub(last_events) > events_every {
+            let since = now.wrapping_sub(last_events);
+            if self.polled.is_empty()
+                || (since > events_every && (since > orders_every || !self.polls_all()))
+            {
                 self.wait(true);
                 now = cpu::tsc();
                 last_events = now;
@@ -219,6 +225,12 @@ impl Worker {
             now = end;
         }
         self.handle.running.store(false, Ordering::Release);
+    }
+
+    /// Returns whether nobody can kick: all rings are polled, and none has a pause.
+    pub(super) fn polls_all(&self) -> bool {
+        let polled = self.polled.len().saturating_sub(usize::from(self.habits.waits()));
+        self.timed.is_empty() && self.pauses.next().is_none() && polled >= self.handle.kicks()
     }
 
     /// Takes the newest snapshot, if it is not the one in use. Between batches only.

@@ -172,3 +172,40 @@ fn who_gets_a_slot_does_not_pay_for_who_had_it() {
     assert_eq!(debt_of(place), 1000);
     assert_eq!(debt_of(PortRef { incarnation: place.incarnation + 1, ..place }), 0);
 }
+
+/// Kicks are looked for often only while a ring is not polled.
+#[test]
+fn who_polls_all_rings_awaits_no_kick() {
+    let mut host = crowd(1);
+    let (_, worker) = host.inside();
+    worker.polled.clear();
+    worker.habits.clear();
+    worker.timed.clear();
+    let first = worker.snapshot.vnics.get(0).unwrap().place;
+    worker.add(PollSource::Vnic(first));
+    assert_eq!(worker.handle.kicks(), 1);
+    let sources = [7, 8].map(|slot| PollSource::Vnic(PortRef { slot, incarnation: 1 }));
+    let kicks = [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+    for (source, kick) in sources.into_iter().zip(&kicks) {
+        worker.handle.started(source, Some(kick.as_fd()));
+    }
+    worker.obey();
+    assert!(worker.polls_all() && worker.polled.len() == 3);
+    let left = worker.polled.pop().unwrap();
+    worker.habits.end(left.source, left.rhythm);
+    assert!(!worker.polls_all());
+    // Frames without a ring have no kick.
+    worker.add(PollSource::Waiting);
+    assert!(!worker.polls_all());
+    worker.handle.stopped(left.source, Some(kicks[1].as_fd()));
+    assert!(worker.polls_all());
+    // So are those that have a pause, or no descriptor.
+    worker.pauses.begin(3, 100);
+    assert!(!worker.polls_all());
+    assert_eq!(worker.pauses.ended(100), Some(3));
+    worker.timed.push(sources[1]);
+    assert!(!worker.polls_all());
+    worker.timed.clear();
+    worker.handle.stopped(sources[0], None);
+    assert_eq!(worker.handle.kicks(), 2, "it was never given");
+}
