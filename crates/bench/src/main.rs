@@ -11,6 +11,7 @@ mod flows;
 mod frames;
 mod histogram;
 mod inbox;
+mod made;
 mod manual;
 mod options;
 mod pcap;
@@ -47,6 +48,15 @@ fn main() -> ExitCode {
         return if written.is_ok() { OK.into() } else { FAILED.into() };
     }
     let options = options::Options::parse();
+    if options.made {
+        return match made::made(&options, &mut std::io::stdout()) {
+            Ok(_) => OK.into(),
+            Err(error) => {
+                eprintln!("butterfly-bench: {error:#}");
+                FAILED.into()
+            }
+        };
+    }
     match run::run(&options) {
         Ok(report) if report.failures.is_empty() => OK.into(),
         Ok(report) => {

@@ -21,7 +21,7 @@ fn page() -> String {
         "loads, verifies and measures a vhost-user switch",
     );
     page.section("SYNOPSIS");
-    page.text("`butterfly-bench` `--a` PATH `--b` PATH [OPTION...]");
+    page.text("`butterfly-bench` `--a` PATH `--b` PATH [OPTION...]\n\n`butterfly-bench` `--made` [OPTION...]");
     page.section("DESCRIPTION");
     page.text(
         "Is two virtual machines on one core, A and B, each on one vhost-user socket of a switch: of `butterflyd`(8), or of any other. \
@@ -33,7 +33,8 @@ fn page() -> String {
          `--dir lat` sends one frame at a time and measures its way, `--dir ping` the way to B and back; `--latency` measures the way of \
          each frame under a load. Times are kept in steps of less than one percent. `--ndr` and `--pdr` search for the highest rate with \
          no loss, or with some, as RFC 2544 has it: the rate is halved between one that passed and one that did not. `--pcap` plays \
-         what a capture holds. `--connections` opens and closes TCP connections.\n\n\
+         what a capture holds. `--connections` opens and closes TCP connections. `--made` makes frames without a switch, \
+         which says what this machine can offer at most.\n\n\
          What is measured is the switch and these two machines together: give the switch a core of its own, and name its process with \
          `--watch-pid` for what it used.",
     );

@@ -1,8 +1,14 @@
 //! The command line.
 
-use std::{path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
 
-use butterfly_vhost::net::Features;
+use anyhow::{Context, ensure};
+use butterfly_guest_driver::FastConfig;
+use butterfly_vhost::net::{Features, NetHeader};
 use clap::{ArgGroup, Parser, ValueEnum};
 
 use crate::{
@@ -45,11 +51,14 @@ were lost than --max-loss allows.";
 #[command(group(ArgGroup::new("l4").args(["udp", "tcp"])))]
 pub struct Options {
     /// vhost-user socket of VM A
-    #[arg(long, value_name = "PATH")]
-    pub a: PathBuf,
+    #[arg(long, value_name = "PATH", required_unless_present = "made")]
+    pub a: Option<PathBuf>,
     /// vhost-user socket of VM B
-    #[arg(long, value_name = "PATH")]
-    pub b: PathBuf,
+    #[arg(long, value_name = "PATH", required_unless_present = "made")]
+    pub b: Option<PathBuf>,
+    /// Make frames in memory, without a switch: the most that a load can be on this processor
+    #[arg(long, conflicts_with_all = ["a", "b", "serve"])]
+    pub made: bool,
     /// Listen on the sockets; the switch connects
     #[arg(long)]
     pub serve: bool,
@@ -243,6 +252,34 @@ impl Options {
     pub fn largest(&self) -> usize {
         let played = self.pcap.as_ref().map_or(0, Capture::largest);
         played.max(usize::from(self.size.largest()))
+    }
+
+    /// Stays on the processor that was named, if one was.
+    pub fn run_on_core(&self) -> anyhow::Result<()> {
+        let Some(core) = self.pin else { return Ok(()) };
+        let mut set = rustix::thread::CpuSet::new();
+        ensure!(core < rustix::thread::CpuSet::MAX_CPU, "there is no core {core}");
+        set.set(core);
+        rustix::thread::sched_setaffinity(None, &set)
+            .with_context(|| format!("cannot run on core {core}"))
+    }
+
+    /// Returns the sockets.
+    pub fn sockets(&self) -> [&Path; 2] {
+        [&self.a, &self.b].map(|socket| socket.as_deref().unwrap_or(Path::new("")))
+    }
+
+    /// Returns the rings of a guest whose largest frame has so many bytes.
+    pub fn config(&self, largest: usize) -> FastConfig {
+        let mergeable = self.features.contains(&Feature::Mergeable);
+        let usual = if mergeable { 2048 } else { (largest + NetHeader::LEN).max(2048) };
+        FastConfig {
+            queue_size: self.queue_size,
+            max_frame: largest,
+            rx_buffer: self.rx_buffer.map_or(usual, |bytes| bytes as usize),
+            header_apart: self.header_apart,
+            indirect: self.features.contains(&Feature::Indirect),
+        }
     }
 
     /// Returns the part of the frames that may be lost, 0 to 1, if a rate is searched for.

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use butterfly_guest_driver::{
-    Connection, FastConfig, FastGuest, Listener, Memory, MemoryConfig, Start, fast::BATCH,
+    Connection, FastGuest, Listener, Memory, MemoryConfig, Start, fast::BATCH,
 };
 use butterfly_vhost::net::NetHeader;
 
@@ -68,13 +68,7 @@ struct Measured {
 
 /// Runs as the options say, prints the result, and returns it.
 pub fn run(options: &Options) -> anyhow::Result<Report> {
-    if let Some(core) = options.pin {
-        let mut set = rustix::thread::CpuSet::new();
-        ensure!(core < rustix::thread::CpuSet::MAX_CPU, "there is no core {core}");
-        set.set(core);
-        rustix::thread::sched_setaffinity(None, &set)
-            .with_context(|| format!("cannot run on core {core}"))?;
-    }
+    options.run_on_core()?;
     let watch = Watch::new(&options.watch_tid, &options.watch_pid)?;
     // Progress goes where it does not spoil JSON on standard output.
     let quiet = options.json.as_deref() == Some("-".as_ref());
@@ -142,22 +136,12 @@ impl Vm {
             missing.names().join(", ")
         );
         let largest = options.largest();
-        let mergeable = options.features.contains(&Feature::Mergeable);
         let needed = largest + NetHeader::LEN;
-        let rx_buffer = options
-            .rx_buffer
-            .map_or(if mergeable { 2048 } else { needed.max(2048) }, |bytes| bytes as usize);
+        let config = options.config(largest);
         ensure!(
-            mergeable || rx_buffer >= needed,
+            options.features.contains(&Feature::Mergeable) || config.rx_buffer >= needed,
             "without mergeable buffers a frame of {largest} bytes needs --rx-buffer {needed}"
         );
-        let config = FastConfig {
-            queue_size: options.queue_size,
-            max_frame: largest,
-            rx_buffer,
-            header_apart: options.header_apart,
-            indirect: options.features.contains(&Feature::Indirect),
-        };
         let size = config.memory_needed();
         let memory =
             if options.identity { MemoryConfig::identity(size) } else { MemoryConfig::new(size) };
@@ -202,7 +186,7 @@ impl Vm {
 
 impl<'a> Pair<'a> {
     fn attach(options: &'a Options) -> anyhow::Result<Pair<'a>> {
-        let paths = [&options.a, &options.b];
+        let paths = options.sockets();
         let names = ["A", "B"];
         let vms = if options.serve {
             let listeners = [Listener::bind(paths[0])?, Listener::bind(paths[1])?];
