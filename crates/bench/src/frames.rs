@@ -1,10 +1,8 @@
 //! Frames of a VM: their number alone determines them, so that a receiver can build them again.
 
-use std::net::Ipv4Addr;
-
 use butterfly_guest_driver::fast::TxFrame;
 use butterfly_packet::{
-    Mac, build,
+    build,
     checksum::Sum,
     ethernet,
     ipv4::{self, Ipv4},
@@ -16,6 +14,7 @@ use crate::{
     options::{MAX_SIZE, Options},
     replay::Replay,
     rng,
+    vms::{ip, is_client, mac, peer},
 };
 
 /// Bytes of a frame that are rewritten for each: one cache line.
@@ -23,16 +22,6 @@ const HEAD: usize = 64;
 const L4: usize = ethernet::HEADER_LEN + ipv4::MIN_LEN;
 /// Bytes of a frame number in the payload.
 const NUMBER: usize = 4;
-
-/// A VM's addresses.
-pub fn mac(vm: usize) -> Mac {
-    Mac([2, 0, 0, 0, 0, 1 + vm as u8])
-}
-
-/// A VM's addresses.
-pub fn ip(vm: usize) -> Ipv4Addr {
-    Ipv4Addr::new(10, 0, 0, 1 + vm as u8)
-}
 
 /// Kind of the segments of a TCP run. Every data segment is the same one again: in the window of
 /// any tracker, however many are dropped.
@@ -187,10 +176,10 @@ impl Frames {
         };
         let (number_field, pattern) = frame[L4 + l4_len..].split_at_mut(NUMBER);
         number_field.copy_from_slice(&(number as u32).to_be_bytes());
-        write_pattern(pattern, rng::mix(number << 1 | self.vm as u64));
+        write_pattern(pattern, rng::mix(number << 8 | self.vm as u64));
         let segment = &mut frame[L4..];
         segment[field..field + 2].fill(0);
-        let sum = Sum::pseudo_v4(ip(self.vm), ip(1 - self.vm), protocol, segment.len() as u16)
+        let sum = Sum::pseudo_v4(ip(self.vm), ip(peer(self.vm)), protocol, segment.len() as u16)
             .push(segment);
         let checksum = if self.tcp { sum.checksum() } else { sum.udp_checksum() };
         segment[field..field + 2].copy_from_slice(&checksum.to_be_bytes());
@@ -229,7 +218,7 @@ impl Frames {
 
 fn put_ports(frame: &mut [u8], vm: usize, ports: Ports) {
     let (source, destination) =
-        if vm == 0 { (ports.client, ports.server) } else { (ports.server, ports.client) };
+        if is_client(vm) { (ports.client, ports.server) } else { (ports.server, ports.client) };
     frame[L4..L4 + 2].copy_from_slice(&source.to_be_bytes());
     frame[L4 + 2..L4 + 4].copy_from_slice(&destination.to_be_bytes());
 }
@@ -288,7 +277,7 @@ impl Segments {
         let kind = KINDS.into_iter().find(is)?;
         let (source, destination) = (segment.source_port(), segment.destination_port());
         let (client, server) =
-            if self.vm == 0 { (source, destination) } else { (destination, source) };
+            if is_client(self.vm) { (source, destination) } else { (destination, source) };
         Some((kind, Ports { client, server }))
     }
 }
@@ -335,8 +324,8 @@ impl Template {
         filler: &[u8],
     ) -> Template {
         let len = usize::from(len);
-        let ip_header = build::ethernet(mac(vm), mac(1 - vm))
-            .ipv4(ip(vm), ip(1 - vm))
+        let ip_header = build::ethernet(mac(vm), mac(peer(vm)))
+            .ipv4(ip(vm), ip(peer(vm)))
             .identification(part as u16);
         let frame = if is_tcp {
             let (flags, sequence, acknowledgement) = match kind {
@@ -361,7 +350,7 @@ impl Template {
         if is_tcp {
             segment[tcp::CHECKSUM_OFFSET..tcp::CHECKSUM_OFFSET + 2].fill(0);
         }
-        let pseudo = Sum::pseudo_v4(ip(vm), ip(1 - vm), protocol::TCP, segment.len() as u16);
+        let pseudo = Sum::pseudo_v4(ip(vm), ip(peer(vm)), protocol::TCP, segment.len() as u16);
         // The segment last, padded to an even length, so that ports can be appended to the sum.
         segment.resize(segment.len().next_multiple_of(2), 0);
         Template { len, head, sum: pseudo.push(&segment) }
@@ -407,15 +396,15 @@ mod tests {
 
     fn check(frame: &[u8], vm: usize, is_tcp: bool) -> (u16, u16) {
         let ethernet = Ethernet::parse(frame).unwrap();
-        assert_eq!((ethernet.source(), ethernet.destination()), (mac(vm), mac(1 - vm)));
+        assert_eq!((ethernet.source(), ethernet.destination()), (mac(vm), mac(peer(vm))));
         let packet = Ipv4::parse(ethernet.payload()).unwrap();
         assert!(packet.checksum_is_valid());
         assert_eq!(
             (packet.source(), packet.destination(), packet.total_len() + 14),
-            (ip(vm), ip(1 - vm), frame.len())
+            (ip(vm), ip(peer(vm)), frame.len())
         );
         let segment = packet.payload().unwrap();
-        let sum = Sum::pseudo_v4(ip(vm), ip(1 - vm), packet.protocol(), segment.len() as u16)
+        let sum = Sum::pseudo_v4(ip(vm), ip(peer(vm)), packet.protocol(), segment.len() as u16)
             .push(segment);
         let ports = if is_tcp {
             let tcp = Tcp::parse(segment).unwrap();
@@ -427,7 +416,7 @@ mod tests {
             assert_eq!(usize::from(udp.length()), segment.len());
             (udp.source_port(), udp.destination_port())
         };
-        if vm == 0 { ports } else { (ports.1, ports.0) }
+        if is_client(vm) { ports } else { (ports.1, ports.0) }
     }
 
     #[test]
@@ -440,7 +429,7 @@ mod tests {
             "--flows 100000 --size imix",
             "--new-sessions",
         ] {
-            for vm in [0, 1] {
+            for vm in [0, 1, 6, 7] {
                 let plain = options(line);
                 for frame in sent(&mut Frames::new(&plain, vm, Kind::Data, Part::Counted), 200) {
                     check(&frame, vm, plain.tcp);
@@ -448,7 +437,7 @@ mod tests {
                 let verified = Options { verify: true, ..plain };
                 let mut frames = Frames::new(&verified, vm, Kind::Data, Part::Counted);
                 let mut other = Frames::new(&verified, vm, Kind::Data, Part::Counted);
-                let reverse = Frames::new(&verified, 1 - vm, Kind::Data, Part::Counted);
+                let reverse = Frames::new(&verified, peer(vm), Kind::Data, Part::Counted);
                 for (number, frame) in sent(&mut frames, 200).iter().enumerate() {
                     check(frame, vm, verified.tcp);
                     assert_eq!(frames.number_of(frame), Some(number as u32));

@@ -22,6 +22,7 @@ mod rng;
 mod run;
 mod search;
 mod sequence;
+mod vms;
 mod watch;
 
 use std::{io::Write, process::ExitCode};

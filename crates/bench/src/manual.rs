@@ -29,7 +29,8 @@ fn page() -> String {
          A run has three parts. In the learning part every flow is seen twice in each direction, at the pace of `--learn`. The warm-up \
          goes at the wanted rate, and so do the seconds that are measured.\n\n\
          A is 02:00:00:00:00:01 with 10.0.0.1, B is 02:00:00:00:00:02 with 10.0.0.2. Flow I goes from port 1024 + I mod 32768 of A to \
-         port 5001 + I / 32768 of B. Nobody answers ARP.\n\n\
+         port 5001 + I / 32768 of B. Nobody answers ARP. With several sockets for \
+         `--a` and `--b` there are as many pairs; the second one has 02:00:00:00:00:03 and 04.\n\n\
          `--dir lat` sends one frame at a time and measures its way, `--dir ping` the way to B and back; `--latency` measures the way of \
          each frame under a load. Times are kept in steps of less than one percent. `--ndr` and `--pdr` search for the highest rate with \
          no loss, or with some, as RFC 2544 has it: the rate is halved between one that passed and one that did not. `--pcap` plays \

@@ -15,6 +15,7 @@ use crate::{
     flows::{Choice, MAX_FLOWS},
     pcap::Capture,
     rng::Rng,
+    vms::is_client,
 };
 
 const EXAMPLES: &str = "\
@@ -31,6 +32,8 @@ Examples:
   butterfly-bench --a a.sock --b b.sock --dir lat
   butterfly-bench --a a.sock --b b.sock --dir ping --svg ping.svg
   butterfly-bench --a a.sock --b b.sock --latency --rate 1000000
+  # Ten pairs
+  butterfly-bench --a $(echo a{0..9} | tr ' ' ,) --b $(echo b{0..9} | tr ' ' ,)
   # What a capture holds, ten times as fast, and every byte verified
   butterfly-bench --a a.sock --b b.sock --pcap trace.pcap --speed 10 --verify
   # TCP connections, opened and closed, 200,000 a second
@@ -39,7 +42,7 @@ Examples:
   butterfly-bench --a a.sock --b b.sock --ndr
   butterfly-bench --a a.sock --b b.sock --pdr 0.1 --size imix --flows 10000 --order zipf
 
-VM A is 02:00:00:00:00:01 with 10.0.0.1, VM B is 02:00:00:00:00:02 with 10.0.0.2. Flow i goes from A's port 1024 + i mod 32768
+VM A is 02:00:00:00:00:01 with 10.0.0.1, VM B is 02:00:00:00:00:02 with 10.0.0.2; the next pair has the next two, and so on. Flow i goes from A's port 1024 + i mod 32768
 to B's port 5001 + i / 32768. Nobody answers ARP.
 
 Exit status: 0 done; 1 could not run; 2 wrong options; 3 frames were corrupted, duplicated or reordered (--verify), or more
@@ -50,12 +53,12 @@ were lost than --max-loss allows.";
 #[command(version, after_help = EXAMPLES, max_term_width = 120)]
 #[command(group(ArgGroup::new("l4").args(["udp", "tcp"])))]
 pub struct Options {
-    /// vhost-user socket of VM A
-    #[arg(long, value_name = "PATH", required_unless_present = "made")]
-    pub a: Option<PathBuf>,
-    /// vhost-user socket of VM B
-    #[arg(long, value_name = "PATH", required_unless_present = "made")]
-    pub b: Option<PathBuf>,
+    /// vhost-user socket of VM A; several, separated by commas, for as many pairs
+    #[arg(long, value_name = "PATH", value_delimiter = ',', required_unless_present = "made")]
+    pub a: Vec<PathBuf>,
+    /// vhost-user socket of VM B; as many as of A
+    #[arg(long, value_name = "PATH", value_delimiter = ',', required_unless_present = "made")]
+    pub b: Vec<PathBuf>,
     /// Make frames in memory, without a switch: the most that a load can be on this processor
     #[arg(long, conflicts_with_all = ["a", "b", "serve"])]
     pub made: bool,
@@ -108,7 +111,7 @@ pub struct Options {
     /// Direction
     #[arg(long, value_enum, default_value = "uni")]
     pub dir: Dir,
-    /// Frames per second and direction; flat out without
+    /// Frames per second, direction and pair; flat out without
     #[arg(long, value_name = "PPS", value_parser = clap::value_parser!(u64).range(1..))]
     pub rate: Option<u64>,
     /// Measured seconds
@@ -204,11 +207,11 @@ pub enum Dir {
 }
 
 impl Dir {
-    /// True if A (0) or B (1) sends in the measured seconds.
+    /// True if a VM sends in the measured seconds.
     pub fn sends(self, vm: usize) -> bool {
         match self {
-            Dir::Uni | Dir::Lat | Dir::Ping => vm == 0,
-            Dir::Rev => vm == 1,
+            Dir::Uni | Dir::Lat | Dir::Ping => is_client(vm),
+            Dir::Rev => !is_client(vm),
             Dir::Bidi => true,
         }
     }
@@ -264,9 +267,22 @@ impl Options {
             .with_context(|| format!("cannot run on core {core}"))
     }
 
-    /// Returns the sockets.
-    pub fn sockets(&self) -> [&Path; 2] {
-        [&self.a, &self.b].map(|socket| socket.as_deref().unwrap_or(Path::new("")))
+    /// Returns the sockets in the order of VMs: A and B of each pair.
+    pub fn sockets(&self) -> Vec<&Path> {
+        self.a.iter().zip(&self.b).flat_map(|(a, b)| [a.as_path(), b.as_path()]).collect()
+    }
+
+    /// Checks what concerns several options.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let (a, b) = (self.a.len(), self.b.len());
+        ensure!(a == b, "{a} sockets of A and {b} of B: each pair has one of both");
+        ensure!(a <= MAX_PAIRS, "{a} pairs: at most {MAX_PAIRS} are possible");
+        let alone = self.connections || matches!(self.dir, Dir::Lat | Dir::Ping);
+        ensure!(
+            a <= 1 || !alone,
+            "--connections, --dir lat and --dir ping are for one pair, and there are {a}"
+        );
+        Ok(())
     }
 
     /// Returns the rings of a guest whose largest frame has so many bytes.
@@ -331,6 +347,8 @@ impl std::fmt::Display for Sizes {
 pub const MIN_SIZE: u16 = 60;
 /// Largest frame.
 pub const MAX_SIZE: u16 = 9000;
+/// Most pairs: each VM has an address of 10.0.0.0/24.
+const MAX_PAIRS: usize = 100;
 /// Most weight of all sizes together.
 const MAX_WEIGHT: u32 = 10_000;
 

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use butterfly_guest_driver::fast::TxFrame;
 
-use crate::{frames::mac, pcap::Capture};
+use crate::{
+    pcap::Capture,
+    vms::{mac, peer},
+};
 
 /// Packets that may be missing before one that arrives.
 const GAP: u64 = 4096;
@@ -24,7 +27,7 @@ impl Replay {
     /// Begins to play a capture as from a VM.
     pub fn new(capture: Capture, vm: usize) -> Replay {
         let mut addresses = [0; ADDRESSES];
-        addresses[..6].copy_from_slice(&mac(1 - vm).0);
+        addresses[..6].copy_from_slice(&mac(peer(vm)).0);
         addresses[6..].copy_from_slice(&mac(vm).0);
         Replay { capture, addresses, next: 0 }
     }

@@ -28,7 +28,7 @@ pub struct Second {
     pub valid: bool,
 }
 
-/// Frames that one VM sent and received since learning.
+/// Frames that one VM, or one of each pair, sent and received since learning.
 #[derive(Serialize, Clone, Copy, Default, Debug)]
 pub struct Counts {
     /// Frames the switch took.
@@ -75,6 +75,22 @@ impl Connections {
     }
 }
 
+impl std::iter::Sum for Counts {
+    fn sum<I: Iterator<Item = Counts>>(all: I) -> Counts {
+        all.fold(Counts::default(), |sum, one| Counts {
+            sent: sum.sent + one.sent,
+            received: sum.received + one.received,
+            received_bytes: sum.received_bytes + one.received_bytes,
+            strays: sum.strays + one.strays,
+            corrupt: sum.corrupt + one.corrupt,
+            lost: sum.lost + one.lost,
+            reordered: sum.reordered + one.reordered,
+            duplicated: sum.duplicated + one.duplicated,
+            kicks: sum.kicks + one.kicks,
+        })
+    }
+}
+
 /// Million frames a second, over the valid seconds.
 #[derive(Serialize, Clone, Copy, Default, Debug)]
 pub struct Rates {
@@ -88,6 +104,7 @@ pub struct Rates {
 pub struct Report {
     /// Parameters of the load: sizes as given, flows, direction, protocol.
     pub size: String,
+    pub pairs: usize,
     pub flows: u32,
     pub new_sessions: bool,
     pub dir: String,
@@ -106,7 +123,7 @@ pub struct Report {
     pub latency: Option<Latency>,
     pub search: Option<Found>,
     pub connections: Option<Connections>,
-    /// A's and B's counts, since learning.
+    /// Counts of A and B since learning, over all pairs.
     pub a: Counts,
     pub b: Counts,
     /// Reasons why the run failed.
@@ -148,7 +165,8 @@ impl Report {
     pub fn print(&self, out: &mut dyn Write) -> std::io::Result<()> {
         let what =
             if self.new_sessions { "new sessions".into() } else { format!("flows={}", self.flows) };
-        write!(out, "RESULT {} {what} size={} {}", self.dir, self.size, self.proto)?;
+        let pairs = if self.pairs > 1 { format!("pairs={} ", self.pairs) } else { String::new() };
+        write!(out, "RESULT {} {pairs}{what} size={} {}", self.dir, self.size, self.proto)?;
         if let Some(l) = &self.latency {
             let what = if self.dir == "ping" { "round trip" } else { "one-way" };
             write!(

@@ -4,6 +4,7 @@ mod connections;
 
 use std::{
     io::{BufRead, Write},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -21,6 +22,7 @@ use crate::{
     plot,
     report::{self, Connections, Counts, Report, Second},
     search::{Found, Search},
+    vms::{is_client, peer},
     watch::Watch,
 };
 
@@ -49,10 +51,10 @@ struct Vm {
     clock: Option<Instant>,
 }
 
-/// Both VMs, and how they send.
+/// All VMs, A and B of each pair, and how they send.
 struct Pair<'a> {
     options: &'a Options,
-    vms: [Vm; 2],
+    vms: Vec<Vm>,
     /// Time at which a capture began to be played.
     began: Option<Instant>,
 }
@@ -153,7 +155,7 @@ impl Vm {
             connection,
             frames: Frames::new(options, vm, Kind::Data, Part::Learning),
             sent: 0,
-            inbox: Inbox::learning(Frames::new(options, 1 - vm, Kind::Data, Part::Learning)),
+            inbox: Inbox::learning(Frames::new(options, peer(vm), Kind::Data, Part::Learning)),
             rx_bursts: 0,
             clock: None,
         })
@@ -186,29 +188,28 @@ impl Vm {
 
 impl<'a> Pair<'a> {
     fn attach(options: &'a Options) -> anyhow::Result<Pair<'a>> {
+        options.check()?;
         let paths = options.sockets();
-        let names = ["A", "B"];
-        let vms = if options.serve {
-            let listeners = [Listener::bind(paths[0])?, Listener::bind(paths[1])?];
-            [0, 1].map(|vm| {
-                let connection = listeners[vm]
-                    .accept(options.wait())
-                    .with_context(|| format!("VM {}", names[vm]))?;
-                Vm::attach(connection, options, vm).with_context(|| format!("VM {}", names[vm]))
-            })
-        } else {
-            [0, 1].map(|vm| {
-                let connection = Connection::connect(paths[vm], options.wait())
-                    .with_context(|| format!("VM {}", names[vm]))?;
-                Vm::attach(connection, options, vm).with_context(|| format!("VM {}", names[vm]))
-            })
+        // All of them listen before the first one is waited for.
+        let listeners = match options.serve {
+            true => paths.iter().map(Listener::bind).collect::<Result<Vec<_>, _>>()?,
+            false => Vec::new(),
         };
-        let [a, b] = vms;
-        Ok(Pair { options, vms: [a?, b?], began: None })
+        let attach = |(vm, path): (usize, &&Path)| {
+            let connection = match listeners.get(vm) {
+                Some(listener) => listener.accept(options.wait()),
+                None => Connection::connect(path, options.wait()),
+            };
+            let attached = connection.map_err(Into::into);
+            let attached = attached.and_then(|connection| Vm::attach(connection, options, vm));
+            attached.with_context(|| format!("VM {}", name(vm)))
+        };
+        let vms = paths.iter().enumerate().map(attach).collect::<anyhow::Result<_>>()?;
+        Ok(Pair { options, vms, began: None })
     }
 
     fn receive(&mut self) -> anyhow::Result<usize> {
-        Ok(self.vms[0].receive()? + self.vms[1].receive()?)
+        self.vms.iter_mut().try_fold(0, |sum, vm| Ok(sum + vm.receive()?))
     }
 
     /// Takes what arrives for so long.
@@ -224,7 +225,8 @@ impl<'a> Pair<'a> {
 
     /// Says why nothing moves, if the switch has gone.
     fn check_connections(&self) -> anyhow::Result<()> {
-        for (vm, name) in self.vms.iter().zip(["A", "B"]) {
+        for (number, vm) in self.vms.iter().enumerate() {
+            let name = name(number);
             ensure!(!vm.connection.is_closed(), "the switch closed the connection of VM {name}");
         }
         Ok(())
@@ -244,17 +246,22 @@ impl<'a> Pair<'a> {
         while self.vms.iter().any(|vm| vm.inbox.received == 0) {
             self.check_connections()?;
             if Instant::now() > deadline {
-                let [a, b] = self.vms.each_ref().map(|vm| vm.inbox.received);
+                let of = |vm: usize| self.vms.get(vm).map_or(0, |vm| vm.inbox.received);
+                let silent = self.vms.iter().position(|vm| vm.inbox.received == 0);
+                let first = silent.unwrap_or_default() & !1;
+                let (a, b) = (of(first), of(peer(first)));
                 bail!(
                     "nothing comes through after {} s: {a} frames arrived at A, {b} at B. Does the switch forward between the \
                      two, as --help says?",
                     self.options.wait
                 );
             }
-            self.vms[0].send(1)?;
-            self.receive_for(Duration::from_millis(1))?;
-            self.vms[1].send(1)?;
-            self.receive_for(Duration::from_millis(1))?;
+            for first in [0, 1] {
+                for vm in self.vms.iter_mut().skip(first).step_by(2) {
+                    vm.send(1)?;
+                }
+                self.receive_for(Duration::from_millis(1))?;
+            }
         }
         // Then each flow, handshake first; the other frames that a flow has seen so far do no harm.
         let gap = Duration::from_secs(1) / u32::try_from(self.options.learn).unwrap_or(u32::MAX);
@@ -270,16 +277,17 @@ impl<'a> Pair<'a> {
 
     /// Sets the kind of frames of both VMs while learning, from now on.
     fn set_kind(&mut self, a: Kind, b: Kind) {
-        for (vm, kind) in [a, b].into_iter().enumerate() {
-            self.vms[vm].frames = Frames::new(self.options, vm, kind, Part::Learning);
+        for (number, vm) in self.vms.iter_mut().enumerate() {
+            let kind = if is_client(number) { a } else { b };
+            vm.frames = Frames::new(self.options, number, kind, Part::Learning);
         }
     }
 
-    /// One frame each way, `steps` times, `gap` apart.
+    /// One frame each way in each pair, `steps` times, `gap` apart.
     fn paced(&mut self, steps: u64, gap: Duration) -> anyhow::Result<()> {
         let mut due = Instant::now();
         for _ in 0..steps {
-            for vm in 0..2 {
+            for vm in 0..self.vms.len() {
                 while self.vms[vm].send(1)? == 0 {
                     self.receive()?;
                     self.check_connections()?;
@@ -325,12 +333,12 @@ impl<'a> Pair<'a> {
     fn reset(&mut self) {
         let kind = if self.options.new_sessions { Kind::Open } else { Kind::Data };
         let clock = self.options.latency.then(Instant::now);
-        for (vm, other) in [(0, 1), (1, 0)] {
-            self.vms[vm].frames = Frames::new(self.options, vm, kind, Part::Counted);
-            let awaited = Frames::new(self.options, other, kind, Part::Counted);
-            self.vms[vm].inbox = Inbox::new(awaited, self.options.verify);
-            self.vms[vm].sent = 0;
-            self.vms[vm].clock = clock;
+        for (number, vm) in self.vms.iter_mut().enumerate() {
+            vm.frames = Frames::new(self.options, number, kind, Part::Counted);
+            let awaited = Frames::new(self.options, peer(number), kind, Part::Counted);
+            vm.inbox = Inbox::new(awaited, self.options.verify);
+            vm.sent = 0;
+            vm.clock = clock;
         }
     }
 
@@ -352,7 +360,7 @@ impl<'a> Pair<'a> {
     /// Sends at a rate, and receives, for so long.
     fn load(&mut self, time: Duration, rate: Option<u64>) -> anyhow::Result<()> {
         let burst = usize::from(self.options.burst);
-        let sends = [0, 1].map(|vm| self.options.dir.sends(vm));
+        let dir = self.options.dir;
         let start = Instant::now();
         let mut pace = rate.map(|rate| Pace::new(rate, burst));
         loop {
@@ -372,13 +380,12 @@ impl<'a> Pair<'a> {
             };
             let mut moved = 0;
             for _ in 0..rounds {
-                for (vm, sends) in self.vms.iter_mut().zip(sends) {
-                    if sends && due > 0 {
+                for (number, vm) in self.vms.iter_mut().enumerate() {
+                    if dir.sends(number) && due > 0 {
                         moved += vm.send(due)?;
                     }
                 }
-                moved += self.vms[1].receive()?;
-                moved += self.vms[0].receive()?;
+                moved += self.receive()?;
             }
             if let Some(pace) = &mut pace {
                 pace.sent(due);
@@ -394,7 +401,8 @@ impl<'a> Pair<'a> {
         let time = Duration::from_secs(self.options.secs);
         let precision = self.options.precision / 100.0;
         let mut search = Search::new(allowed, precision, self.options.rate);
-        let ways = [0, 1].into_iter().filter(|vm| self.options.dir.sends(*vm)).count() as f64;
+        let sends = |vm: &usize| self.options.dir.sends(*vm);
+        let ways = (0..self.vms.len()).filter(sends).count() as f64;
         while let Some(rate) = search.next() {
             self.settle()?;
             self.reset();
@@ -470,7 +478,7 @@ impl<'a> Pair<'a> {
                 self.check_connections()?;
                 continue;
             }
-            let before = self.vms.each_ref().map(|vm| vm.inbox.received);
+            let before = [0, 1].map(|vm| self.vms[vm].inbox.received);
             let mut answered = false;
             loop {
                 self.vms[1].receive()?;
@@ -500,23 +508,28 @@ impl<'a> Pair<'a> {
         }
     }
 
-    fn counts(&self) -> [Counts; 2] {
-        [(0, 1), (1, 0)].map(|(vm, other)| {
-            let (vm, other) = (&self.vms[vm], &self.vms[other]);
+    /// Returns what each VM sent and got.
+    fn counts(&self) -> Vec<Counts> {
+        let of = |(number, vm): (usize, &Vm)| {
+            let others = self.vms.get(peer(number)).map_or(0, |other| other.sent);
             let kicks = vm.nic.tx.kicks() + vm.nic.rx.kicks();
-            Counts { sent: vm.sent, kicks, ..vm.inbox.counts(other.sent) }
-        })
+            Counts { sent: vm.sent, kicks, ..vm.inbox.counts(others) }
+        };
+        self.vms.iter().enumerate().map(of).collect()
     }
 
     fn report(&self, measured: Measured) -> Report {
         let Measured { seconds, latency, found, connections } = measured;
         let options = self.options;
-        let [a, b] = self.counts();
+        let counts = self.counts();
+        let [a, b] =
+            [0, 1].map(|first| counts.iter().copied().skip(first).step_by(2).sum::<Counts>());
         Report {
             size: match &options.pcap {
                 Some(_) => format!("up to {}", options.largest()),
                 None => options.size.to_string(),
             },
+            pairs: self.vms.len() / 2,
             flows: options.flows,
             new_sessions: options.new_sessions,
             dir: format!("{:?}", options.dir).to_lowercase(),
@@ -536,6 +549,15 @@ impl<'a> Pair<'a> {
             a,
             b,
         }
+    }
+}
+
+/// Returns the name of a VM: A or B, and the number of its pair from the second one on.
+fn name(vm: usize) -> String {
+    let letter = if is_client(vm) { "A" } else { "B" };
+    match vm / 2 {
+        0 => letter.to_owned(),
+        pair => format!("{letter} of pair {}", pair + 1),
     }
 }
 

@@ -22,6 +22,11 @@ struct Testpmd {
 
 impl Testpmd {
     fn start(client: bool, mode: &str) -> Testpmd {
+        Testpmd::with(client, mode, &["a", "b"])
+    }
+
+    /// Starts one that forwards between the first two of these ports, the next two, and so on.
+    fn with(client: bool, mode: &str, ports: &[&str]) -> Testpmd {
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::Builder::new().prefix("bench-testpmd-").tempdir().unwrap();
         let log = File::create(dir.path().join("log")).unwrap();
@@ -34,7 +39,7 @@ impl Testpmd {
             .arg(format!("--lcores=(0,1)@(0-{})", processors - 1))
             .args(["--no-pci", "--no-huge", "--no-shconf", "--no-telemetry", "-m", "256"])
             .arg(format!("--file-prefix={}", dir.path().file_name().unwrap().display()))
-            .args([vdev(0, "a"), vdev(1, "b")])
+            .args(ports.iter().enumerate().map(|(n, name)| vdev(n, name)))
             .args(["--", "-i", "--auto-start", "--nb-cores=1", "--total-num-mbufs=16384"])
             .arg(format!("--forward-mode={mode}"))
             .env("RUNTIME_DIRECTORY", dir.path())
@@ -217,6 +222,33 @@ fn a_capture_is_played_in_its_time() {
     let output = testpmd.bench("--pcap /dev/null");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("editcap"), "{output:?}");
+}
+
+#[test]
+fn many_pairs_share_a_switch() {
+    let testpmd = Testpmd::with(false, "io", &["a", "b", "c", "d", "e", "f"]);
+    let sockets =
+        |names: [&str; 3]| names.map(|name| testpmd.socket(name).display().to_string()).join(",");
+    let (a, b) = (sockets(["a", "c", "e"]), sockets(["b", "d", "f"]));
+    for line in ["--verify --dir bidi --rate 3000", "--latency --tcp --flows 100 --rate 3000"] {
+        let line = format!("--json - --warm 0 --secs 1 --wait 60 {line}");
+        let output = bench(a.as_ref(), b.as_ref(), &line);
+        assert!(output.status.success(), "{line}: {output:?}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["pairs"], 3);
+        check(&report, "b", "a");
+        let sent = report["a"]["sent"].as_u64().unwrap();
+        assert!(sent > 3000 && sent <= 9450, "{report}");
+        assert_eq!(report["b"]["strays"], 0, "{report}");
+    }
+    for (a, b, line, why) in [
+        (&a[..], "x", "", "3 sockets of A and 1 of B"),
+        (&a, &b, "--dir ping", "are for one pair, and there are 3"),
+    ] {
+        let output = bench(a.as_ref(), b.as_ref(), line);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(why), "{output:?}");
+    }
 }
 
 #[test]
