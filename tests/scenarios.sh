@@ -16,16 +16,24 @@ build_tests "$LOGS/programs"
 # What waits for a minute of real time and uses none of it runs beside the rest.
 WAITING=(poison::a_vnic_is_released_by_itself layouts::a_commit_is_whole_or_not_at_all
   way_back::a_program_that_fails_gives_the_process_back)
-waiting() {
-  local home program
+# What no child of another test may inherit from.
+ALONE=(holder::who_gives_descriptors_waits_until_they_are_closed)
+apart() { # apart LOG TEST...: in a process of their own
+  local home program log=$LOGS/$1.log
+  shift
   read -r _ home program < <(grep '/scenarios-[^/]*$' "$LOGS/programs")
-  test_in "$home" "$program" --exact --test-threads "${#WAITING[@]}" "${WAITING[@]}" </dev/null &&
-    grep -q "^test result: ok. ${#WAITING[@]} passed" "$LOGS/waiting.log"
+  test_in "$home" "$program" --exact --test-threads $# "$@" >"$log" 2>&1 </dev/null && grep -q "^test result: ok. $# passed" "$log"
+}
+waiting() {
+  local status=0
+  apart waiting "${WAITING[@]}" || status=1
+  apart alone "${ALONE[@]}" || status=1
+  return "$status"
 }
 beside=''
 trap '[ -z "$beside" ] || kill "$beside" 2>/dev/null || true' EXIT
 trap 'exit 130' INT TERM HUP
-waiting >"$LOGS/waiting.log" 2>&1 &
+waiting &
 beside=$!
 ran=0 failed=0
 while read -r _ home program; do
@@ -36,7 +44,7 @@ while read -r _ home program; do
   if [[ ${program##*/} = scenarios-* ]]; then
     # They wait for most of their time.
     skipped=(--exact --test-threads 4)
-    for name in "${WAITING[@]}"; do skipped+=(--skip "$name"); done
+    for name in "${WAITING[@]}" "${ALONE[@]}"; do skipped+=(--skip "$name"); done
   fi
   test_in "$home" "$program" "${skipped[@]}" </dev/null || {
     failed=1
@@ -48,6 +56,6 @@ wait "$beside" || {
   say "failed: repeat with: cargo test -p butterfly-tests --test scenarios"
 }
 beside=''
-cat "$LOGS/waiting.log"
+cat "$LOGS/waiting.log" "$LOGS/alone.log"
 [ "$ran" -gt 0 ] || die "cargo built no test of butterfly-tests"
 [ "$failed" -eq 0 ]
