@@ -33,9 +33,19 @@ verdict() { # verdict NAME STATUS SECONDS [WHAT]: a line of the table
     passed=$((passed + 1))
   else
     failed=$((failed + 1))
+    failures+=("$1")
     line+=$'\n'"    repeat with: make test-$1    log: $LOGS/$1.log"
   fi
   table+=$line$'\n'
+}
+# why NAME: what its log says of the failure: first a failed part's own words, without the backtraces, then its end.
+why() {
+  local log=$LOGS/$1.log
+  printf '\n---- why test-%s failed, from %s\n' "$1" "$log"
+  grep -E -A 3 'panicked at|^error|^test .* FAILED$|FAIL|left behind:|^butterfly' "$log" |
+    grep -v -E '^ +(at |[0-9]+: )|^--$|stack backtrace:|RUST_BACKTRACE|^test .* ok$' | cut -c -300 | head -n 40 || true
+  printf '  [...]\n'
+  tail -n 12 "$log" | cut -c -300 || true
 }
 # beside NAME...: what runs while something else does. A session of its own, because the scheduler shares between sessions first.
 beside() {
@@ -51,7 +61,7 @@ export -f part beside
 MARK=$$-$EPOCHREALTIME
 export LIMIT LOGS MARK
 
-passed=0 failed=0 table=''
+passed=0 failed=0 table='' failures=()
 for together in "$@"; do
   IFS=+ read -ra names <<<"$together"
   first=${names[0]} others=("${names[@]:1}")
@@ -93,6 +103,7 @@ for together in "$@"; do
   done
 done
 
+for name in "${failures[@]}"; do why "$name"; done
 say
 say "$table"
 say "$passed passed, $failed failed"
