@@ -15,6 +15,7 @@ use crate::session::{Shares, Table, Timeouts};
 use crate::world::{
     bindings::Bindings,
     fdb::Fdb,
+    limits::Room,
     rules::Cells,
     snapshot::{Network, Remote, Snapshot, Vnic},
 };
@@ -48,6 +49,8 @@ pub(crate) struct Context<'a> {
     pub notes: &'a TapNotes,
     /// Budget left to the turn. A batch from the uplink has several parts in one turn.
     pub budget: Cell<Budget>,
+    /// Room of the sender, if its sending is limited and the batch begins a turn.
+    pub room: Cell<Option<Room>>,
 }
 
 impl<'a> Context<'a> {

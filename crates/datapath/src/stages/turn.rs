@@ -159,11 +159,18 @@ fn cut(
     let all_mirrors = context.watched.map_or(0, |watched| watched.mirrors()) as u64;
     let own_mirrors = mirrors(context.sender.place.slot);
     let Budget { mut copies, mut visits } = context.budget.get();
+    let mut room = context.room.get();
     let (mut flooded, mut later) = (false, false);
     let mut last = None;
     let mut taken = 0;
     let (frames, metas, exits) = batch.all_parts();
     for (index, (meta, frame)) in metas.iter_mut().zip(frames.frames()).enumerate() {
+        // The first one had room before the batch began.
+        if let Some(room) = &mut room
+            && !room.take(packets(meta, frame.len), frame.len.into())
+        {
+            break;
+        }
         let (cost, rings) = match meta.verdict {
             Verdict::Drop(..) => (0, 0),
             Verdict::Flood { .. } => {

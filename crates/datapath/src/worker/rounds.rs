@@ -549,6 +549,9 @@ impl Worker {
             self.shared.context(&self.snapshot, sender, network, self.id.writer(), &self.notes);
         let budget = Budget::of(size);
         context.budget.set(budget);
+        if sender.rules.limits.from_guest.is_some() {
+            context.room.set(self.room);
+        }
         let batch = Batch::new(frames, &mut self.metas);
         let walked = walk(
             batch,
@@ -591,7 +594,8 @@ fn pause_of(sender: &Vnic) -> u64 {
     limit.map_or(0, |limit| sender.shared.limits.from_guest.wait(limit))
 }
 
-/// Leaves in their ring the frames for which there is no room.
+/// Leaves in their ring the frames for which there is no room, even if each were one packet. The
+/// stages find how many a frame is.
 #[cold]
 #[inline(never)]
 fn keep(frames: &mut Frames<'_>, room: Option<Room>) {

@@ -70,6 +70,7 @@ impl Shared {
             watched: notes.begin(snapshot.selection.as_deref()),
             notes,
             budget: Cell::new(Budget::WHOLE),
+            room: Cell::new(None),
         }
     }
 

@@ -165,6 +165,7 @@ impl<'a> World<'a> {
             watched: None,
             notes: &self.notes,
             budget: std::cell::Cell::new(Budget::UNBOUNDED),
+            room: std::cell::Cell::new(None),
         }
     }
 }
