@@ -97,9 +97,19 @@ impl Vm {
 
     /// Stops the queues and starts them where they were, on the same connection.
     pub fn restart(&mut self) -> Result<[u16; 2], ControlError> {
-        let base = self.connection.stop()?;
-        self.connection.start(&self.guest, &Start { base, ..self.config.start })?;
+        let base = self.stop()?;
+        self.go_on(base)?;
         Ok(base)
+    }
+
+    /// Stops the queues. Returns where they were, receive ring first.
+    pub fn stop(&mut self) -> Result<[u16; 2], ControlError> {
+        self.connection.stop()
+    }
+
+    /// Starts stopped queues at these positions.
+    pub fn go_on(&mut self, base: [u16; 2]) -> Result<(), ControlError> {
+        self.connection.start(&self.guest, &Start { base, ..self.config.start })
     }
 
     /// Loads the guest's driver again with other features (those offered), on the same connection.
