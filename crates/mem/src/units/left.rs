@@ -5,6 +5,7 @@ use std::{
     io,
     os::{fd::AsFd, unix::fs::FileExt},
     path::Path,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -69,6 +70,9 @@ impl Left {
     }
 }
 
+/// Longest wait for the lock of a file that another process has.
+const LOCK_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 1000 });
+
 /// Makes a table of a file's memory.
 pub(super) type Adopt<'a> = &'a dyn Fn(&File) -> Option<Units>;
 
@@ -93,9 +97,7 @@ pub(super) fn clear(
             look(path, None);
             break;
         };
-        if flock(&own, FlockOperation::NonBlockingLockExclusive)
-            == Err(rustix::io::Errno::WOULDBLOCK)
-        {
+        if !lock(&own) {
             return Err(UnitsError::InUse(path.to_owned()));
         }
         // Another one that starts may have removed it before it was locked here, and have put its
@@ -115,6 +117,23 @@ pub(super) fn clear(
     }
     let _ = unlink(path); // if that fails, making ours will, and says why
     Ok(None)
+}
+
+/// Locks a file. Returns false if another process keeps it locked.
+///
+/// A process that was killed while it started another one leaves the lock to that until it runs its
+/// program. On a starved machine that takes longer than the next start of ours.
+fn lock(file: impl AsFd) -> bool {
+    let begun = Instant::now();
+    while flock(&file, FlockOperation::NonBlockingLockExclusive)
+        == Err(rustix::io::Errno::WOULDBLOCK)
+    {
+        if begun.elapsed() > LOCK_PATIENCE {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
 }
 
 fn is_own(file: impl AsFd) -> bool {
