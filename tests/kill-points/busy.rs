@@ -55,6 +55,11 @@ fn socket(dir: &Path, id: &str) -> std::path::PathBuf {
 }
 
 impl Busy {
+    /// Returns how far those are who send control messages.
+    pub fn progress(&self) -> [u64; 2] {
+        [&self.messages, &self.fronts].map(|count| count.load(Relaxed))
+    }
+
     fn goes_on(&self) -> bool {
         !self.stop.load(Relaxed)
     }

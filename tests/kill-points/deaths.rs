@@ -207,10 +207,17 @@ impl World<'_> {
         }
     }
 
-    /// Starts a daemon and stops it in good order.
+    /// Starts a daemon and stops it in good order. Before that all messages that were under way
+    /// are answered: on a starved machine one may be under way in three daemons that die at other
+    /// places, and whoever sends what three daemons die of is cut off.
     fn rest(&mut self) {
         self.host = Host::of(start(self.dir, None));
         self.host.daemon_mut().wait_until_ready();
+        let (before, begun) = (self.busy.progress(), Instant::now());
+        let answered = |busy: &Busy| busy.progress().iter().zip(before).all(|(now, it)| *now > it);
+        while !answered(self.busy) && begun.elapsed() < PATIENCE {
+            self.traffic.turn();
+        }
         self.host.daemon().signal("TERM");
         while !self.host.daemon_mut().has_ended() {
             self.traffic.turn();
