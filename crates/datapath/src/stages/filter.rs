@@ -15,7 +15,7 @@ mod session_of;
 mod share;
 mod slow;
 
-use butterfly_vhost::ring::Slot;
+use butterfly_vhost::ring::{Slot, own_memory};
 
 use crate::engine::{
     batch::{Batch, Exits, Verdict},
@@ -76,6 +76,8 @@ fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
     } else {
         read(batch, context, room, |_, _| context.entry)
     };
+    // What follows touches the table of sessions, not the sender's memory.
+    own_memory();
     if pending.fast {
         hash(batch, context, room);
         find(batch, context, room);

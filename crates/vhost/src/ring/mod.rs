@@ -31,7 +31,7 @@ pub use interrupts::{InterruptReport, Interrupts};
 pub use rx::{NotDelivered, RxRing};
 pub(crate) use split::Split;
 pub use split::{RingError, RingSetup, RingStatus};
-pub use touches::{TouchReport, Touches, look as look_at_workers, meter};
+pub use touches::{TouchReport, Touches, look as look_at_workers, meter, own_memory};
 pub use tx::{Gathered, TxRing};
 
 /// Brings the cache line of `value` closer, for reading.

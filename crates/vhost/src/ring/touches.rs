@@ -227,6 +227,13 @@ pub(super) fn leave() {
     }
 }
 
+/// Records that the caller goes on in memory of the switch's own, until a ring is used again. The
+/// pages of a new session's record are not the machine's, and no large ones if its pages are.
+#[inline(always)]
+pub fn own_memory() {
+    leave();
+}
+
 /// True if faults are counted, and vnics may have to rest.
 #[inline(always)]
 pub(super) fn metering() -> bool {
@@ -493,6 +500,38 @@ mod tests {
             "it is another's page"
         );
         assert_eq!(at(7, Sample { faults: 1010, ..awake }), (None, 1000, 0));
+    }
+
+    #[test]
+    fn faults_in_the_switch_s_own_memory_are_nobody_s() {
+        const OF_GUEST: usize = 64;
+        const OWN: usize = 2000;
+        let len = (OF_GUEST + OWN) * 4096;
+        // SAFETY: a new mapping at an address the kernel chooses, unmapped below.
+        let base = unsafe {
+            use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+            let both = ProtFlags::READ | ProtFlags::WRITE;
+            let base = mmap_anonymous(std::ptr::null_mut(), len, both, MapFlags::PRIVATE).unwrap();
+            madvise(base, len, Advice::LinuxNoHugepage).unwrap();
+            base.cast::<u8>()
+        };
+        // SAFETY: it is within the mapping.
+        let touch = |page: usize| unsafe { base.add(page * 4096).write_volatile(1) };
+        count_from_now();
+        let (of, other) = (fresh(), fresh());
+        enter(&of);
+        (0..OF_GUEST).for_each(touch);
+        own_memory();
+        (OF_GUEST..OF_GUEST + OWN).for_each(touch);
+        enter(&other);
+        leave();
+        // SAFETY: nobody uses it any more.
+        unsafe { rustix::mm::munmap(base.cast(), len) }.unwrap();
+        let (of, other) = (of.report().pages, other.report().pages);
+        assert!(
+            (OF_GUEST as u64..OF_GUEST as u64 + 100).contains(&of) && other < 100,
+            "{of} {other}"
+        );
     }
 
     #[test]
