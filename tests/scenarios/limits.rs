@@ -49,8 +49,8 @@ fn a_limited_sender_gets_its_rate_and_a_sleeping_worker() {
         let used = (host.daemon().cpu_time_of("") - used).as_secs_f64() / seconds;
         (got as f64 / seconds, used)
     };
-    // Others use this machine, too: whoever is kept from it for 10 ms has less. How exact a limit is
-    // without that, tests of the data path know.
+    // Others use this machine, too: whoever is kept from it for 10 ms has less. How exact a limit
+    // is without that, tests of the data path know.
     update(&host, "a --limit-in-packets 2k");
     let (rate, used) = rate_of(&mut a, &mut b, 60);
     println!("{rate:.0} packets/s, {:.1} % of a processor", used * 100.0);

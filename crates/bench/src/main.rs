@@ -3,14 +3,17 @@
 //!
 //! VM A (02:00:00:00:00:01, 10.0.0.1) and VM B (02:00:00:00:00:02, 10.0.0.2) are guests of
 //! [`butterfly_guest_driver`]. Each is on one vhost-user socket of the switch under test, ours or
-//! another. A run has three parts: a paced learning part, in which every flow is seen at least
-//! twice in each direction; a warm-up at the wanted rate; and the measured seconds.
+//! another, or sends and receives through a network interface. A run has three parts: a paced
+//! learning part, in which every flow is seen at least twice in each direction; a warm-up at the
+//! wanted rate; and the measured seconds.
 #![forbid(unsafe_code)]
 
 mod flows;
 mod frames;
 mod histogram;
 mod inbox;
+mod interface;
+mod live;
 mod made;
 mod manual;
 mod options;

@@ -1,10 +1,6 @@
 //! The command line.
 
-use std::{
-    path::{Path, PathBuf},
-    str::FromStr,
-    time::Duration,
-};
+use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use anyhow::{Context, ensure};
 use butterfly_guest_driver::FastConfig;
@@ -32,6 +28,8 @@ Examples:
   butterfly-bench --a a.sock --b b.sock --dir lat
   butterfly-bench --a a.sock --b b.sock --dir ping --svg ping.svg
   butterfly-bench --a a.sock --b b.sock --latency --rate 1000000
+  # From a VM to a network interface, and back
+  butterfly-bench --a a.sock --b dev:eth1 --dir bidi --verify
   # Ten pairs
   butterfly-bench --a $(echo a{0..9} | tr ' ' ,) --b $(echo b{0..9} | tr ' ' ,)
   # What a capture holds, ten times as fast, and every byte verified
@@ -53,12 +51,23 @@ were lost than --max-loss allows.";
 #[command(version, after_help = EXAMPLES, max_term_width = 120)]
 #[command(group(ArgGroup::new("l4").args(["udp", "tcp"])))]
 pub struct Options {
-    /// vhost-user socket of VM A; several, separated by commas, for as many pairs
-    #[arg(long, value_name = "PATH", value_delimiter = ',', required_unless_present = "made")]
-    pub a: Vec<PathBuf>,
-    /// vhost-user socket of VM B; as many as of A
-    #[arg(long, value_name = "PATH", value_delimiter = ',', required_unless_present = "made")]
-    pub b: Vec<PathBuf>,
+    /// vhost-user socket of VM A, or "dev:" and a network interface to send and receive through;
+    /// several, separated by commas, for as many pairs
+    #[arg(
+        long,
+        value_name = "PATH|dev:NAME",
+        value_delimiter = ',',
+        required_unless_present = "made"
+    )]
+    pub a: Vec<End>,
+    /// The same for VM B; as many as of A
+    #[arg(
+        long,
+        value_name = "PATH|dev:NAME",
+        value_delimiter = ',',
+        required_unless_present = "made"
+    )]
+    pub b: Vec<End>,
     /// Make frames in memory, without a switch: the most that a load can be on this processor
     #[arg(long, conflicts_with_all = ["a", "b", "serve"])]
     pub made: bool,
@@ -136,6 +145,10 @@ pub struct Options {
     /// Pace of the learning part in steps per second; 0 leaves it out
     #[arg(long, value_name = "PPS", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
     pub learn: u64,
+    /// Show progress and recent values in one line on standard error that is drawn anew each
+    /// second, instead of a line for each second
+    #[arg(long)]
+    pub live: bool,
     /// Print READY before measuring and wait for a line on standard input
     #[arg(long)]
     pub sync: bool,
@@ -189,6 +202,28 @@ pub struct Options {
     /// Draw the latency, if it is measured, or else the rate over time
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+}
+
+/// Place at which a VM meets what it loads.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum End {
+    /// A vhost-user socket.
+    Socket(PathBuf),
+    /// A network interface.
+    Interface(String),
+}
+
+impl FromStr for End {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<End, String> {
+        match text.strip_prefix("dev:") {
+            Some("") => Err("\"dev:\" wants the name of a network interface".into()),
+            Some(name) => Ok(End::Interface(name.to_owned())),
+            None if text.is_empty() => Err("want a path, or dev:NAME".into()),
+            None => Ok(End::Socket(text.into())),
+        }
+    }
 }
 
 /// Which way frames go.
@@ -267,15 +302,15 @@ impl Options {
             .with_context(|| format!("cannot run on core {core}"))
     }
 
-    /// Returns the sockets in the order of VMs: A and B of each pair.
-    pub fn sockets(&self) -> Vec<&Path> {
-        self.a.iter().zip(&self.b).flat_map(|(a, b)| [a.as_path(), b.as_path()]).collect()
+    /// Returns the ends in the order of VMs: A and B of each pair.
+    pub fn ends(&self) -> Vec<&End> {
+        self.a.iter().zip(&self.b).flat_map(|(a, b)| [a, b]).collect()
     }
 
     /// Checks what concerns several options.
     pub fn check(&self) -> anyhow::Result<()> {
         let (a, b) = (self.a.len(), self.b.len());
-        ensure!(a == b, "{a} sockets of A and {b} of B: each pair has one of both");
+        ensure!(a == b, "{a} ends of A and {b} of B: each pair has one of both");
         ensure!(a <= MAX_PAIRS, "{a} pairs: at most {MAX_PAIRS} are possible");
         let alone = self.connections || matches!(self.dir, Dir::Lat | Dir::Ping);
         ensure!(
@@ -283,6 +318,18 @@ impl Options {
             "--connections, --dir lat and --dir ping are for one pair, and there are {a}"
         );
         Ok(())
+    }
+
+    /// Returns the rings of a VM whose end is an interface: nobody has to agree on them.
+    pub fn plain(&self, largest: usize) -> FastConfig {
+        FastConfig {
+            queue_size: self.queue_size,
+            max_frame: largest,
+            // One byte more than needed, so that a frame that grew is seen to be longer.
+            rx_buffer: (largest + NetHeader::LEN + 1).max(2048),
+            header_apart: false,
+            indirect: false,
+        }
     }
 
     /// Returns the rings of a guest whose largest frame has so many bytes.
@@ -412,6 +459,15 @@ mod tests {
         Options::command().debug_assert();
         let help = Options::command().render_long_help().to_string();
         assert!(help.contains("Examples:") && help.contains("--new-sessions"));
+    }
+
+    #[test]
+    fn ends() {
+        let end = |text: &str| text.parse::<End>();
+        assert_eq!(end("/tmp/a").unwrap(), End::Socket("/tmp/a".into()));
+        assert_eq!(end("dev:eth0").unwrap(), End::Interface("eth0".into()));
+        assert_eq!(end("./dev:eth0").unwrap(), End::Socket("./dev:eth0".into()));
+        assert!(end("dev:").is_err() && end("").is_err());
     }
 
     fn parse(line: &str) -> Result<Options, clap::Error> {

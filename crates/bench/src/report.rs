@@ -49,6 +49,9 @@ pub struct Counts {
     pub duplicated: u64,
     /// Notifications the VM sent to the switch.
     pub kicks: u64,
+    /// Frames that arrived at the VM's interface, for whichever address, and that this host had no
+    /// room for: not the switch's losses.
+    pub missed: u64,
 }
 
 /// Connections of a run.
@@ -87,6 +90,7 @@ impl std::iter::Sum for Counts {
             reordered: sum.reordered + one.reordered,
             duplicated: sum.duplicated + one.duplicated,
             kicks: sum.kicks + one.kicks,
+            missed: sum.missed + one.missed,
         })
     }
 }
@@ -233,6 +237,13 @@ impl Report {
                 )?;
             }
             writeln!(out, " kicks {}", c.kicks)?;
+            if c.missed > 0 {
+                writeln!(
+                    out,
+                    "  VM {name}: this host had no room for {} frames of its interface: the switch did not lose them",
+                    c.missed
+                )?;
+            }
         }
         Ok(())
     }

@@ -12,17 +12,19 @@ use anyhow::{Context, bail, ensure};
 use butterfly_guest_driver::{
     Connection, FastGuest, Listener, Memory, MemoryConfig, Start, fast::BATCH,
 };
-use butterfly_vhost::net::NetHeader;
+use butterfly_vhost::net::{Features, NetHeader};
 
 use crate::{
     frames::{Frames, Kind, Part},
     histogram::{Histogram, Latency},
     inbox::Inbox,
-    options::{Dir, Feature, Options},
+    interface::Interface,
+    live::Live,
+    options::{Dir, End, Feature, Options},
     plot,
     report::{self, Connections, Counts, Report, Second},
     search::{Found, Search},
-    vms::{is_client, peer},
+    vms::{is_client, mac, peer},
     watch::Watch,
 };
 
@@ -37,14 +39,22 @@ const LATENCY_LIMIT: Duration = Duration::from_millis(100);
 /// Rounds of the sending loop between looks at the clock.
 const ROUNDS: usize = 16;
 
+/// Device behind the rings of a VM.
+enum Device {
+    Switch(Connection),
+    Interface(Box<Interface>),
+}
+
 /// One VM.
 struct Vm {
     nic: FastGuest,
-    connection: Connection,
+    device: Device,
     /// Frames that it sends.
     frames: Frames,
     /// Frames the switch took.
     sent: u64,
+    /// Frames that the host of its interface had no room for.
+    missed: u64,
     inbox: Inbox,
     rx_bursts: u64,
     /// Beginning of the clock that frames carry, if they do.
@@ -57,6 +67,13 @@ struct Pair<'a> {
     vms: Vec<Vm>,
     /// Time at which a capture began to be played.
     began: Option<Instant>,
+}
+
+/// How a VM comes to its end.
+enum Meeting<'a> {
+    Listen(Listener),
+    Connect(&'a Path),
+    Open(&'a str),
 }
 
 /// Outcome of the measured part.
@@ -87,10 +104,18 @@ pub fn run(options: &Options) -> anyhow::Result<Report> {
             measured.connections = Some(pair.connect(&mut out)?);
         }
         (Dir::Lat | Dir::Ping, _) => {
-            pair.measure_latency(Duration::from_secs(options.warm))?;
+            let warm = Duration::from_secs(options.warm);
+            pair.measure_latency(warm, &mut Histogram::new(), &mut 0)?;
             synchronise(options, &mut out)?;
-            let time = Duration::from_secs(options.secs);
-            measured.latency = Some(pair.measure_latency(time)?);
+            let (mut times, mut timeouts) = (Histogram::new(), 0);
+            let mut live = Live::begin(options, "us at the median");
+            for _ in 0..options.secs {
+                pair.measure_latency(Duration::from_secs(1), &mut times, &mut timeouts)?;
+                if let Some(live) = &mut live {
+                    live.show(times.latency(timeouts).p50_us);
+                }
+            }
+            measured.latency = Some(times.latency(timeouts));
         }
         (_, Some(allowed)) => {
             pair.load(Duration::from_secs(options.warm), options.rate)?;
@@ -128,6 +153,16 @@ fn synchronise(options: &Options, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 impl Vm {
+    /// A VM that sends and receives through a network interface.
+    fn outside(name: &str, options: &Options, vm: usize) -> anyhow::Result<Vm> {
+        let largest = options.largest();
+        let config = options.plain(largest);
+        let memory = Memory::new(&MemoryConfig::new(config.memory_needed()))?;
+        let nic = FastGuest::new(&memory, Features::VERSION_1, &config)?;
+        let interface = Interface::open(name, &nic, mac(vm), largest)?;
+        Ok(Vm::new(nic, Device::Interface(Box::new(interface)), options, vm))
+    }
+
     fn attach(mut connection: Connection, options: &Options, vm: usize) -> anyhow::Result<Vm> {
         let wanted = options.wanted();
         let features = connection.negotiate(wanted, Connection::usual_protocol())?;
@@ -150,15 +185,46 @@ impl Vm {
         let memory = Memory::new(&if options.huge { memory.huge() } else { memory })?;
         let nic = FastGuest::new(&memory, features, &config)?;
         connection.start(&nic, &Start::default())?;
-        Ok(Vm {
+        Ok(Vm::new(nic, Device::Switch(connection), options, vm))
+    }
+
+    fn new(nic: FastGuest, device: Device, options: &Options, vm: usize) -> Vm {
+        Vm {
             nic,
-            connection,
+            device,
             frames: Frames::new(options, vm, Kind::Data, Part::Learning),
             sent: 0,
+            missed: 0,
             inbox: Inbox::learning(Frames::new(options, peer(vm), Kind::Data, Part::Learning)),
             rx_bursts: 0,
             clock: None,
-        })
+        }
+    }
+
+    /// Has an interface send what is in the transmit ring. A switch does by itself.
+    #[inline]
+    fn flush(&mut self) -> anyhow::Result<()> {
+        match &mut self.device {
+            Device::Switch(_) => Ok(()),
+            Device::Interface(interface) => interface.send(),
+        }
+    }
+
+    /// Counts what an interface brought and this host had no room for.
+    fn count_missed(&mut self) -> anyhow::Result<()> {
+        if let Device::Interface(interface) = &self.device {
+            self.missed += interface.missed()?;
+        }
+        Ok(())
+    }
+
+    /// Has an interface fill the receive ring.
+    #[inline]
+    fn fetch(&mut self) -> anyhow::Result<()> {
+        match &mut self.device {
+            Device::Switch(_) => Ok(()),
+            Device::Interface(interface) => interface.receive(),
+        }
     }
 
     /// Offers up to `max` frames; how many the ring had room for.
@@ -170,12 +236,14 @@ impl Vm {
         }
         let count = self.nic.tx.send(max, |out| frames.fill(&out))?;
         self.sent += count as u64;
+        self.flush()?;
         Ok(count)
     }
 
     /// Takes and checks what arrived; how many frames.
     #[inline]
     fn receive(&mut self) -> anyhow::Result<usize> {
+        self.fetch()?;
         let inbox = &mut self.inbox;
         if let Some(clock) = self.clock {
             inbox.now = clock.elapsed().as_nanos() as u32;
@@ -189,22 +257,25 @@ impl Vm {
 impl<'a> Pair<'a> {
     fn attach(options: &'a Options) -> anyhow::Result<Pair<'a>> {
         options.check()?;
-        let paths = options.sockets();
         // All of them listen before the first one is waited for.
-        let listeners = match options.serve {
-            true => paths.iter().map(Listener::bind).collect::<Result<Vec<_>, _>>()?,
-            false => Vec::new(),
-        };
-        let attach = |(vm, path): (usize, &&Path)| {
-            let connection = match listeners.get(vm) {
-                Some(listener) => listener.accept(options.wait()),
-                None => Connection::connect(path, options.wait()),
+        let prepared = options.ends().into_iter().map(|end| match end {
+            End::Socket(path) if options.serve => Ok(Meeting::Listen(Listener::bind(path)?)),
+            End::Socket(path) => Ok(Meeting::Connect(path)),
+            End::Interface(name) => Ok(Meeting::Open(name)),
+        });
+        let prepared = prepared.collect::<anyhow::Result<Vec<_>>>()?;
+        let attach = |(vm, meeting): (usize, &Meeting<'_>)| {
+            let connection = match meeting {
+                Meeting::Listen(listener) => listener.accept(options.wait()),
+                Meeting::Connect(path) => Connection::connect(path, options.wait()),
+                Meeting::Open(name) => return Vm::outside(name, options, vm),
             };
-            let attached = connection.map_err(Into::into);
-            let attached = attached.and_then(|connection| Vm::attach(connection, options, vm));
-            attached.with_context(|| format!("VM {}", name(vm)))
+            Vm::attach(connection?, options, vm)
         };
-        let vms = paths.iter().enumerate().map(attach).collect::<anyhow::Result<_>>()?;
+        let named = |(vm, meeting): (usize, &Meeting<'_>)| {
+            attach((vm, meeting)).with_context(|| format!("VM {}", name(vm)))
+        };
+        let vms = prepared.iter().enumerate().map(named).collect::<anyhow::Result<_>>()?;
         Ok(Pair { options, vms, began: None })
     }
 
@@ -227,7 +298,9 @@ impl<'a> Pair<'a> {
     fn check_connections(&self) -> anyhow::Result<()> {
         for (number, vm) in self.vms.iter().enumerate() {
             let name = name(number);
-            ensure!(!vm.connection.is_closed(), "the switch closed the connection of VM {name}");
+            if let Device::Switch(connection) = &vm.device {
+                ensure!(!connection.is_closed(), "the switch closed the connection of VM {name}");
+            }
         }
         Ok(())
     }
@@ -310,6 +383,7 @@ impl<'a> Pair<'a> {
             let arrived = self.receive()?;
             let mut held = 0;
             for vm in &mut self.vms {
+                vm.flush()?;
                 vm.nic.tx.reclaim()?;
                 held += vm.nic.tx.outstanding();
             }
@@ -324,7 +398,7 @@ impl<'a> Pair<'a> {
                 last = Instant::now();
             } else if self.counts().iter().all(|counts| counts.lost == 0) || last.elapsed() > QUIET
             {
-                return Ok(());
+                return self.vms.iter_mut().try_for_each(Vm::count_missed);
             }
         }
     }
@@ -338,6 +412,7 @@ impl<'a> Pair<'a> {
             let awaited = Frames::new(self.options, peer(number), kind, Part::Counted);
             vm.inbox = Inbox::new(awaited, self.options.verify);
             vm.sent = 0;
+            vm.missed = 0;
             vm.clock = clock;
         }
     }
@@ -429,6 +504,7 @@ impl<'a> Pair<'a> {
 
     fn measure(&mut self, watch: &Watch, out: &mut dyn Write) -> anyhow::Result<Vec<Second>> {
         self.begin_latency();
+        let mut live = Live::begin(self.options, "Mpps");
         let mut seconds = Vec::new();
         for t in 1..=self.options.secs {
             let before = self.totals();
@@ -448,7 +524,10 @@ impl<'a> Pair<'a> {
                 rx_burst: if bursts > 0.0 { received / bursts } else { 0.0 },
                 valid: shares.are_valid(),
             };
-            second.print(out)?;
+            match &mut live {
+                Some(live) => live.show(second.rx_mpps),
+                None => second.print(out)?,
+            }
             out.flush()?;
             seconds.push(second);
         }
@@ -463,16 +542,20 @@ impl<'a> Pair<'a> {
         })
     }
 
-    /// One frame at a time, from A to B, or to B and back.
-    fn measure_latency(&mut self, time: Duration) -> anyhow::Result<Latency> {
+    /// One frame at a time, from A to B, or to B and back. Adds to `times`, and to the frames that
+    /// did not come.
+    fn measure_latency(
+        &mut self,
+        time: Duration,
+        times: &mut Histogram,
+        timeouts: &mut u64,
+    ) -> anyhow::Result<()> {
         let end = Instant::now() + time;
         let back = self.options.dir == Dir::Ping;
-        let mut times = Histogram::new();
-        let mut timeouts = 0;
         loop {
             let start = Instant::now();
             if start >= end {
-                return Ok(times.latency(timeouts));
+                return Ok(());
             }
             if self.vms[0].send(1)? == 0 {
                 self.check_connections()?;
@@ -498,7 +581,7 @@ impl<'a> Pair<'a> {
                     break;
                 }
                 if took > LATENCY_LIMIT {
-                    timeouts += 1;
+                    *timeouts += 1;
                     self.check_connections()?;
                     // A late frame must not be taken for the next one.
                     self.settle()?;
@@ -513,7 +596,7 @@ impl<'a> Pair<'a> {
         let of = |(number, vm): (usize, &Vm)| {
             let others = self.vms.get(peer(number)).map_or(0, |other| other.sent);
             let kicks = vm.nic.tx.kicks() + vm.nic.rx.kicks();
-            Counts { sent: vm.sent, kicks, ..vm.inbox.counts(others) }
+            Counts { sent: vm.sent, kicks, missed: vm.missed, ..vm.inbox.counts(others) }
         };
         self.vms.iter().enumerate().map(of).collect()
     }

@@ -1,5 +1,6 @@
 //! Copies of the frames that keep an address reachable, and a way to send such frames: for a
-//! control thread.
+//! control thread. Or all frames of an interface, for a generator of load
+//! ([`PacketSocket::of_all`]).
 //!
 //! A packet socket sees the frames that the network interface received and the XDP filter left to
 //! the host. The host gets the same frames: these are copies. The kernel filters them. These pass:
@@ -14,13 +15,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::{
     io::Errno,
-    net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType},
+    net::{
+        AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
+        sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force},
+    },
 };
 
 use crate::{
     Error,
     sys::{self, FilterCode},
 };
+
+/// Bytes that wait in a socket of all frames.
+const ROOM: usize = 32 << 20;
 
 /// A packet socket on one interface.
 #[derive(Debug)]
@@ -33,6 +40,24 @@ impl PacketSocket {
     /// Opens one on the interface with index `interface`, for frames of a VLAN (0: of none). Needs
     /// `CAP_NET_RAW`.
     pub fn open(interface: u32, vlan: u16) -> Result<PacketSocket, Error> {
+        PacketSocket::prepared(interface, |fd| sys::attach_filter(fd, &filter(vlan)))
+    }
+
+    /// Opens one for all frames that arrive on the interface, for whichever address, with room for
+    /// some milliseconds of them. Needs `CAP_NET_RAW`, and for that room `CAP_NET_ADMIN`.
+    pub fn of_all(interface: u32) -> Result<PacketSocket, Error> {
+        PacketSocket::prepared(interface, |fd| {
+            // As much as the host allows, without the capability.
+            set_socket_recv_buffer_size_force(fd, ROOM)
+                .or_else(|_| set_socket_recv_buffer_size(fd, ROOM))?;
+            sys::receive_all(fd, interface)
+        })
+    }
+
+    fn prepared(
+        interface: u32,
+        prepare: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<()>,
+    ) -> Result<PacketSocket, Error> {
         let failed = |error: std::io::Error| {
             Error::failed(format!("cannot open a packet socket on interface {interface}"), error)
                 .help("it needs CAP_NET_RAW")
@@ -41,7 +66,7 @@ impl PacketSocket {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)
             .map_err(|error| failed(error.into()))?;
-        sys::attach_filter(&fd, &filter(vlan)).map_err(failed)?;
+        prepare(fd.as_fd()).map_err(failed)?;
         sys::ignore_outgoing(fd.as_fd()).map_err(failed)?;
         sys::bind_packet(fd.as_fd(), interface).map_err(failed)?;
         Ok(PacketSocket { fd, interface })
@@ -68,6 +93,30 @@ impl PacketSocket {
         let failed =
             |error| Error::failed(format!("cannot send on interface {}", self.interface), error);
         rustix::net::send(&self.fd, frame, SendFlags::DONTWAIT).map(|_| ()).map_err(failed)
+    }
+
+    /// Sends a whole Ethernet frame, unless the interface is too busy to take it now. Returns
+    /// whether it was sent. Never blocks.
+    pub fn offer(&self, frame: &[u8]) -> Result<bool, Error> {
+        match rustix::net::send(&self.fd, frame, SendFlags::DONTWAIT) {
+            Ok(_) => Ok(true),
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => Ok(false),
+            Err(error) => {
+                let failed =
+                    format!("cannot send {} bytes on interface {}", frame.len(), self.interface);
+                Err(Error::failed(failed, error))
+            }
+        }
+    }
+
+    /// Returns how many frames arrived for which the socket had no room, since the last call.
+    pub fn missed(&self) -> Result<u32, Error> {
+        sys::packet_drops(self.fd.as_fd()).map_err(|error| {
+            Error::failed(
+                format!("cannot ask for the losses of interface {}", self.interface),
+                error,
+            )
+        })
     }
 }
 

@@ -209,6 +209,35 @@ pub fn ignore_outgoing(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_option(socket, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &on)
 }
 
+/// Has the interface receive frames for all addresses, as long as this packet socket is open.
+pub fn receive_all(socket: BorrowedFd<'_>, interface: u32) -> io::Result<()> {
+    let request = libc::packet_mreq {
+        mr_ifindex: interface as c_int,
+        mr_type: libc::PACKET_MR_PROMISC as u16,
+        mr_alen: 0,
+        mr_address: [0; 8],
+    };
+    set_option(socket, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
+}
+
+/// Returns how many frames a packet socket had no room for since the last call (packet(7)).
+pub fn packet_drops(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut counts = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+    let mut len = mem::size_of_val(&counts) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `counts`, which has them, and `len`; every
+    // value of them is one of `tpacket_stats`, two numbers.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_STATISTICS,
+            ptr::from_mut(&mut counts).cast(),
+            &mut len,
+        )
+    };
+    if result == 0 { Ok(counts.tp_drops) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Adds or ends a packet socket's membership of a group address, which makes its interface listen
 /// to it. The kernel counts how often one was added, and ends all with the socket.
 pub fn set_membership(

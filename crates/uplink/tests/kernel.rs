@@ -261,3 +261,45 @@ fn groups_are_listened_to_until_left() {
     let error = Groups::open(9999).unwrap().join(group(1)).unwrap_err().to_string();
     assert!(error.contains("listen to 01:00:5e:00:77:01"), "{error}");
 }
+
+/// A socket of all frames counts what it had no room for, whichever address that had.
+#[test]
+fn a_socket_of_all_frames_loses_none_without_a_count() {
+    const SENT: usize = 100_000;
+    let wire = Wire::new("");
+    let mut kernel = Kernel::open().unwrap();
+    let near = PacketSocket::of_all(kernel.interface("wire").unwrap().index).unwrap();
+    wire.far.enter();
+    let far =
+        PacketSocket::of_all(Kernel::open().unwrap().interface("peer").unwrap().index).unwrap();
+    let frame =
+        ethernet(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2])).payload(0x88b5, &[7; 1400]);
+    let mut buffer = [0; 2048];
+    let mut ours = |socket: &PacketSocket| -> Option<bool> {
+        let len = socket.receive(&mut buffer).unwrap()?;
+        Some(buffer[..len] == frame[..])
+    };
+    for _ in 0..SENT {
+        while !far.offer(&frame).unwrap() {
+            std::thread::yield_now();
+        }
+    }
+    let mut received = 0;
+    until("all frames", || {
+        while let Some(ours) = ours(&near) {
+            received += usize::from(ours);
+        }
+        near.receive(&mut [0; 64]).unwrap().is_none()
+    });
+    // What the kernel says of itself on this wire may be among the missed.
+    let missed = near.missed().unwrap() as usize;
+    assert!(missed > 0 && received > 1000, "{missed} missed, {received} received");
+    assert!(
+        (SENT..SENT + 20).contains(&(received + missed)),
+        "{missed} missed, {received} received"
+    );
+    assert_eq!(near.missed().unwrap(), 0, "they are counted once");
+    while let Some(ours) = ours(&far) {
+        assert!(!ours, "what leaves is not seen");
+    }
+}

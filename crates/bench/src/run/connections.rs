@@ -13,6 +13,7 @@ use super::{Pace, Pair, Vm};
 use crate::{
     flows::Ports,
     frames::{Kind, Segments},
+    live::Live,
     report::Connections,
 };
 
@@ -46,13 +47,17 @@ impl Pair<'_> {
             given_up: 0,
         };
         self.connect_for(&mut ends, Duration::from_secs(self.options.warm))?;
+        let mut live = Live::begin(self.options, "thousand connections a second");
         for second in 1..=self.options.secs {
             let before = ends.counts.closed;
             let begin = Instant::now();
             self.connect_for(&mut ends, Duration::from_secs(1))?;
             let closed = (ends.counts.closed - before) as f64 / begin.elapsed().as_secs_f64();
             ends.counts.per_second.push(closed as u64);
-            writeln!(out, "  t={second} {:.3} thousand connections", closed / 1000.0)?;
+            match &mut live {
+                Some(live) => live.show(closed / 1000.0),
+                None => writeln!(out, "  t={second} {:.3} thousand connections", closed / 1000.0)?,
+            }
             out.flush()?;
         }
         // No new ones, until all have ended or nothing comes any more.
@@ -97,6 +102,7 @@ impl Pair<'_> {
                     number += 1;
                     segments[0].fill(&frame, Kind::Open, ports)
                 })?;
+                self.vms[0].flush()?;
                 *next += opened as u64;
                 ends.counts.opened += opened as u64;
             }
@@ -127,6 +133,7 @@ impl Ends {
 
     fn receive(&mut self, at: usize, vm: &mut Vm) -> anyhow::Result<usize> {
         let Ends { segments, waiting, counts, last, .. } = self;
+        vm.fetch()?;
         let came = vm.nic.rx.poll(|frame| {
             let mut head = [0; HEAD];
             let len = frame.read(&mut head);
@@ -161,6 +168,7 @@ impl Ends {
                 segments.fill(&frame, kind, ports)
             })?;
             queue.drain(..sent);
+            vm.flush()?;
             if sent == 0 {
                 break;
             }
