@@ -36,7 +36,7 @@ TEST_PARTS := unit scenarios terminal metrics contract attack link crash guests+
 .DEFAULT_GOAL := build
 # One target after the other, whatever -j says: they install packages and use what the one before built. cargo takes all cores.
 .NOTPARALLEL:
-.PHONY: help setup build test test-long demo bench soak mutation fuzz captures install install-files uninstall deb clean guest \
+.PHONY: help setup build test test-long demo bench compare soak mutation fuzz captures install install-files uninstall deb clean guest \
         test-lint test-unit test-scenarios test-terminal test-guests test-hosts test-tunnel test-dpdk test-instructions test-attack test-link test-crash test-kill-points test-fuzz test-metrics test-contract test-howto test-package
 
 help: ## list the targets
@@ -134,6 +134,10 @@ guest: setup ## build the test guest (kernel and initramfs) in build/guest
 
 bench: setup build ## speed against dpdk-testpmd, as ratios of medians; wants a quiet machine (root)
 	tests/bench/run.sh
+
+compare: setup build ## Butterfly beside testpmd, OVS-DPDK and the kernel, half an hour: writes docs/figures.md; wants a quiet machine (root)
+	@tests/lib/setup.sh compare
+	tests/bench/compare.py
 
 test-long: setup build ## what takes hours: MINUTES=60 each of model, attacker, fuzzing and soak, and the long tests (root)
 	CARGO=$(CARGO) MINUTES=$(MINUTES) tests/long.sh

@@ -4,6 +4,7 @@
 #   setup.sh test    that, and what the tests, the demo and the measurements need
 #   setup.sh lint    that, and cargo-deny, which is built from its source (a minute on two cores)
 #   setup.sh more    what test needs, and what tests need that are no part of `make test`
+#   setup.sh compare what test needs, and the switches that Butterfly is compared with
 # Quiet and quick when nothing is missing. Installing needs root.
 set -euo pipefail
 # shellcheck source=common.sh
@@ -22,6 +23,8 @@ MORE_PACKAGES=(
   systemd-container                                             # the package in a container
 )
 
+COMPARE_PACKAGES=(openvswitch-switch-dpdk nftables)             # apt may start its service; what is measured are private instances
+
 CARGO_DENY=0.20.2 # this version or a later one
 
 packages=("${BUILD_PACKAGES[@]}")
@@ -29,7 +32,8 @@ case ${1:-} in
   build) ;;
   test | lint) packages+=("${TEST_PACKAGES[@]}") ;;
   more) packages+=("${TEST_PACKAGES[@]}" "${MORE_PACKAGES[@]}") ;;
-  *) die "say build, test, lint or more" ;;
+  compare) packages+=("${TEST_PACKAGES[@]}" "${COMPARE_PACKAGES[@]}") ;;
+  *) die "say build, test, lint, more or compare" ;;
 esac
 
 # version_at_least HAVE WANT

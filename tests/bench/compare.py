@@ -1,0 +1,341 @@
+#!/usr/bin/env python3
+"""Butterfly beside testpmd, OVS-DPDK and the kernel: the matrix of docs/figures.md, measured and written from nothing.
+
+  compare.py [--rounds 3] [--secs 3] [--only TEXT] [--out docs/figures]     (make compare)
+
+Each row is measured in rounds, in which all switches of the row take turns. A cell is the median of valid seconds over all rounds: seconds in which the
+generator and the switch's thread each had their core. Writes OUT.md, OUT.json (every second of every run) and OUT.svg.
+What is not installed is left out and named. Needs root, two quiet cores, huge pages, and Debian's packages dpdk, openvswitch-switch-dpdk and nftables.
+"""
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(TESTS / "peers"))
+
+import peers  # noqa: E402
+from host import Bench, Failure, await_quiet, sh  # noqa: E402
+from ovs import Ovs  # noqa: E402
+from switches import Sut, Switch, Testpmd  # noqa: E402
+
+BIN = Path(os.environ.get("BIN") or TESTS.parent / "target/release")
+SCRIPT = TESTS / "peers/butterfly.sh"
+TESTPMD, NORMAL, CT, VXLAN = "testpmd io", "OVS-DPDK", "OVS-DPDK, conntrack", "OVS-DPDK, VXLAN"
+BRIDGE, NFTABLES = "kernel bridge", "kernel bridge, nftables"
+PLAIN, FILTERED, RULES, TUNNEL = "Butterfly", "Butterfly, filtered", "Butterfly, 10,000 rules", "Butterfly, VXLAN, filtered"
+
+
+@dataclass
+class Row:
+    """A load, who gets it, and what is promised: (switch, other, "cycles" or "mpps", "at most" or "at least", bound)."""
+    title: str
+    switches: list
+    load: str = ""
+    size: int = 64
+    flows: int = 1
+    tunnel: str = ""  # direction of a row in which socket B carries VXLAN
+    sessions: int = 0  # size of Butterfly's table of sessions
+    promises: list = field(default_factory=list)
+
+
+def cycles(switch, other, bound):
+    return (switch, other, "cycles", "at most", bound)
+
+
+ROWS = [
+    Row("64 bytes, one flow, not filtered", [TESTPMD, NORMAL, BRIDGE, PLAIN], promises=[cycles(PLAIN, TESTPMD, 0.60)]),
+    Row("1,400 bytes, one flow, not filtered", [TESTPMD, NORMAL, BRIDGE, PLAIN], size=1400, promises=[cycles(PLAIN, TESTPMD, 0.55)]),
+    Row("64 bytes, 1,000 flows, filtered", [TESTPMD, CT, NFTABLES, FILTERED], flows=1000, promises=[cycles(FILTERED, TESTPMD, 0.95)]),
+    Row("64 bytes, 100,000 flows, filtered", [TESTPMD, CT, FILTERED], flows=100_000, promises=[cycles(FILTERED, TESTPMD, 1.1)]),
+    Row("64 bytes, 1,000,000 flows, filtered", [TESTPMD, FILTERED], flows=1_000_000, sessions=4_194_304,
+        promises=[cycles(FILTERED, TESTPMD, 1.8)]),
+    Row("64 bytes, 1,000,000 flows, filtered, the table 95 % full", [TESTPMD, FILTERED], flows=1_000_000, sessions=1_048_576),
+    Row("1,400 bytes, 1,000 flows, filtered", [TESTPMD, CT, FILTERED], size=1400, flows=1000,
+        promises=[cycles(FILTERED, TESTPMD, 0.60)]),
+    Row("64 bytes, 1,000 flows, into VXLAN", [VXLAN, TUNNEL], flows=1000, tunnel="uni", promises=[cycles(TUNNEL, VXLAN, 0.65)]),
+    Row("64 bytes, 1,000 flows, out of VXLAN", [VXLAN, TUNNEL], flows=1000, tunnel="rev", promises=[cycles(TUNNEL, VXLAN, 0.50)]),
+    Row("every frame a new session", [CT, FILTERED, RULES], load="--new-sessions",
+        promises=[(FILTERED, CT, "mpps", "at least", 8.0), (RULES, FILTERED, "mpps", "at least", 1 / 1.3)]),
+]
+
+
+class Kernel(Switch):
+    """The kernel's bridge between two pairs of interfaces, of which the generator has the far ends. Its work is done on the switch's core."""
+    RULESET = """table bridge t {
+  chain forward {
+    type filter hook forward priority 0; policy drop;
+    ct state established,related accept
+    ip saddr 10.0.0.0/24 udp dport 5001-5004 ct state new accept
+%s  }
+}
+"""
+
+    def __init__(self, bench, opts, filtered):
+        super().__init__(bench, opts)
+        self.filtered = filtered
+        self.ns = f"peers-ovs-{os.getpid()}"  # the name that a later run sweeps away, if this one is killed
+        self.sockets = ["dev:a0", "dev:b0"]
+
+    def start(self):
+        self.s.namespaces.append(self.ns)
+        sh("ip", "netns", "add", self.ns)
+        run = lambda *words: sh("ip", "-n", self.ns, *words)
+        run("link", "add", "br0", "type", "bridge")
+        run("link", "set", "br0", "up")
+        for end in "ab":
+            run("link", "add", f"{end}0", "type", "veth", "peer", "name", f"{end}1")
+            run("link", "set", f"{end}1", "master", "br0")
+            for near in (f"{end}0", f"{end}1"):
+                sh("ip", "netns", "exec", self.ns, "sh", "-c",
+                   f"echo 1 >/proc/sys/net/ipv6/conf/{near}/disable_ipv6; ip link set {near} up")
+            # What arrives at the bridge is forwarded by the switch's core.
+            mask = format(1 << self.o.core, "x")
+            sh("ip", "netns", "exec", self.ns, "sh", "-c", f"echo {mask} >/sys/class/net/{end}1/queues/rx-0/rps_cpus")
+        if self.filtered:
+            rules = "".join(f"    ip saddr 10.{1 + n}.0.0/16 tcp dport {n} ct state new accept\n" for n in range(1, 10))
+            made = subprocess.run(["ip", "netns", "exec", self.ns, "nft", "-f", "-"], input=self.RULESET % rules, text=True,
+                                  capture_output=True)
+            if made.returncode:
+                raise Failure(f"this kernel does not track connections of a bridge: {made.stderr.strip()}")
+
+    def threads(self):
+        return []
+
+    def stop(self):
+        if self.ns in self.s.namespaces:
+            sh("ip", "netns", "del", self.ns, check=False)
+            self.s.namespaces.remove(self.ns)
+
+
+def butterfly(bench, mode, *words):
+    """Butterfly as peers.py starts any switch."""
+    argv = ["compare.py", "sut", "--clear-cmd", f"{SCRIPT} mark {{a}}", "--cycles-cmd", f"{SCRIPT} cycles {{a}}"]
+    argv += ["--vxlan"] if mode == "vxlan" else []
+    argv += ["--", str(SCRIPT), mode, "{a}", "{b}", "{core}", *words]
+    return Sut(bench, options(argv))
+
+
+def options(argv):
+    """Options of peers.py."""
+    saved, sys.argv = sys.argv, argv
+    try:
+        return peers.arguments()
+    finally:
+        sys.argv = saved
+
+
+MAKERS = {
+    TESTPMD: lambda bench: Testpmd(bench, bench.opts),
+    NORMAL: lambda bench: Ovs(bench, bench.opts, "normal"),
+    CT: lambda bench: Ovs(bench, bench.opts, "ct"),
+    VXLAN: lambda bench: Ovs(bench, bench.opts, "vxlan"),
+    BRIDGE: lambda bench: Kernel(bench, bench.opts, False),
+    NFTABLES: lambda bench: Kernel(bench, bench.opts, True),
+    PLAIN: lambda bench: butterfly(bench, "run", "0"),
+    FILTERED: lambda bench: butterfly(bench, "filtered", "10"),
+    RULES: lambda bench: butterfly(bench, "filtered", "10000"),
+    TUNNEL: lambda bench: butterfly(bench, "vxlan", "10"),
+}
+
+
+def missing(name):
+    """Why a switch cannot be measured here, or None."""
+    if name in (NORMAL, CT, VXLAN) and not os.path.exists(Ovs.BINARY):
+        return "openvswitch-switch-dpdk is not installed"
+    if name == TESTPMD and not shutil.which("dpdk-testpmd"):
+        return "dpdk is not installed"
+    if name == NFTABLES and not shutil.which("nft"):
+        return "nftables is not installed"
+    return None
+
+
+def generate(bench, switch, row, secs):
+    """Runs butterfly-bench and returns rates of valid seconds, and busy cycles per packet if all of them were."""
+    result = bench.dir / "bench.json"
+    result.unlink(missing_ok=True)
+    command = ["ip", "netns", "exec", switch.ns] if isinstance(switch, Kernel) else []
+    command += [BIN / "butterfly-bench", "--a", switch.sockets[0], "--b", switch.sockets[1], "--size", str(row.size), "--secs", str(secs),
+                "--warm", "1", "--pin", str(bench.opts.gen_core), "--json", result, "--sync", *row.load.split()]
+    command += [] if row.load else ["--flows", str(row.flows), "--order", "random"]
+    command += [] if isinstance(switch, Kernel) else ["--huge"]
+    command += ["--serve"] if switch.generator_serves else []
+    command += [f"--watch-tid={thread}" for thread in switch.threads()]
+    process = bench.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    signal.signal(signal.SIGALRM, lambda *_: process.kill())
+    signal.alarm(60 + secs + row.flows // 20_000)
+    said = []
+    try:
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("READY"):
+                switch.mark()
+                process.stdin.write("\n")
+                process.stdin.flush()
+        process.wait()
+    finally:
+        signal.alarm(0)
+        bench.end(process)
+    if process.returncode or not result.exists():
+        raise Failure(f"butterfly-bench failed: {''.join(said)[-800:]}")
+    seconds = json.loads(result.read_text())["seconds"]
+    valid = [second["rx_mpps"] for second in seconds if second["valid"]]
+    used = switch.cycles()
+    return {"mpps": valid, "cycles": used if len(valid) == len(seconds) else None, "seconds": seconds}
+
+
+def tunnel(bench, make, row, secs):
+    """The same by DPDK's driver, which carries VXLAN at socket B."""
+    with contextlib.ExitStack() as stack:
+        switch = stack.enter_context(make(bench))
+        bench.opts.dir, bench.opts.random, bench.opts.secs = row.tunnel, True, secs
+        data = peers.run_generator(bench, switch, row.flows, row.size)
+        used = switch.cycles()
+    fine = lambda second: min(second["cpu"], second["switch_cpu"]) > peers.VALID_SHARE
+    valid = [second["rx_mpps"] for second in data["seconds"] if fine(second)]
+    return {"mpps": valid, "cycles": used if len(valid) == len(data["seconds"]) else None, "seconds": data["seconds"]}
+
+
+def one(bench, row, name, secs, tries=3):
+    """Measures one switch once, again if not one second was valid."""
+    os.environ["SESSIONS"] = str(row.sessions or "")
+    for _ in range(tries):
+        await_quiet(bench.opts.quiet)
+        if row.tunnel:
+            run = tunnel(bench, MAKERS[name], row, secs)
+        else:
+            with MAKERS[name](bench) as switch:
+                run = generate(bench, switch, row, secs)
+        if run["mpps"]:
+            break
+    rate = f"{statistics.median(run['mpps']):8.3f} Mpps" if run["mpps"] else "no valid second"
+    used = f"{run['cycles']:7.0f} cycles" if run["cycles"] else ""
+    print(f"  {name:<28} {rate} {used}", flush=True)
+    return {"row": row.title, "switch": name, "time": time.strftime("%FT%T%z"), **run}
+
+
+def medians(runs):
+    """Of each row and switch: million frames a second and cycles per packet, or None."""
+    found = {}
+    for run in runs:
+        cell = found.setdefault((run["row"], run["switch"]), {"mpps": [], "cycles": []})
+        cell["mpps"] += run["mpps"]
+        cell["cycles"] += [run["cycles"]] if run["cycles"] else []
+    return {key: {what: statistics.median(all_) if all_ else None for what, all_ in cell.items()} for key, cell in found.items()}
+
+
+def judge(row, found, promise):
+    """A promise with its measured ratio, as cells of a table."""
+    switch, other, what, sense, bound = promise
+    mine, theirs = (found.get((row.title, name), {}).get(what) for name in (switch, other))
+    if not mine or not theirs:
+        return [row.title, f"{switch} / {other}", what, "not measured", f"{sense} {bound:.2f}", "-"]
+    ratio = mine / theirs
+    kept = ratio <= bound if sense == "at most" else ratio >= bound
+    return [row.title, f"{switch} / {other}", what, f"{ratio:.2f}", f"{sense} {bound:.2f}", "yes" if kept else "**no**"]
+
+
+def table(head, lines):
+    """A table in Markdown."""
+    rows = [head, ["---"] * len(head), *lines]
+    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+
+
+def document(rows, found, left_out, machine, rounds, secs):
+    """docs/figures.md."""
+    show = lambda value, spec: "-" if value is None else format(value, spec)
+    cells = []
+    for row in rows:
+        for name in row.switches:
+            cell = found.get((row.title, name))
+            if cell:
+                cells.append([row.title, name, show(cell["mpps"], ".3f"), show(cell["cycles"], ".0f")])
+    judged = [judge(row, found, promise) for row in rows for promise in row.promises]
+    versions = ", ".join(f"{key} {value}" for key, value in machine.items() if value)
+    without = "".join(f"- {name}: {why}\n" for name, why in left_out.items())
+    return (
+        "# Figures\n\nWritten by `make compare`, which starts every switch, loads it with `butterfly-bench` (rows with VXLAN: with DPDK's\n"
+        "driver) and writes this page. Do not edit it. [performance.md](performance.md) says what the figures\nmean.\n\n"
+        f"Medians over the valid seconds of {rounds} rounds of {secs} s, in which the switches took turns, on\n"
+        f"{time.strftime('%F')}. Machine: {versions}.\n\n"
+        + "![Busy cycles per packet of each switch](figures.svg)\n\n"
+        + table(["load", "switch", "million packets a second", "busy cycles per packet"], cells)
+        + "\nThe kernel's work is not counted in cycles. The generator sends and receives through packet sockets\n"
+        + "there, which costs it most of its core: such a row says what both reach together.\n"
+        + "\n## What is promised\n\n"
+        + table(["load", "beside", "of", "measured", "promised", "kept"], judged)
+        + (f"\n## Left out\n\n{without}" if without else "")
+    )
+
+
+def picture(rows, found):
+    """Bars of cycles per packet, as SVG."""
+    bars = [(row.title, name, found[row.title, name]["cycles"]) for row in rows for name in row.switches
+            if found.get((row.title, name), {}).get("cycles")]
+    longest = max((value for _, _, value in bars), default=1)
+    out, y, last = [], 20, None
+    for title, name, value in bars:
+        if title != last:
+            y += 26
+            out.append(f'<text x="10" y="{y}" font-weight="bold">{title}</text>')
+            y, last = y + 8, title
+        width = max(1, round(value / longest * 460))
+        colour = "#2b6cb0" if name.startswith("Butterfly") else "#a0aec0"
+        out.append(f'<rect x="220" y="{y}" width="{width}" height="14" fill="{colour}"/>'
+                   f'<text x="210" y="{y + 11}" text-anchor="end">{name}</text>'
+                   f'<text x="{226 + width}" y="{y + 11}">{value:.0f}</text>')
+        y += 18
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 {y + 20}" font-family="sans-serif" font-size="12">\n'
+            f'<rect width="740" height="{y + 20}" fill="white"/>\n<text x="10" y="20">Busy cycles per packet: less is better</text>\n'
+            + "\n".join(out) + "\n</svg>\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--secs", type=int, default=3)
+    parser.add_argument("--only", default="", help="rows whose title contains this")
+    parser.add_argument("--out", default=TESTS.parent / "docs/figures", type=Path)
+    asked = parser.parse_args()
+    rows = [row for row in ROWS if asked.only in row.title]
+    left_out = {name: why for row in rows for name in row.switches if (why := missing(name))}
+    runs, failed = [], {}
+    try:
+        with Bench(options(["compare.py", "matrix"])) as bench:
+            for number in range(asked.rounds):
+                for row in rows:
+                    print(f"# round {number + 1} of {asked.rounds}: {row.title}", flush=True)
+                    for name in row.switches:
+                        if name in left_out:
+                            continue
+                        try:
+                            runs.append(one(bench, row, name, asked.secs))
+                        except Failure as failure:
+                            print(f"  {name}: {failure}", flush=True)
+                            failed[f"{name}, {row.title}"] = str(failure).splitlines()[0]
+    finally:  # an interrupted comparison still has what it measured
+        found = medians(runs)
+        machine = peers.machine()
+        asked.out.with_suffix(".json").write_text(json.dumps({"machine": machine, "runs": runs}, indent=1) + "\n")
+        asked.out.with_suffix(".md").write_text(document(rows, found, left_out | failed, machine, asked.rounds, asked.secs))
+        asked.out.with_suffix(".svg").write_text(picture(rows, found))
+    print(f"written: {asked.out}.md, .json, .svg")
+    for row in rows:
+        for promise in row.promises:
+            print(" | ".join(judge(row, found, promise)))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Failure as failure:
+        sys.exit(f"error: {failure}")
