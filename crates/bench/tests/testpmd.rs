@@ -243,7 +243,7 @@ fn many_pairs_share_a_switch() {
         assert_eq!(report["b"]["strays"], 0, "{report}");
     }
     for (a, b, line, why) in [
-        (&a[..], "x", "", "3 sockets of A and 1 of B"),
+        (&a[..], "x", "", "3 ends of A and 1 of B"),
         (&a, &b, "--dir ping", "are for one pair, and there are 3"),
     ] {
         let output = bench(a.as_ref(), b.as_ref(), line);
