@@ -18,6 +18,7 @@ use std::{
     path::{Path, PathBuf},
     ptr::NonNull,
     sync::atomic::AtomicU64,
+    time::Duration,
 };
 
 use rustix::{
@@ -84,6 +85,11 @@ pub enum UnitsError {
     File { path: PathBuf, error: io::Error },
 }
 
+/// Longest wait for the lock of a file that is there. A process that was killed while it started
+/// another one leaves its lock to that until it runs its program, which takes longer on a starved
+/// machine than the next start of ours.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
 /// The table. Dropping it removes its file: a process that dies leaves it.
 #[derive(Debug)]
 pub struct Units {
@@ -130,6 +136,16 @@ impl Units {
     pub fn file(
         len: usize,
         name: &str,
+        look: impl FnMut(&Path, Option<&Left>) -> Fate,
+    ) -> Result<Units, UnitsError> {
+        Units::file_within(LOCK_PATIENCE, len, name, look)
+    }
+
+    /// [`Units::file`], with another patience for the lock of a file that is there.
+    fn file_within(
+        patience: Duration,
+        len: usize,
+        name: &str,
         mut look: impl FnMut(&Path, Option<&Left>) -> Fate,
     ) -> Result<Units, UnitsError> {
         let mapped = size(len)?;
@@ -145,7 +161,8 @@ impl Units {
                 let held = Some((path.clone(), OwnedFd::from(file.try_clone().ok()?)));
                 Units::new(base, len, mapped, *memory, held).ok()
             };
-            let found = left::clear(path, &mut look, adopted.is_none().then_some(&adopt))?;
+            let found =
+                left::clear(path, &mut look, adopted.is_none().then_some(&adopt), patience)?;
             adopted = adopted.or(found);
         }
         if let Some(mut units) = adopted {

@@ -70,19 +70,17 @@ impl Left {
     }
 }
 
-/// Longest wait for the lock of a file that another process has.
-const LOCK_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 1000 });
-
 /// Makes a table of a file's memory.
 pub(super) type Adopt<'a> = &'a dyn Fn(&File) -> Option<Units>;
 
 /// Removes the file that a process left at `path` when it died, unless `look` says that it is to
 /// be adopted and `adopt` makes a table of it. Does not look at files of other users: they must
-/// neither be used nor stop a start.
+/// neither be used nor stop a start. Waits up to `patience` for the lock that another process has.
 pub(super) fn clear(
     path: &Path,
     look: &mut dyn FnMut(&Path, Option<&Left>) -> Fate,
     adopt: Option<Adopt<'_>>,
+    patience: Duration,
 ) -> Result<Option<Units>, UnitsError> {
     let flags = OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let open = |access| openat(rustix::fs::CWD, path, flags | access, Mode::empty());
@@ -97,7 +95,7 @@ pub(super) fn clear(
             look(path, None);
             break;
         };
-        if !lock(&own) {
+        if !lock(&own, patience) {
             return Err(UnitsError::InUse(path.to_owned()));
         }
         // Another one that starts may have removed it before it was locked here, and have put its
@@ -119,16 +117,13 @@ pub(super) fn clear(
     Ok(None)
 }
 
-/// Locks a file. Returns false if another process keeps it locked.
-///
-/// A process that was killed while it started another one leaves the lock to that until it runs its
-/// program. On a starved machine that takes longer than the next start of ours.
-fn lock(file: impl AsFd) -> bool {
+/// Locks a file. Returns false if another process keeps it locked for longer than `patience`.
+fn lock(file: impl AsFd, patience: Duration) -> bool {
     let begun = Instant::now();
     while flock(&file, FlockOperation::NonBlockingLockExclusive)
         == Err(rustix::io::Errno::WOULDBLOCK)
     {
-        if begun.elapsed() > LOCK_PATIENCE {
+        if begun.elapsed() >= patience {
             return false;
         }
         std::thread::sleep(Duration::from_millis(1));
