@@ -157,6 +157,16 @@ pub struct Frames<'a> {
     pub(super) kept: &'a mut [[u8; KEPT_MAX]],
 }
 
+/// Bytes of a frame are read that were not needed before: of the sender's memory, if it has a ring.
+#[inline(always)]
+fn read_more_of(ring: &Option<&mut TxRing>) {
+    if touches::metering()
+        && let Some(ring) = ring
+    {
+        touches::enter(&ring.split.touches);
+    }
+}
+
 impl<'a> Frames<'a> {
     /// The first `count` frames of a store that was filled from `ring`.
     pub(super) fn gathered(
@@ -290,6 +300,7 @@ impl<'a> Frames<'a> {
         if want > have
             && let Some(slot) = self.slots.get_mut(index)
         {
+            read_more_of(&self.ring);
             let mut pieces = Pieces::new(self.segs, &frame, have as u32, (want - have) as u32);
             let mut at = have;
             while let Some((ptr, len)) = pieces.next() {
@@ -321,6 +332,7 @@ impl<'a> Frames<'a> {
         }
         let head = usize::from(frame.head_len).min(len);
         room.get_mut(..head)?.copy_from_slice(self.slots.get(index)?.0.get(..head)?);
+        read_more_of(&self.ring);
         let mut pieces = Pieces::new(self.segs, &frame, head as u32, (len - head) as u32);
         let mut at = head;
         while let Some((ptr, piece)) = pieces.next() {
@@ -398,6 +410,7 @@ impl<'a> Frames<'a> {
         else {
             return false;
         };
+        read_more_of(&self.ring);
         let mut at = 0;
         while let Some((ptr, len)) = pieces.next() {
             let len = len as usize;
@@ -417,7 +430,7 @@ impl<'a> Frames<'a> {
     /// Gives the descriptors of all frames back to the guest and shows it, once. Returns how to
     /// interrupt it, if it wants that.
     pub fn release(&mut self) -> Option<Arc<CallFd>> {
-        touches::leave();
+        touches::own_memory();
         let ring = &mut self.ring.take()?.split;
         for frame in &*self.frames {
             ring.push_used(frame.id, 0);

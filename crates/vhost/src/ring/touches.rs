@@ -216,22 +216,16 @@ pub(super) fn outside() {
     if let Some(says) = SAYS.get() {
         says.store(0, Relaxed);
     }
-    leave();
+    own_memory();
 }
 
-/// Records that the worker touches that memory no more.
+/// Records that the worker touches no guest's memory, until it uses a ring or reads more of a
+/// frame. The pages of a new session's record are not the sender's, and no large ones if its are.
 #[inline(always)]
-pub(super) fn leave() {
+pub fn own_memory() {
     if metering() {
         charge_to(None);
     }
-}
-
-/// Records that the caller goes on in memory of the switch's own, until a ring is used again. The
-/// pages of a new session's record are not the machine's, and no large ones if its pages are.
-#[inline(always)]
-pub fn own_memory() {
-    leave();
 }
 
 /// True if faults are counted, and vnics may have to rest.
@@ -524,7 +518,7 @@ mod tests {
         own_memory();
         (OF_GUEST..OF_GUEST + OWN).for_each(touch);
         enter(&other);
-        leave();
+        own_memory();
         // SAFETY: nobody uses it any more.
         unsafe { rustix::mm::munmap(base.cast(), len) }.unwrap();
         let (of, other) = (of.report().pages, other.report().pages);
