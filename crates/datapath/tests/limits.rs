@@ -266,12 +266,13 @@ fn a_limit_that_goes_sets_free_what_waits() {
     host.settle();
     assert_eq!(host.received().unwrap()["b"].len(), 1);
     host.update("a", &policy(Limits::default())).unwrap();
-    let begin = Instant::now();
+    let (begin, idle) = (Instant::now(), worked());
     let mut got = 0;
     while got < 99 && begin.elapsed() < Duration::from_secs(2) {
         host.turn();
         got += host.received().unwrap().get("b").map_or(0, Vec::len);
     }
     assert_eq!(got, 99);
-    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    // Of time in which this thread had a processor: it looks all the time.
+    assert!(worked() - idle < 0.2, "{} s", worked() - idle);
 }
