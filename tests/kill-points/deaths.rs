@@ -215,7 +215,8 @@ impl World<'_> {
         self.host.daemon_mut().wait_until_ready();
         let (before, begun) = (self.busy.progress(), Instant::now());
         let answered = |busy: &Busy| busy.progress().iter().zip(before).all(|(now, it)| *now > it);
-        while !answered(self.busy) && begun.elapsed() < PATIENCE {
+        while !answered(self.busy) {
+            assert!(begun.elapsed() < PATIENCE, "not answered: {:?}\n{}", self.busy, self.log());
             self.traffic.turn();
         }
         self.host.daemon().signal("TERM");
