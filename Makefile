@@ -31,13 +31,13 @@ GENERATED := man/man1/butterfly.1 man/man8/butterflyd.8 man/man1/butterfly-bench
 
 # What `make test` runs, in this order: the quick and the likely to fail first.
 # What is behind a + runs beside what is before it.
-TEST_PARTS := unit scenarios terminal metrics contract attack link crash guests+lint hosts tunnel+instructions+fuzz dpdk
+TEST_PARTS := unit scenarios terminal metrics contract attack link crash guests+lint hosts tunnel+instructions+fuzz dpdk demo
 
 .DEFAULT_GOAL := build
 # One target after the other, whatever -j says: they install packages and use what the one before built. cargo takes all cores.
 .NOTPARALLEL:
 .PHONY: help setup build test test-long demo bench compare soak mutation fuzz captures install install-files uninstall deb clean guest \
-        test-lint test-unit test-scenarios test-terminal test-guests test-hosts test-tunnel test-dpdk test-instructions test-attack test-link test-crash test-kill-points test-fuzz test-metrics test-contract test-howto test-package
+        test-lint test-unit test-scenarios test-terminal test-guests test-hosts test-tunnel test-dpdk test-instructions test-attack test-link test-crash test-demo test-kill-points test-fuzz test-metrics test-contract test-howto test-package
 
 help: ## list the targets
 	@echo 'Variables: KEEP=1 (demo), MINUTES=60 (test-long, soak), DESTDIR PREFIX SYSCONFDIR UNITDIR ZSHDIR (install), BIN=dir with other builds to test.'
@@ -125,6 +125,8 @@ test-attack: setup build ## a hostile guest for 60 seconds (root)
 
 test-fuzz: setup ## replay the fuzzing corpus
 	tests/fuzz/run.sh replay
+
+test-demo: demo ## the demo, which has to go on working (root)
 
 demo: setup build guest ## two hosts with real guests, step by step; KEEP=1 leaves it running (root)
 	@KEEP=$(KEEP) tests/demo/demo.sh
