@@ -240,7 +240,7 @@ tcp a c
 read -r bytes packets < <(on_wire two)
 [ "$packets" -gt "$before_packets" ] || fail "host two got nothing from the wire"
 wire=$(((bytes - before_bytes) / (packets - before_packets)))
-[ "$wire" -gt 1000 ] && [ "$wire" -le 1514 ] || fail "frames of $wire bytes on average are not what the wire carries"
+[[ $wire -gt 1000 && $wire -le 1514 ]] || fail "frames of $wire bytes on average are not what the wire carries"
 [ "$average" -gt 1600 ] || fail "frames of $average bytes on average: c did not get segments joined"
 ok "a to c: $mbit Mbit/s, $wire bytes per frame on the wire, $average on average as c got them"
 knows_mtu a c 1450 || fail "a did not find out that 1450 bytes fit"
