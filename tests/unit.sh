@@ -16,11 +16,13 @@ mkdir -p "$LOGS"
 
 build_tests "$LOGS/programs"
 for package in datapath vhost guest-driver; do grep -q "^$package " "$LOGS/programs" || die "cargo built no test of butterfly-$package"; done
-tests_of() { # tests_of vhost|others: fails if one of them does, after all. Those of the guest's driver wait, too: they belong to vhost's
+# tests_of vhost|bench|others: fails if one of them does, after all. Those of the guest's driver wait, too: they belong to vhost's. Those of the
+# bench measure rates beside a testpmd that polls: nothing else runs then.
+tests_of() {
   local status=0 package home program kind
   while read -r package home program; do
     [ "$home" != "$TESTS" ] || continue # scenarios have a part of their own
-    case $package in vhost | guest-driver) kind=vhost ;; *) kind=others ;; esac
+    case $package in vhost | guest-driver) kind=vhost ;; bench) kind=bench ;; *) kind=others ;; esac
     [ "$1" = "$kind" ] || continue
     test_in "$home" "$program" </dev/null || {
       status=1
@@ -30,8 +32,9 @@ tests_of() { # tests_of vhost|others: fails if one of them does, after all. Thos
   return "$status"
 }
 
-loom() { # built beside the tests, too: nothing else needs cargo meanwhile
+loom() { # built beside the tests, too, of which some are about times: nothing else needs cargo meanwhile
   local home program
+  renice -n 19 "$BASHPID" >/dev/null
   # A stage of its own, in a build of its own.
   "$CARGO" test --workspace ${CI:+--locked} --features butterfly-datapath/every-second --test every_second >"$LOGS/every_second.log" 2>&1 || { cat "$LOGS/every_second.log"; return 1; }
   # What is built on the data path would be built anew with it, for nothing.
@@ -56,5 +59,6 @@ for log in vhost loom; do
   beside=("${beside[@]:1}")
   cat "$LOGS/$log.log"
 done
+tests_of bench || failed=1
 grep -q '^test result: ok. [1-9]' "$LOGS/loom.log" || failed=1 # a filter that matches nothing is "ok" too
 [ "$failed" -eq 0 ]
