@@ -51,7 +51,7 @@ build: ## build target/release/butterflyd, butterfly and butterfly-bench
 	@tests/lib/setup.sh build
 	$(CARGO) build --release $(LOCKED) $(PACKAGES:%=-p %) $(PROGRAMS:%=--bin %)
 
-test: setup build ## all checks and tests, 20 to 40 minutes on two cores (root)
+test: setup build ## all checks and tests, 30 to 45 minutes on two cores (root)
 	@tests/run.sh $(TEST_PARTS)
 
 test-lint: setup ## formatting, clippy and rustdoc without warnings, licences and duplicates of dependencies, shellcheck, imports that go down, unique names
