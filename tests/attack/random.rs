@@ -383,7 +383,7 @@ fn message(vm: &mut Vm, choices: &mut Choices) -> bool {
                 .is_ok();
         }
         // Stops and starts the rings, as a reboot or a migration does.
-        20 => connection.stop().map(drop),
+        20 => connection.stop(1).map(drop),
         21 => connection.start(guest, &butterfly_guest_driver::Start::default()),
         _ => connection.sync(),
     };

@@ -113,7 +113,7 @@ impl Restless {
             Turn::Features => {
                 // As change_features(), but counts the frames that are in the rings when they stop.
                 let Vm { connection, guest, .. } = &mut self.station.vm;
-                connection.stop().unwrap();
+                connection.stop(1).unwrap();
                 while let Some((header, frame)) = guest.recv().unwrap() {
                     self.back.take(header, &frame);
                 }
@@ -388,7 +388,7 @@ fn a_stopped_ring_is_left_alone() {
             // Four ways to stop: disable, ask for the position, replace the memory, reset.
             match round % 4 {
                 0 => connection.enable(0, false).unwrap(),
-                1 => drop(connection.stop().unwrap()),
+                1 => drop(connection.stop(1).unwrap()),
                 2 => connection
                     .set_mem_table(
                         &butterfly_guest_driver::Memory::new(
@@ -411,7 +411,7 @@ fn a_stopped_ring_is_left_alone() {
                 "round {round}: memory was written after the ring had stopped"
             );
             if round % 4 != 1 {
-                let _ = connection.stop();
+                let _ = connection.stop(1);
             }
             guest.reset(guest.features());
             connection.start(guest, &Start::default()).unwrap();

@@ -45,7 +45,7 @@ pub use butterfly_packet::mac::Mac;
 pub use butterfly_vhost::{
     control::{DeviceStatus, Negotiated, Role},
     net::Features,
-    port::Queue,
+    port::{Queue, QueueKind},
     ring::RingStatus,
 };
 pub use checkpoint::moved::{ExportedVnic, Imported, Moved, MovedVnic};

@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use butterfly_vhost::net::Features;
+use butterfly_vhost::{net::Features, port::Queue};
 use rustix::io::retry_on_intr;
 use vhost::{
     VhostBackend, VhostUserMemoryRegionInfo, VringConfigData,
@@ -26,7 +26,6 @@ use vhost::{
 };
 
 use crate::{
-    guest::{RX, TX},
     memory::{Memory, Region},
     queue::QueueLink,
     raw::{self, FrontendReq},
@@ -35,7 +34,7 @@ use crate::{
 pub use dirty::DirtyLog;
 pub use error::ControlError;
 pub use listener::Listener;
-pub use start::{MemoryMessages, Nic, Start};
+pub use start::{MemoryMessages, Nic, Pairs, Positions, Start, positions};
 pub use vhost::vhost_user::VhostUserProtocolFeatures as ProtocolFeatures;
 
 /// Time limit for a reply, unless [`Connection::set_timeout`] says otherwise.
@@ -81,7 +80,7 @@ impl Connection {
     pub fn new(stream: UnixStream) -> Result<Connection, ControlError> {
         let ours = stream.try_clone()?;
         let connection = Connection {
-            frontend: Frontend::from_stream(stream, 2),
+            frontend: Frontend::from_stream(stream, Queue::COUNT as u64),
             stream: ours,
             offered: Features::NONE,
             protocol_offered: ProtocolFeatures::empty(),
@@ -322,11 +321,12 @@ impl Connection {
         if let Some(how) = start.memory {
             self.set_memory(nic.memory(), how)?;
         }
-        for index in [RX, TX] {
+        let queues = 0..2 * nic.pairs();
+        for index in queues.clone() {
             self.set_up_queue(index, nic.link(index), start)?;
         }
         if start.enable {
-            for index in [RX, TX] {
+            for index in queues {
                 self.enable(index, true)?;
             }
         }
@@ -339,12 +339,16 @@ impl Connection {
         asked("GET_VRING_BASE", self.frontend.get_vring_base(index)).map(|base| base as u16)
     }
 
-    /// Stops both queues; their positions, receive first.
-    pub fn stop(&mut self) -> Result<[u16; 2], ControlError> {
-        for index in [RX, TX] {
+    /// Stops the queues of so many pairs. Returns their positions.
+    pub fn stop(&mut self, pairs: usize) -> Result<Positions, ControlError> {
+        let mut positions = [0; Queue::COUNT];
+        for index in 0..2 * pairs {
             self.enable(index, false)?;
         }
-        Ok([self.stop_queue(RX)?, self.stop_queue(TX)?])
+        for (index, position) in positions.iter_mut().enumerate().take(2 * pairs) {
+            *position = self.stop_queue(index)?;
+        }
+        Ok(positions)
     }
 
     /// Hands over a dirty log (LOG_SHMFD).
@@ -364,7 +368,8 @@ impl Connection {
     pub fn set_logging(&mut self, nic: &impl Nic, on: bool) -> Result<(), ControlError> {
         let features = if on { nic.features().with(Features::LOG_ALL) } else { nic.features() };
         self.set_features(features)?;
-        [RX, TX].into_iter().try_for_each(|index| self.set_vring_addr(index, nic.link(index), on))
+        let mut queues = 0..2 * nic.pairs();
+        queues.try_for_each(|index| self.set_vring_addr(index, nic.link(index), on))
     }
 
     /// Resets the device (RESET_DEVICE).

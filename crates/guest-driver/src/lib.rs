@@ -35,7 +35,8 @@ mod tests;
 pub mod vm;
 
 pub use control::{
-    Connection, ControlError, DirtyLog, Listener, MemoryMessages, Nic, ProtocolFeatures, Start,
+    Connection, ControlError, DirtyLog, Listener, MemoryMessages, Nic, Pairs, Positions,
+    ProtocolFeatures, Start, positions,
 };
 pub use fast::{FastConfig, FastGuest};
 pub use guest::{Guest, GuestConfig, GuestStats, RX, Refill, SendError, Shape, TX};

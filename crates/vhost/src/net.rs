@@ -47,6 +47,9 @@ features! {
     MRG_RXBUF = 15, "mrg-rxbuf";
     /// Driver announces itself when it is asked to; QEMU asks after a live migration.
     GUEST_ANNOUNCE = 21, "guest-announce";
+    /// Device has several pairs of queues. The guest says through the control queue, which the
+    /// front end serves, how many it uses.
+    MQ = 22, "mq";
     /// Notify when the ring runs empty even if suppressed (legacy).
     NOTIFY_ON_EMPTY = 24, "notify-on-empty";
     /// Dirty pages are logged (vhost).
@@ -80,6 +83,7 @@ impl Features {
             | Self::HOST_ECN.0
             | Self::MRG_RXBUF.0
             | Self::GUEST_ANNOUNCE.0
+            | Self::MQ.0
             | Self::LOG_ALL.0
             | Self::ANY_LAYOUT.0
             | Self::INDIRECT_DESC.0

@@ -1,4 +1,4 @@
-//! A port: the two rings of one guest, between the control channel that sets them up and the
+//! A port: the pairs of rings of one guest, between the control channel that sets them up and the
 //! workers that use them.
 //!
 //! A thread that touches a guest's memory holds the lock of one of its rings: a worker for a batch,
@@ -6,16 +6,17 @@
 //! table, is out of use when the call returns. Nothing else is needed to wait for workers. The
 //! control channel holds a lock only to exchange what was built before.
 //!
-//! Lock order: the transmit ring of a port, then receive rings in the order of ports' slots.
+//! Lock order: a transmit ring, then receive rings in the order of ports' slots and pairs.
 //! Mirrors, the receive rings to which only copies go, come last, one at a time.
 //!
 //! An epoch that each worker confirms between batches would do, too. The lock needs no worker to be
 //! awake, is not contended within a batch, and shows a reader of the code what it protects.
 
 use std::{
+    fmt,
     os::fd::BorrowedFd,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
@@ -25,30 +26,82 @@ use crate::{
     sigbus,
 };
 
-/// The queue of a virtio-net device without multiqueue (virtio 1.2, 5.1.2).
+/// Most pairs of rings of a device.
+pub const MAX_PAIRS: usize = 16;
+
+/// Kind of a ring, by its direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Queue {
-    /// Queue 0, receiveq1: the switch writes.
+pub enum QueueKind {
+    /// Receives: the switch writes.
     Rx,
-    /// Queue 1, transmitq1: the switch reads.
+    /// Transmits: the switch reads.
     Tx,
 }
 
-impl Queue {
-    /// Returns the queue with this vhost-user index.
-    pub fn from_index(index: u32) -> Option<Queue> {
-        match index {
-            0 => Some(Queue::Rx),
-            1 => Some(Queue::Tx),
-            _ => None,
-        }
-    }
-
+impl QueueKind {
     /// For people.
     pub const fn name(self) -> &'static str {
         match self {
-            Queue::Rx => "rx",
-            Queue::Tx => "tx",
+            QueueKind::Rx => "rx",
+            QueueKind::Tx => "tx",
+        }
+    }
+}
+
+/// A queue of a virtio-net device by its index: pair *n* receives by queue 2*n* and transmits by
+/// queue 2*n* + 1 (virtio 1.2, 5.1.2). Below 2 * [`MAX_PAIRS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Queue(u8);
+
+impl Queue {
+    /// The receive queue of the first pair, of which each device has one.
+    pub const RX: Queue = Queue(0);
+    /// The transmit queue of the first pair.
+    pub const TX: Queue = Queue(1);
+    /// Number of queues.
+    pub const COUNT: usize = 2 * MAX_PAIRS;
+
+    /// Returns the queue with this vhost-user index.
+    pub fn from_index(index: u32) -> Option<Queue> {
+        u8::try_from(index).ok().filter(|index| usize::from(*index) < Queue::COUNT).map(Queue)
+    }
+
+    /// All queues by index.
+    pub fn all() -> impl DoubleEndedIterator<Item = Queue> {
+        (0..Queue::COUNT as u8).map(Queue)
+    }
+
+    /// Index in vhost-user messages.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Number of its pair.
+    pub const fn pair(self) -> usize {
+        self.index() / 2
+    }
+
+    /// Kind.
+    pub const fn kind(self) -> QueueKind {
+        if self.0.is_multiple_of(2) { QueueKind::Rx } else { QueueKind::Tx }
+    }
+
+    /// The other queue of its pair.
+    pub const fn other(self) -> Queue {
+        Queue(self.0 ^ 1)
+    }
+
+    /// Name of its kind, for people.
+    pub const fn name(self) -> &'static str {
+        self.kind().name()
+    }
+}
+
+impl fmt::Display for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pair() {
+            0 => write!(f, "{} ring", self.name()),
+            pair => write!(f, "{} ring of pair {pair}", self.name()),
         }
     }
 }
@@ -60,38 +113,22 @@ impl Queue {
 /// `O_NONBLOCK` and the counter at any moment. So it must never be read, as a read may sleep.
 /// Register it edge-triggered (`EPOLLET`), where every kick is an edge.
 pub trait PortEvents: Send + Sync {
-    /// The transmit ring runs and is enabled now, or is another one than before: look at it once,
-    /// then wait for kicks. Without a kick descriptor it has to be polled now and then. A ring
-    /// that changes is announced by `tx_stopped` and `tx_started`.
-    fn tx_started(&self, kick: Option<BorrowedFd<'_>>);
-    /// The transmit ring stopped or was disabled: `kick` is what the last `tx_started` was given
-    /// and may be closed soon.
-    fn tx_stopped(&self, kick: Option<BorrowedFd<'_>>);
+    /// The transmit ring of a pair runs and is enabled now, or is another one than before: look at
+    /// it once, then wait for kicks. Without a kick descriptor it has to be polled now and then. A
+    /// ring that changes is announced by `tx_stopped` and `tx_started`.
+    fn tx_started(&self, pair: usize, kick: Option<BorrowedFd<'_>>);
+    /// The transmit ring of a pair stopped or was disabled: `kick` is what the last `tx_started`
+    /// was given and may be closed soon.
+    fn tx_stopped(&self, pair: usize, kick: Option<BorrowedFd<'_>>);
 }
 
-/// The rings of one guest.
-pub struct Port {
+/// A pair of rings.
+#[derive(Default)]
+pub struct Pair {
     tx: Mutex<Option<TxRing>>,
     rx: Mutex<Option<RxRing>>,
-    /// The transmit ring runs and is disabled.
-    tx_disabled: AtomicBool,
-    /// The rings are held: nothing is taken from them, and nothing put into them.
-    held: AtomicBool,
-    interrupts: Arc<Interrupts>,
-    touches: Arc<Touches>,
-}
-
-impl Default for Port {
-    fn default() -> Port {
-        Port {
-            tx: Mutex::default(),
-            rx: Mutex::default(),
-            tx_disabled: AtomicBool::new(false),
-            held: AtomicBool::new(false),
-            interrupts: Arc::default(),
-            touches: Touches::new(),
-        }
-    }
+    /// The transmit ring runs, and holds what is to be discarded ([`TxRing::discard`]).
+    tx_stale: AtomicBool,
 }
 
 fn lock<R>(ring: &Mutex<Option<R>>) -> MutexGuard<'_, Option<R>> {
@@ -100,26 +137,21 @@ fn lock<R>(ring: &Mutex<Option<R>>) -> MutexGuard<'_, Option<R>> {
     ring.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Port {
-    /// Cost of interrupting the vnic's guests.
-    pub fn interrupts(&self) -> &Arc<Interrupts> {
-        &self.interrupts
+#[inline(always)]
+fn try_lock<R>(ring: &Mutex<Option<R>>) -> Option<MutexGuard<'_, Option<R>>> {
+    match ring.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
+}
 
-    /// Cost of touching the guests' memory.
-    pub fn touches(&self) -> &Arc<Touches> {
-        &self.touches
-    }
-
+impl Pair {
     /// Returns the transmit ring, if no thread holds it at this moment; `None` inside if there is
     /// none.
     #[inline(always)]
     pub fn try_tx(&self) -> Option<MutexGuard<'_, Option<TxRing>>> {
-        match self.tx.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        try_lock(&self.tx)
     }
 
     /// The transmit ring. Waits for a worker's batch at most.
@@ -136,11 +168,120 @@ impl Port {
     /// Returns the receive ring, if no thread holds it at this moment.
     #[inline(always)]
     pub fn try_rx(&self) -> Option<MutexGuard<'_, Option<RxRing>>> {
-        match self.rx.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
+        try_lock(&self.rx)
+    }
+
+    /// Gives back frames of the transmit ring that are not to be sent. Returns what
+    /// [`TxRing::discard`] does; `None` if the ring does not run, or a thread holds it.
+    pub fn discard(&self) -> Option<(u64, Option<Arc<CallFd>>)> {
+        let mut tx = self.try_tx()?;
+        let ring = tx.as_mut()?;
+        let discarded = ring.discard();
+        self.tx_stale.store(ring.is_stale(), Relaxed);
+        Some(discarded)
+    }
+
+    /// Changes one of its rings, if it runs.
+    fn with_split<T>(&self, kind: QueueKind, change: impl FnOnce(&mut Split) -> T) -> Option<T> {
+        match kind {
+            QueueKind::Tx => lock(&self.tx).as_mut().map(|ring| change(&mut ring.split)),
+            QueueKind::Rx => lock(&self.rx).as_mut().map(|ring| change(&mut ring.split)),
         }
+    }
+
+    fn hold(&self, held: bool) {
+        if let Some(ring) = lock(&self.tx).as_mut() {
+            ring.split.hold(held);
+        }
+        if let Some(ring) = lock(&self.rx).as_mut() {
+            ring.split.hold(held);
+            ring.forget_prepared();
+        }
+    }
+
+    fn holds_poisoned(&self) -> bool {
+        lock(&self.tx).as_ref().is_some_and(TxRing::poisoned)
+            || lock(&self.rx).as_ref().is_some_and(RxRing::poisoned)
+    }
+}
+
+/// The rings of one guest.
+pub struct Port {
+    /// The pair that each device has, where it is found without a look at another line.
+    first: Pair,
+    /// Further pairs of a device with several. Made when the first of their rings starts, and kept.
+    further: [OnceLock<Box<Pair>>; MAX_PAIRS - 1],
+    /// The rings are held: nothing is taken from them, and nothing put into them.
+    held: AtomicBool,
+    interrupts: Arc<Interrupts>,
+    touches: Arc<Touches>,
+}
+
+impl Default for Port {
+    fn default() -> Port {
+        Port {
+            first: Pair::default(),
+            further: Default::default(),
+            held: AtomicBool::new(false),
+            interrupts: Arc::default(),
+            touches: Touches::new(),
+        }
+    }
+}
+
+impl Port {
+    /// Cost of interrupting the vnic's guests.
+    pub fn interrupts(&self) -> &Arc<Interrupts> {
+        &self.interrupts
+    }
+
+    /// Cost of touching the guests' memory.
+    pub fn touches(&self) -> &Arc<Touches> {
+        &self.touches
+    }
+
+    /// A pair of rings; `None` if none of them ever ran.
+    #[inline(always)]
+    pub fn pair(&self, number: usize) -> Option<&Pair> {
+        match number.checked_sub(1) {
+            None => Some(&self.first),
+            Some(further) => self.further.get(further)?.get().map(Box::as_ref),
+        }
+    }
+
+    /// The pairs that there are, with their numbers. The first one is always there.
+    pub fn pairs(&self) -> impl Iterator<Item = (usize, &Pair)> {
+        (0..MAX_PAIRS).filter_map(|number| Some((number, self.pair(number)?)))
+    }
+
+    fn pair_of(&self, queue: Queue) -> &Pair {
+        match queue.pair().checked_sub(1).and_then(|further| self.further.get(further)) {
+            None => &self.first,
+            Some(further) => further.get_or_init(Box::default),
+        }
+    }
+
+    /// Does the work of [`Pair::try_tx`] for the first pair.
+    #[inline(always)]
+    pub fn try_tx(&self) -> Option<MutexGuard<'_, Option<TxRing>>> {
+        self.first.try_tx()
+    }
+
+    /// Does the work of [`Pair::tx`] for the first pair.
+    pub fn tx(&self) -> MutexGuard<'_, Option<TxRing>> {
+        self.first.tx()
+    }
+
+    /// Does the work of [`Pair::rx`] for the first pair.
+    #[inline(always)]
+    pub fn rx(&self) -> MutexGuard<'_, Option<RxRing>> {
+        self.first.rx()
+    }
+
+    /// Does the work of [`Pair::try_rx`] for the first pair.
+    #[inline(always)]
+    pub fn try_rx(&self) -> Option<MutexGuard<'_, Option<RxRing>>> {
+        self.first.try_rx()
     }
 
     /// Starts a ring at `base`, the position the front end gave (SET_VRING_BASE), replacing one
@@ -164,19 +305,20 @@ impl Port {
         }
         split.touches = self.touches.clone();
         split.disarm();
-        match queue {
-            Queue::Tx => {
+        let pair = self.pair_of(queue);
+        match queue.kind() {
+            QueueKind::Tx => {
                 let mut ring = TxRing::new(split);
-                let mut tx = lock(&self.tx);
+                let mut tx = lock(&pair.tx);
                 ring.split.serve(enabled, self.is_held());
                 let old = tx.replace(ring);
-                self.tx_disabled.store(!enabled, Relaxed);
+                pair.tx_stale.store(!enabled, Relaxed);
                 drop(tx);
                 drop(old);
             }
-            Queue::Rx => {
+            QueueKind::Rx => {
                 let mut ring = RxRing::new(split);
-                let mut rx = lock(&self.rx);
+                let mut rx = lock(&pair.rx);
                 ring.split.serve(enabled, self.is_held());
                 let old = rx.replace(ring);
                 drop(rx);
@@ -186,46 +328,51 @@ impl Port {
         Ok(used)
     }
 
-    /// Moves the rings that run to new setups (another memory table, log, features, addresses or
-    /// call descriptor), keeping their positions. `None` leaves a ring as it is; a ring that
-    /// does not run stays stopped. On an error nothing is changed.
-    pub fn replace(&self, tx: Option<&RingSetup>, rx: Option<&RingSetup>) -> Result<(), RingError> {
-        let new_tx = tx.map(|setup| Split::new(setup, 0)).transpose()?;
-        let new_rx = rx.map(|setup| Split::new(setup, 0)).transpose()?.map(RxRing::new);
-        let mut tx = lock(&self.tx);
-        let mut rx = lock(&self.rx);
-        let old_tx = match (tx.as_mut(), new_tx) {
-            (Some(old), Some(mut split)) => {
-                split.take_positions(&old.split);
-                Some(std::mem::replace(old, TxRing::new(split)))
+    /// Moves a ring that runs to a new setup (another memory table, log, features, addresses or
+    /// call descriptor), keeping its position. A ring that does not run stays stopped. On an error
+    /// nothing is changed.
+    pub fn replace(&self, queue: Queue, setup: &RingSetup) -> Result<(), RingError> {
+        let mut split = Split::new(setup, 0)?;
+        let pair = self.pair_of(queue);
+        // Unmapping takes its time: old rings are dropped when no worker may wait any more.
+        match queue.kind() {
+            QueueKind::Tx => {
+                let mut tx = lock(&pair.tx);
+                let old = tx.as_mut().map(|old| {
+                    split.take_positions(&old.split);
+                    std::mem::replace(old, TxRing::new(split))
+                });
+                drop(tx);
+                drop(old);
             }
-            _ => None,
-        };
-        let old_rx = match (rx.as_mut(), new_rx) {
-            (Some(old), Some(mut new)) => {
-                new.split.take_positions(&old.split);
-                new.forget_prepared();
-                Some(std::mem::replace(old, new))
+            QueueKind::Rx => {
+                let mut new = RxRing::new(split);
+                let mut rx = lock(&pair.rx);
+                let old = rx.as_mut().map(|old| {
+                    new.split.take_positions(&old.split);
+                    new.forget_prepared();
+                    std::mem::replace(old, new)
+                });
+                drop(rx);
+                drop(old);
             }
-            _ => None,
-        };
-        // Unmapping takes its time: not while a worker may wait.
-        drop((tx, rx));
-        drop((old_tx, old_rx));
+        }
         Ok(())
     }
 
-    /// SET_VRING_ENABLE.
-    pub fn set_enabled(&self, queue: Queue, enabled: bool) {
-        match queue {
-            Queue::Tx => {
-                if let Some(ring) = lock(&self.tx).as_mut() {
-                    ring.set_enabled(enabled);
-                    self.tx_disabled.store(!enabled, Relaxed);
+    /// SET_VRING_ENABLE. With `stale`, a transmit ring is served only when what it holds was
+    /// discarded: newer frames of the same flows went by other rings while it was disabled.
+    pub fn set_enabled(&self, queue: Queue, enabled: bool, stale: bool) {
+        let pair = self.pair_of(queue);
+        match queue.kind() {
+            QueueKind::Tx => {
+                if let Some(ring) = lock(&pair.tx).as_mut() {
+                    ring.set_enabled(enabled, stale);
+                    pair.tx_stale.store(ring.is_stale(), Relaxed);
                 }
             }
-            Queue::Rx => {
-                if let Some(ring) = lock(&self.rx).as_mut() {
+            QueueKind::Rx => {
+                if let Some(ring) = lock(&pair.rx).as_mut() {
                     ring.split.want(enabled);
                     // Buffers looked at in advance would still be filled.
                     ring.forget_prepared();
@@ -236,17 +383,11 @@ impl Port {
 
     /// Holds the rings, those that there are and later ones, or lets them go. When this returns, no
     /// worker touches the guest's memory through rings that are held. Who lets them go has the
-    /// transmit ring looked at.
+    /// transmit rings looked at.
     pub fn hold(&self, held: bool) {
         self.held.store(held, Relaxed);
         // A ring that starts meanwhile reads it under its lock.
-        if let Some(ring) = lock(&self.tx).as_mut() {
-            ring.split.hold(held);
-        }
-        if let Some(ring) = lock(&self.rx).as_mut() {
-            ring.split.hold(held);
-            ring.forget_prepared();
-        }
+        self.pairs().for_each(|(_, pair)| pair.hold(held));
     }
 
     /// True if the rings are held.
@@ -254,21 +395,15 @@ impl Port {
         self.held.load(Relaxed)
     }
 
-    /// True if the transmit ring runs and is disabled.
-    pub fn is_tx_disabled(&self) -> bool {
-        self.tx_disabled.load(Relaxed)
+    /// Pairs whose transmit ring runs and holds what is to be discarded.
+    pub fn stale(&self) -> impl Iterator<Item = usize> {
+        self.pairs().filter(|(_, pair)| pair.tx_stale.load(Relaxed)).map(|(number, _)| number)
     }
 
     /// SET_VRING_CALL: changes how a ring that runs interrupts its guest.
     pub fn set_call(&self, queue: Queue, call: Option<Arc<CallFd>>) {
-        let old = match queue {
-            Queue::Tx => {
-                lock(&self.tx).as_mut().map(|ring| std::mem::replace(&mut ring.split.call, call))
-            }
-            Queue::Rx => {
-                lock(&self.rx).as_mut().map(|ring| std::mem::replace(&mut ring.split.call, call))
-            }
-        };
+        let change = |split: &mut Split| std::mem::replace(&mut split.call, call);
+        let old = self.pair_of(queue).with_split(queue.kind(), change);
         // Closing takes its time: not while a worker may wait.
         drop(old);
     }
@@ -276,14 +411,15 @@ impl Port {
     /// Stops a ring. Returns its position, for GET_VRING_BASE, or `None` if it did not run. No
     /// worker touches the guest's memory through it any more.
     pub fn stop(&self, queue: Queue) -> Option<u16> {
-        match queue {
-            Queue::Tx => {
-                let old = lock(&self.tx).take();
-                self.tx_disabled.store(false, Relaxed);
+        let pair = self.pair(queue.pair())?;
+        match queue.kind() {
+            QueueKind::Tx => {
+                let old = lock(&pair.tx).take();
+                pair.tx_stale.store(false, Relaxed);
                 old.map(|ring| ring.split.next_used)
             }
-            Queue::Rx => {
-                let old = lock(&self.rx).take();
+            QueueKind::Rx => {
+                let old = lock(&pair.rx).take();
                 old.map(|ring| ring.split.next_used)
             }
         }
@@ -293,32 +429,26 @@ impl Port {
     pub fn poisoned(&self) -> bool {
         // Asked ten times a second for every vnic: usually no worker has to be locked out of a ring
         // for the answer.
-        sigbus::any_poisoned() && self.holds_poisoned()
+        sigbus::any_poisoned() && self.pairs().any(|(_, pair)| pair.holds_poisoned())
     }
 
-    fn holds_poisoned(&self) -> bool {
-        lock(&self.tx).as_ref().is_some_and(TxRing::poisoned)
-            || lock(&self.rx).as_ref().is_some_and(RxRing::poisoned)
-    }
-
-    /// True if the guest broke a ring: it said something impossible, and the ring rests until it is
-    /// set up anew. Never waits; false for a ring that is held at this moment.
-    pub fn broken(&self, queue: Queue) -> bool {
-        match queue {
-            Queue::Tx => self
+    /// True if the guest broke a ring of this kind: it said something impossible, and the ring
+    /// rests until it is set up anew. Never waits, and leaves out rings that are held at this
+    /// moment.
+    pub fn broken(&self, kind: QueueKind) -> bool {
+        let broken = |pair: &Pair| match kind {
+            QueueKind::Tx => pair
                 .try_tx()
                 .is_some_and(|ring| ring.as_ref().is_some_and(|ring| ring.split.broken)),
-            Queue::Rx => self
+            QueueKind::Rx => pair
                 .try_rx()
                 .is_some_and(|ring| ring.as_ref().is_some_and(|ring| ring.split.broken)),
-        }
+        };
+        self.pairs().any(|(_, pair)| broken(pair))
     }
 
     /// For the operator; `None` if the ring does not run.
     pub fn status(&self, queue: Queue) -> Option<RingStatus> {
-        match queue {
-            Queue::Tx => lock(&self.tx).as_ref().map(TxRing::status),
-            Queue::Rx => lock(&self.rx).as_ref().map(RxRing::status),
-        }
+        self.pair(queue.pair())?.with_split(queue.kind(), |split| split.status())
     }
 }

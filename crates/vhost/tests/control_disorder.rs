@@ -133,7 +133,7 @@ fn messages_in_any_order() {
             if step(&bed, &mut connection, &memory, &guest, &mut random).is_err() {
                 break;
             }
-            ran += usize::from(bed.port.status(Queue::Tx).is_some());
+            ran += usize::from(bed.port.status(Queue::TX).is_some());
         }
         work(&bed);
         drop(connection);

@@ -10,7 +10,7 @@ use std::{
 
 use butterfly_guest_driver::{
     Connection, DirtyLog, Guest, GuestConfig, Listener, Memory, MemoryConfig, MemoryMessages,
-    ProtocolFeatures, Start, Vm, VmConfig,
+    ProtocolFeatures, Start, Vm, VmConfig, positions,
     raw::{self, FrontendReq},
 };
 use butterfly_vhost::{
@@ -37,7 +37,10 @@ fn a_device_goes_on_with_what_another_one_left() {
     old.ping(&mut vm, 100);
 
     let exported = old.device().export().unwrap();
-    assert_eq!(exported.state.rings.each_ref().map(|ring| ring.position), [100, 100]);
+    assert_eq!(
+        exported.state.rings.iter().map(|ring| ring.position).collect::<Vec<_>>(),
+        [100, 100]
+    );
     // Positions move on after an export: the used index in guest memory is what counts.
     old.ping(&mut vm, 23);
     old.stop();
@@ -66,8 +69,8 @@ fn a_device_goes_on_with_what_another_one_left() {
     // force.
     let region = vm.guest.memory().add_region(None, 1 << 20).unwrap();
     vm.connection.add_region(&region).unwrap();
-    assert_eq!(vm.connection.queue_num().unwrap(), 2);
-    assert_eq!(vm.restart().unwrap(), [425, 425]);
+    assert_eq!(vm.connection.queue_num().unwrap(), 16);
+    assert_eq!(vm.restart().unwrap(), positions([425, 425]));
     new.ping(&mut vm, 10);
     let _again = new.device().export().unwrap();
     drop(vm);
@@ -106,7 +109,7 @@ fn a_state_is_checked_like_messages() {
     let vm = old.vm(&small());
     type Break = fn(&mut DeviceState);
     let break_it: [(&str, Break); 6] = [
-        ("not offered", |state| state.features = Some(Features(1 << 22))),
+        ("not offered", |state| state.features = Some(Features(1 << 23))),
         ("not offered", |state| state.protocol_features = Some(1 << 9)),
         ("power of two", |state| state.rings[0].size = Some(1000)),
         ("not an eventfd", |state| {
@@ -126,7 +129,7 @@ fn a_state_is_checked_like_messages() {
         let mut new = old.successor();
         let refused = new.resume(exported.connection, exported.state).unwrap_err().to_string();
         assert!(refused.contains(expected), "{refused}");
-        assert!(new.port.status(Queue::Tx).is_none() && new.port.status(Queue::Rx).is_none());
+        assert!(new.port.status(Queue::TX).is_none() && new.port.status(Queue::RX).is_none());
         // What was announced was taken back.
         let announced = new.events.all();
         assert_eq!(announced.len() % 2, 0, "{announced:?}");

@@ -67,7 +67,10 @@ fn the_limit_of_mappings_is_kept_and_a_truncated_memory_is_repaired_at_it() {
     let (bed, vm) = beds.last_mut().unwrap();
     let _ = vm.connection.add_region(&region(&file, 8));
     let reason = bed.events.detached(1);
-    assert!(reason.contains("9 memory regions: beyond 8 each takes one of 600"), "{reason}");
+    assert!(
+        reason.contains("memory regions: 9, pairs of queues: 1; each region beyond 8 takes one"),
+        "{reason}"
+    );
 
     // Then vnics with the usual number, until there is no mapping left.
     let refused = loop {

@@ -4,7 +4,7 @@ use super::{
     kind::Kind,
     note::{Note, counted},
 };
-use butterfly_datapath::{About, Features, Happening, Queue};
+use butterfly_datapath::{About, Features, Happening, QueueKind};
 
 /// Makes the note of an event, for the record and the log.
 pub fn note(about: About<'_>, what: Happening<'_>) -> Note {
@@ -24,7 +24,7 @@ pub fn note(about: About<'_>, what: Happening<'_>) -> Note {
             (Kind::QueuesStopped, "the driver stopped its queues".to_owned())
         }
         Happening::Trouble(why) => (Kind::QueueTrouble, why.to_owned()),
-        Happening::Broken(queue) => (Kind::QueueBroken, broken(queue)),
+        Happening::Broken(kind) => (Kind::QueueBroken, broken(kind)),
         Happening::SlowInterrupts(worst) => (
             Kind::SlowInterrupts,
             format!(
@@ -105,10 +105,10 @@ pub fn note(about: About<'_>, what: Happening<'_>) -> Note {
     Note { nic: about.nic.map(Into::into), vni: about.vni, ..Note::new(kind, text) }
 }
 
-fn broken(queue: Queue) -> String {
+fn broken(kind: QueueKind) -> String {
     format!(
         "the guest's {} queue says something impossible: it rests until the driver sets it up anew",
-        queue.name()
+        kind.name()
     )
 }
 

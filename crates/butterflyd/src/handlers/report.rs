@@ -10,8 +10,8 @@ use butterfly_api::{
     },
 };
 use butterfly_datapath::{
-    DeviceStatus, FdbKind, FdbRow, GuestReport, ReasonInfo, RingStatus, StationState, VnicReport,
-    WorkerReport,
+    DeviceStatus, FdbKind, FdbRow, GuestReport, Queue as RingIndex, ReasonInfo, RingStatus,
+    StationState, VnicReport, WorkerReport,
 };
 use butterfly_model::{Kind, Nic, Vni, canonical};
 use protobuf::MessageField;
@@ -118,7 +118,7 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         protocol_features: attached
             .map(|attached| attached.protocol_feature_names())
             .unwrap_or_default(),
-        queues: queues(device).into(),
+        queues: queues(device),
         memory_regions: memory_regions(device),
         last_detach_reason: detach.map(|detach| detach.reason.clone()),
         last_detach_time: detach.map(|detach| seconds_since_epoch(detach.at)),
@@ -165,12 +165,17 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
     }
 }
 
-fn queues(device: &DeviceStatus) -> [Queue; 2] {
-    let attached = device.attached.as_ref();
-    [
-        queue("rx", device.rx.as_ref(), attached.and_then(|attached| attached.rx_trouble.as_ref())),
-        queue("tx", device.tx.as_ref(), attached.and_then(|attached| attached.tx_trouble.as_ref())),
-    ]
+/// Returns the rings of the first pair, and those of further ones that run or should.
+fn queues(device: &DeviceStatus) -> Vec<Queue> {
+    let trouble = |queue| device.attached.as_ref().and_then(|attached| attached.trouble(queue));
+    let first = [(RingIndex::RX, &device.rx), (RingIndex::TX, &device.tx)];
+    let first = first.map(|(index, ring)| queue(index, ring.as_ref(), trouble(index)));
+    let further = RingIndex::all().filter(|index| index.pair() > 0).filter_map(|index| {
+        let ring = device.further.iter().find(|(of, _)| *of == index).map(|(_, ring)| ring);
+        let trouble = trouble(index);
+        (ring.is_some() || trouble.is_some()).then(|| queue(index, ring, trouble))
+    });
+    first.into_iter().chain(further).collect()
 }
 
 fn memory_regions(device: &DeviceStatus) -> Vec<MemoryRegion> {
@@ -246,9 +251,10 @@ pub(super) fn drops(counted: &[(ReasonInfo, u64)]) -> Vec<Drop> {
     counted.iter().map(drop).collect()
 }
 
-fn queue(name: &str, ring: Option<&RingStatus>, trouble: Option<&String>) -> Queue {
+fn queue(index: RingIndex, ring: Option<&RingStatus>, trouble: Option<&str>) -> Queue {
     Queue {
-        name: Some(name.to_owned()),
+        name: Some(index.name().to_owned()),
+        pair: Some(index.pair() as u32),
         running: Some(ring.is_some()),
         size: ring.map(|ring| ring.size.into()),
         enabled: ring.map(|ring| ring.enabled),
@@ -256,7 +262,7 @@ fn queue(name: &str, ring: Option<&RingStatus>, trouble: Option<&String>) -> Que
         used: ring.map(|ring| ring.used_idx.into()),
         guest_avail: ring.map(|ring| ring.avail_idx.into()),
         broken: ring.map(|ring| ring.broken),
-        trouble: trouble.cloned(),
+        trouble: trouble.map(str::to_owned),
         ..Default::default()
     }
 }

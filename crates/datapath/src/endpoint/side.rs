@@ -79,12 +79,12 @@ struct Link {
 }
 
 impl PortEvents for Link {
-    fn tx_started(&self, kick: Option<std::os::fd::BorrowedFd<'_>>) {
-        self.attachment.tx_started(kick);
+    fn tx_started(&self, pair: usize, kick: Option<std::os::fd::BorrowedFd<'_>>) {
+        self.attachment.tx_started(pair, kick);
     }
 
-    fn tx_stopped(&self, kick: Option<std::os::fd::BorrowedFd<'_>>) {
-        self.attachment.tx_stopped(kick);
+    fn tx_stopped(&self, pair: usize, kick: Option<std::os::fd::BorrowedFd<'_>>) {
+        self.attachment.tx_stopped(pair, kick);
     }
 }
 
@@ -182,7 +182,8 @@ impl EndpointSide {
                     role: *role,
                     path: path.clone(),
                     port,
-                    offered: Features::OFFERED,
+                    // One pair is served.
+                    offered: Features::OFFERED.without(Features::MQ),
                     events: Arc::new(link),
                 };
                 Some(start(config).map_err(std::io::Error::other)?)

@@ -4,7 +4,7 @@ use std::{net::IpAddr, time::Duration};
 
 use butterfly_guest::Times;
 use butterfly_packet::mac::Mac;
-use butterfly_vhost::{net::Features, port::Queue};
+use butterfly_vhost::{net::Features, port::QueueKind};
 
 use crate::engine::reason::ReasonInfo;
 
@@ -55,7 +55,7 @@ pub enum Happening<'a> {
     Trouble(&'a str),
     /// The guest wrote something impossible in this queue. The queue rests until it is set up
     /// again.
-    Broken(Queue),
+    Broken(QueueKind),
     /// Interrupts of the guest were confirmed to be slow; this is the longest signal so far. A
     /// separate thread sends them from now on.
     SlowInterrupts(Duration),

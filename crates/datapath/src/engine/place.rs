@@ -14,15 +14,34 @@ pub(crate) const MAX_SLOTS: u32 = 1 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NetworkRef(pub u32);
 
+/// Most pairs of queues of a vnic.
+pub(crate) const MAX_PAIRS: usize = butterfly_vhost::port::MAX_PAIRS;
+
 /// Origin of frames that a worker polls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PollSource {
-    /// The transmit ring of a vnic.
-    Vnic(PortRef),
+    /// The transmit ring of a pair of a vnic's queues, the first of which is 0.
+    Queue { place: PortRef, pair: u8 },
     /// Frames that arrive from other hosts.
     Uplink,
     /// Frames that have no ring to wait in, and wait in the worker's memory.
     Waiting,
+}
+
+impl PollSource {
+    /// Returns the transmit ring of a vnic's first pair.
+    #[cfg(test)]
+    pub const fn first(place: PortRef) -> PollSource {
+        PollSource::Queue { place, pair: 0 }
+    }
+
+    /// Returns the slot of the vnic, if it is one's.
+    pub const fn slot(self) -> Option<u32> {
+        match self {
+            PollSource::Queue { place, .. } => Some(place.slot),
+            PollSource::Uplink | PollSource::Waiting => None,
+        }
+    }
 }
 
 /// Port that a report is about.

@@ -67,8 +67,8 @@ pub(super) fn attach_rings(
     features: Features,
 ) -> Result<(), Error> {
     let [rx, tx] = setups(guest, features, None)?;
-    port.start(Queue::Rx, &rx, 0, true)?;
-    port.start(Queue::Tx, &tx, 0, true)?;
-    attachment.tx_started(Some(guest.queue(TX).kick_fd().as_fd()));
+    port.start(Queue::RX, &rx, 0, true)?;
+    port.start(Queue::TX, &tx, 0, true)?;
+    attachment.tx_started(0, Some(guest.queue(TX).kick_fd().as_fd()));
     Ok(())
 }

@@ -164,9 +164,10 @@ impl Host {
         )?);
         let [rx, tx] = setups(guest, guest.features(), Some(&log))?;
         let kick = Some(guest.queue(TX).kick_fd().as_fd());
-        attachment.tx_stopped(kick);
-        vnic.shared.port.replace(Some(&tx), Some(&rx))?;
-        attachment.tx_started(kick);
+        attachment.tx_stopped(0, kick);
+        vnic.shared.port.replace(Queue::TX, &tx)?;
+        vnic.shared.port.replace(Queue::RX, &rx)?;
+        attachment.tx_started(0, kick);
         Ok(())
     }
 
@@ -183,9 +184,9 @@ impl Host {
         attached.vnic.shared.driving.store(false, Ordering::Relaxed);
         attached
             .attachment
-            .tx_stopped(attached.guest.as_ref().map(|guest| guest.queue(TX).kick_fd().as_fd()));
-        attached.vnic.shared.port.stop(Queue::Tx);
-        attached.vnic.shared.port.stop(Queue::Rx);
+            .tx_stopped(0, attached.guest.as_ref().map(|guest| guest.queue(TX).kick_fd().as_fd()));
+        attached.vnic.shared.port.stop(Queue::TX);
+        attached.vnic.shared.port.stop(Queue::RX);
         attached.guest.take()
     }
 

@@ -9,11 +9,7 @@ use butterfly_model::Vni;
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::port::Port;
 
-use crate::engine::{
-    counters::Counters,
-    mac::number,
-    place::{MAX_SLOTS, PollSource},
-};
+use crate::engine::{counters::Counters, mac::number, place::MAX_SLOTS};
 use crate::plane::{
     AddError, FIRST_VERSION, Plane,
     attachment::Attachment,
@@ -110,7 +106,7 @@ impl Plane {
         }
         self.settle();
         let worker = self.worker_of(slot);
-        Ok((vnic, Attachment { worker, source: PollSource::Vnic(place) }))
+        Ok((vnic, Attachment { worker, vnic: Some(place) }))
     }
 
     pub(super) fn vnic_state(&self, trunk: bool) -> Arc<VnicShared> {

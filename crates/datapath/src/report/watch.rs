@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use butterfly_vhost::port::Queue;
+use butterfly_vhost::port::QueueKind;
 
 use crate::engine::{
     counters::Counter,
@@ -43,7 +43,7 @@ const WATCHED: usize = 10;
 /// Number of watched counts: the drops, [`Counter::LearnRefused`], and a vnic's costs for workers.
 /// Those are confirmed slow interrupts, rests for first touches, and stalls.
 const COUNTS: usize = WATCHED + 4;
-const QUEUES: [Queue; 2] = [Queue::Rx, Queue::Tx];
+const KINDS: [QueueKind; 2] = [QueueKind::Rx, QueueKind::Tx];
 
 /// Returns the drop reasons that are told as events, besides being counted.
 pub fn watched_drops() -> impl Iterator<Item = ReasonInfo> {
@@ -82,7 +82,7 @@ impl Told {
 #[derive(Default)]
 struct Seen {
     counts: [Told; COUNTS],
-    broken: [bool; QUEUES.len()],
+    broken: [bool; KINDS.len()],
 }
 
 /// Counts and states that were told.
@@ -139,7 +139,7 @@ impl Watch {
         let [.., learn_refused, slow, rests, stalls] = &mut counts;
         *learn_refused = counters.get(Counter::LearnRefused);
         (*slow, *rests, *stalls) = (interrupts.confirmed, touches.rests, touches.stalls);
-        let broken = QUEUES.map(|queue| vnic.shared.port.broken(queue));
+        let broken = KINDS.map(|kind| vnic.shared.port.broken(kind));
         if counts == [0; COUNTS] && broken == [false; 2] && !self.seen.contains_key(&vnic.place) {
             return;
         }
@@ -158,9 +158,9 @@ impl Watch {
             };
             events.happened(about, what);
         }
-        for ((queue, before), broken) in QUEUES.into_iter().zip(&mut seen.broken).zip(broken) {
+        for ((kind, before), broken) in KINDS.into_iter().zip(&mut seen.broken).zip(broken) {
             if broken && !std::mem::replace(before, broken) {
-                events.happened(about, Happening::Broken(queue));
+                events.happened(about, Happening::Broken(kind));
             }
             *before = broken;
         }

@@ -28,12 +28,12 @@ pub(super) struct VnicLink {
 }
 
 impl PortEvents for VnicLink {
-    fn tx_started(&self, kick: Option<BorrowedFd<'_>>) {
-        self.attachment.tx_started(kick);
+    fn tx_started(&self, pair: usize, kick: Option<BorrowedFd<'_>>) {
+        self.attachment.tx_started(pair, kick);
     }
 
-    fn tx_stopped(&self, kick: Option<BorrowedFd<'_>>) {
-        self.attachment.tx_stopped(kick);
+    fn tx_stopped(&self, pair: usize, kick: Option<BorrowedFd<'_>>) {
+        self.attachment.tx_stopped(pair, kick);
     }
 }
 

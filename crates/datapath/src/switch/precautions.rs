@@ -88,7 +88,10 @@ impl Switch {
         vnic.shared.port.hold(false);
         let workers = &self.plane().workers;
         if let Some(worker) = workers.get(vnic.place.slot as usize % workers.len().max(1)) {
-            worker.look_at(PollSource::Vnic(vnic.place));
+            let place = vnic.place;
+            for (pair, _) in vnic.shared.port.pairs() {
+                worker.look_at(PollSource::Queue { place, pair: pair as u8 });
+            }
         }
     }
 

@@ -68,11 +68,11 @@ pub(super) fn housekeeping(
         plane.see_off();
         plane.sample_drops();
         for (_, vnic) in plane.shared.snapshot.load().vnics.iter() {
-            if vnic.shared.port.is_tx_disabled()
-                && let Some(worker) =
-                    plane.workers.get(vnic.place.slot as usize % plane.workers.len().max(1))
+            if let Some(worker) =
+                plane.workers.get(vnic.place.slot as usize % plane.workers.len().max(1))
             {
-                worker.discard(vnic.place);
+                let stale = vnic.shared.port.stale();
+                stale.for_each(|pair| worker.discard(vnic.place, pair));
             }
             if vnic.shared.port.poisoned()
                 && let Some(declared) =

@@ -7,8 +7,8 @@ use std::{
 
 use butterfly_vhost::{
     net::Features,
-    port::{Port, Queue},
-    ring::BATCH,
+    port::{Port, Queue, QueueKind},
+    ring::{BATCH, RingStatus},
 };
 
 use crate::checkpoint::moved::{self, ExportedVnic, Imported, Moved, MovedVnic};
@@ -180,11 +180,14 @@ impl Switch {
     /// was stored, nothing comes again, and the batch may be lost; that leaves no trace.
     pub fn may_come_again(&self) -> u64 {
         let snapshot = self.plane.shared.snapshot.load();
-        let waiting = |port: &Port| {
-            let ring = port.status(Queue::Tx)?;
-            Some(usize::from(ring.avail_idx.wrapping_sub(ring.used_idx)).min(BATCH) as u64)
+        let waiting = |ring: RingStatus| {
+            usize::from(ring.avail_idx.wrapping_sub(ring.used_idx)).min(BATCH) as u64
         };
-        let vnics = snapshot.vnics.iter().filter_map(|(_, vnic)| waiting(&vnic.shared.port));
+        let longest = |port: &Port| {
+            let sending = Queue::all().filter(|queue| queue.kind() == QueueKind::Tx);
+            sending.filter_map(|queue| port.status(queue)).map(waiting).max()
+        };
+        let vnics = snapshot.vnics.iter().filter_map(|(_, vnic)| longest(&vnic.shared.port));
         vnics.max().unwrap_or(0)
     }
 }

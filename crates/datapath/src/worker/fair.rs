@@ -49,6 +49,8 @@ pub(super) struct Account {
     /// True if its next batch may be dear.
     dear: bool,
     uplink: bool,
+    /// True if its vnic has several rings in the poll set: together they have one ring's part.
+    pub divided: bool,
     /// Cycles that one of its frames may cost, and the half-life of the last look at that. Half of
     /// the cycles are forgotten with each half-life.
     price: u32,
@@ -58,12 +60,13 @@ pub(super) struct Account {
 impl Account {
     /// Makes the account of a ring without a history, or of the uplink and its floods that wait.
     fn new(uplink: bool) -> Account {
-        Account { debt: 0, credit: 0, size: WHOLE, dear: false, uplink, price: 0, era: 0 }
+        let (divided, dear) = (false, false);
+        Account { debt: 0, credit: 0, size: WHOLE, dear, uplink, divided, price: 0, era: 0 }
     }
 
     /// Cancels the debt: there are no other rings.
     pub fn settle(&mut self) {
-        *self = Account::new(self.uplink);
+        *self = Account { divided: self.divided, ..Account::new(self.uplink) };
     }
 }
 
@@ -186,12 +189,20 @@ impl Fair {
     /// Returns whether a batch cost more than a part, or batches of this ring did lately.
     #[inline(always)]
     pub fn is_owed(&self, account: &Account, cost: u64) -> bool {
-        cost > self.part || account.size < WHOLE
+        cost > self.part || account.size < WHOLE || account.divided
     }
 
-    /// Charges the cost of a batch to its ring, one of so many.
+    /// Charges the cost of a batch to its ring, one of so many. If `queues` of its vnic are busy, it
+    /// waits as long as if it had served them all.
     #[cold]
-    pub fn owe(&mut self, account: &mut Account, batch: Cost, rings: usize, now: u64) {
+    pub fn owe(
+        &mut self,
+        account: &mut Account,
+        batch: Cost,
+        rings: usize,
+        queues: usize,
+        now: u64,
+    ) {
         let era = self.era(now);
         account.price = account.price.checked_shr(era.wrapping_sub(account.era)).unwrap_or(0);
         account.era = era;
@@ -210,8 +221,9 @@ impl Fair {
             self.spent += cost;
         }
         // Batches that are cheap by themselves owe nothing.
-        if cost > self.part {
-            account.debt = cost.saturating_sub(account.credit);
+        if cost > self.part || queues > 1 {
+            let all = cost.max(self.part).saturating_mul(queues as u64);
+            account.debt = all.saturating_sub(account.credit);
             account.credit = 0;
         }
     }
@@ -255,6 +267,11 @@ mod tests {
     /// frames at a time. Returns the time that each got, in percent, and the longest time that the
     /// first waited.
     fn share(rings: &[(u64, u16)]) -> (Vec<u64>, u64) {
+        share_with(rings, 1)
+    }
+
+    /// Does the work of [`share`], while all but the first ring are of one vnic, `of_one` of them.
+    fn share_with(rings: &[(u64, u16)], of_one: usize) -> (Vec<u64>, u64) {
         let mut fair = Fair::with(1000);
         let mut accounts = vec![Account::new(false); rings.len()];
         let (mut got, mut now, mut last, mut longest) = (vec![0; rings.len()], 0, 0, 0);
@@ -275,8 +292,11 @@ mod tests {
                 }
                 now += cost;
                 got[at] += cost;
+                accounts[at].divided = at > 0 && of_one > 1;
                 if fair.is_owed(&accounts[at], cost) {
-                    fair.owe(&mut accounts[at], batch(cost, frames.into()), rings.len(), now);
+                    let queues = if at == 0 { 1 } else { of_one };
+                    let cost = batch(cost, frames.into());
+                    fair.owe(&mut accounts[at], cost, rings.len(), queues, now);
                 }
             }
             if !moved {
@@ -327,7 +347,7 @@ mod tests {
         let life = HALF_LIFE_US * 1000;
         let mut account = Account::new(false);
         let mut after = |cost: u64, frames: usize, now: u64| {
-            fair.owe(&mut account, batch(cost * 1000, frames), MANY, now);
+            fair.owe(&mut account, batch(cost * 1000, frames), MANY, 1, now);
             account.size
         };
         assert_eq!(after(100, 64, 0), 7);
@@ -359,7 +379,7 @@ mod tests {
             for now in 0..100 {
                 let frames = usize::from(account.size);
                 let cycles = signals + 100 * frames as u64;
-                fair.owe(&mut account, Cost { cycles, signals, frames }, MANY, now);
+                fair.owe(&mut account, Cost { cycles, signals, frames }, MANY, 1, now);
             }
             assert_eq!(account.size, WHOLE, "{signals}");
         }
@@ -367,7 +387,7 @@ mod tests {
         let mut account = Account::new(false);
         for now in 0..100 {
             let frames = usize::from(account.size);
-            fair.owe(&mut account, batch(10_000 + 500 * frames as u64, frames), 2, now);
+            fair.owe(&mut account, batch(10_000 + 500 * frames as u64, frames), 2, 1, now);
         }
         assert_eq!(account.size, WHOLE);
     }
@@ -388,19 +408,30 @@ mod tests {
                     let cost = u64::from(account.size) * 100_000 / 64;
                     spent += cost;
                     let size = account.size;
-                    fair.owe(account, batch(cost, size.into()), MANY, now);
+                    fair.owe(account, batch(cost, size.into()), MANY, 1, now);
                 }
             }
             assert!(spent <= 34 * 13_000, "{silence}: {spent}");
         }
         // One that was dear a moment ago is small, whatever was between.
         let mut account = fair.open(false, now);
-        fair.owe(&mut account, batch(100_000, 8), MANY, now);
+        fair.owe(&mut account, batch(100_000, 8), MANY, 1, now);
         for _ in 0..1000 {
             let size = account.size;
-            fair.owe(&mut account, batch(500, size.into()), MANY, now);
+            fair.owe(&mut account, batch(500, size.into()), MANY, 1, now);
         }
         assert!(account.size <= 1, "{}", account.size);
+    }
+
+    /// A vnic with many queues has what one has that uses a single one.
+    #[test]
+    fn many_queues_get_no_more_than_one() {
+        for (queues, us) in [(15, 5), (15, 3), (4, 10), (2, 20), (15, 1)] {
+            let rings = [&[(us, 64)][..], &vec![(us, 64); queues]].concat();
+            let (got, _) = share_with(&rings, queues);
+            assert!((45..=55).contains(&got[0]), "{queues} queues of {us} us: {got:?}");
+            assert!(got[1..].iter().all(|part| *part >= 45 / queues as u64), "{got:?}");
+        }
     }
 
     #[test]
@@ -408,7 +439,7 @@ mod tests {
         assert_eq!(full(&[200]).0, [100]);
         let mut fair = Fair::with(1000);
         let mut account = Account::new(false);
-        fair.owe(&mut account, batch(10_000_000, 64), MANY, 0);
+        fair.owe(&mut account, batch(10_000_000, 64), MANY, 1, 0);
         let rounds = (1..).find(|_| {
             fair.begin();
             fair.is_due(&mut account, 0)

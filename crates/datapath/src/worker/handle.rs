@@ -10,7 +10,7 @@ use std::{
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
-use crate::engine::place::{PollSource, PortRef};
+use crate::engine::place::{MAX_PAIRS, PollSource, PortRef};
 use crate::engine::writer::{WorkerId, Writer};
 use butterfly_mem::blackbox::Line;
 
@@ -27,8 +27,9 @@ pub(crate) enum Order {
     Started { source: PollSource, kicked: bool },
     /// It stopped.
     Stopped(PollSource),
-    /// The vnic's transmit ring is disabled: frames in it are to be discarded after a while.
-    Discard(PortRef),
+    /// The transmit ring of a pair of the vnic holds frames that are to be discarded, maybe after a
+    /// while.
+    Discard { place: PortRef, pair: u8 },
     /// A ring that was held is let go.
     Look(PollSource),
     /// Complete frames are to be sent in the vnic's name.
@@ -119,7 +120,9 @@ impl Stats {
 
 fn pack(source: PollSource) -> u64 {
     match source {
-        PollSource::Vnic(place) => u64::from(place.slot) << 32 | u64::from(place.incarnation),
+        PollSource::Queue { place, pair } => {
+            u64::from(place.slot) << 36 | u64::from(pair) << 32 | u64::from(place.incarnation)
+        }
         PollSource::Uplink => UPLINK,
         PollSource::Waiting => WAKE, // has no descriptor
     }
@@ -131,7 +134,8 @@ pub(super) fn unpack(data: u64) -> Option<PollSource> {
         WAKE => None,
         UPLINK => Some(PollSource::Uplink),
         _ => {
-            Some(PollSource::Vnic(PortRef { slot: (data >> 32) as u32, incarnation: data as u32 }))
+            let place = PortRef { slot: (data >> 36) as u32, incarnation: data as u32 };
+            Some(PollSource::Queue { place, pair: (data >> 32) as u8 % MAX_PAIRS as u8 })
         }
     }
 }
@@ -209,9 +213,10 @@ impl Handle {
         self.order(Order::Announce { place, frames });
     }
 
-    /// Notes that a vnic's transmit ring is disabled. Housekeeping calls it ten times per second.
-    pub fn discard(&self, place: PortRef) {
-        self.order(Order::Discard(place));
+    /// Notes that a vnic's transmit ring holds what is to be discarded. Housekeeping calls it ten
+    /// times per second.
+    pub fn discard(&self, place: PortRef, pair: usize) {
+        self.order(Order::Discard { place, pair: pair as u8 });
     }
 
     /// Notes that a transmit ring stopped.

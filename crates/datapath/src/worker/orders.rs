@@ -27,21 +27,32 @@ impl Worker {
                     }
                     // The slot's former user may still be there.
                     let same = |polled: &&mut Polled| match (polled.source, source) {
-                        (PollSource::Vnic(old), PollSource::Vnic(new)) => old.slot == new.slot,
+                        (
+                            PollSource::Queue { place: old, pair: old_pair },
+                            PollSource::Queue { place: new, pair: new_pair },
+                        ) => old.slot == new.slot && old_pair == new_pair,
                         (old, new) => old == new,
                     };
                     if let Some(polled) = self.polled.iter_mut().find(same) {
                         if polled.source != source {
+                            let divided = polled.account.divided;
                             polled.account = self.fair.open(false, cpu::tsc());
+                            polled.account.divided = divided;
                         }
                         polled.source = source;
                         polled.flooded = 0;
+                    }
+                    if let PollSource::Queue { place, pair } = source {
+                        self.discard(place, pair);
                     }
                     self.add(source);
                 }
                 Order::Look(source) => self.add(source),
                 Order::Stopped(source) => self.timed.retain(|other| *other != source),
-                Order::Discard(place) => self.discard(place),
+                Order::Discard { place, pair } => {
+                    self.discard(place, pair);
+                    self.add(PollSource::Queue { place, pair });
+                }
                 Order::Announce { place, frames } => {
                     if !self.later.announce(place, frames)
                         && let Some(vnic) = self.snapshot.vnic(place)
@@ -55,14 +66,13 @@ impl Worker {
         self.orders = orders;
     }
 
-    fn discard(&mut self, place: PortRef) {
+    fn discard(&mut self, place: PortRef, pair: u8) {
         let Some(vnic) = self.snapshot.vnic(place) else { return };
-        let Some(mut guard) = vnic.shared.port.try_tx() else { return };
+        let Some(pair) = vnic.shared.port.pair(pair.into()) else { return };
         self.outlet.0.serve(place.slot);
-        let discarded = guard.as_mut().map(|ring| ring.discard());
+        let discarded = pair.discard();
         self.outlet.0.rest();
         let Some((frames, call)) = discarded else { return };
-        drop(guard);
         if let Some(cells) = vnic.shared.counters.of(self.id.writer()).filter(|_| frames > 0) {
             cells.drop(TX_DISABLED, frames);
         }

@@ -6,7 +6,7 @@
 
 use butterfly_mem::cpu;
 
-use crate::engine::place::{MAX_SLOTS, PollSource};
+use crate::engine::place::{MAX_PAIRS, MAX_SLOTS, PollSource};
 
 /// Polling after the last frame where frames come at least as often.
 const OFTEN_US: u64 = 50;
@@ -89,22 +89,60 @@ impl Patience {
     }
 }
 
+/// Habits of pairs beyond a vnic's first. Two pairs may share one, and then have each other's
+/// rhythm.
+const FURTHER: usize = 1 << 16;
+
 /// Habits of all sources.
 pub(super) struct Habits {
+    /// Of vnics' first pairs, by slot.
     vnics: Vec<Habit>,
+    /// Of other pairs, by [`place_of`].
+    further: Vec<Habit>,
+    /// Of each slot, a bit for each pair beyond the first that is polled.
+    polled: Vec<u16>,
+    /// Of each slot with several pairs, the number of those that are busy.
+    busy: Vec<u8>,
     uplink: Habit,
     waiting: Habit,
+}
+
+/// Returns the place of the habit of a pair beyond the first.
+fn place_of(slot: u32, pair: u8) -> usize {
+    (slot as usize * MAX_PAIRS + usize::from(pair)) % FURTHER
 }
 
 impl Habits {
     /// Pages are touched when a vnic uses them.
     pub fn new() -> Habits {
-        Habits { vnics: vec![[0; 2]; MAX_SLOTS as usize], uplink: [0; 2], waiting: [0; 2] }
+        Habits {
+            vnics: vec![[0; 2]; MAX_SLOTS as usize],
+            further: vec![[0; 2]; FURTHER],
+            polled: vec![0; MAX_SLOTS as usize],
+            busy: vec![0; MAX_SLOTS as usize],
+            uplink: [0; 2],
+            waiting: [0; 2],
+        }
+    }
+
+    /// Returns whether pairs of this slot beyond the first are polled.
+    #[inline(always)]
+    pub fn has_further(&self, slot: u32) -> bool {
+        self.polled.get(slot as usize).is_some_and(|polled| *polled != 0)
+    }
+
+    /// Changes the number of a slot's pairs that are busy. Returns it.
+    #[cold]
+    pub fn busy(&mut self, slot: u32, change: i8) -> usize {
+        let Some(busy) = self.busy.get_mut(slot as usize) else { return 0 };
+        *busy = busy.saturating_add_signed(change);
+        (*busy).into()
     }
 
     fn get_mut(&mut self, source: PollSource) -> Option<&mut Habit> {
         match source {
-            PollSource::Vnic(place) => self.vnics.get_mut(place.slot as usize),
+            PollSource::Queue { place, pair: 0 } => self.vnics.get_mut(place.slot as usize),
+            PollSource::Queue { place, pair } => self.further.get_mut(place_of(place.slot, pair)),
             PollSource::Uplink => Some(&mut self.uplink),
             PollSource::Waiting => Some(&mut self.waiting),
         }
@@ -117,6 +155,15 @@ impl Habits {
 
     /// Notes that a source is polled from now on. Returns its rhythm; `None` if it was before.
     pub fn begin(&mut self, source: PollSource) -> Option<Rhythm> {
+        if let PollSource::Queue { place, pair: pair @ 1.. } = source {
+            let polled = self.polled.get_mut(place.slot as usize)?;
+            if *polled >> pair & 1 == 1 {
+                return None;
+            }
+            *polled |= 1 << pair;
+            let [found, twice] = self.get_mut(source)?;
+            return Some(Rhythm { looks: 0, kicked: true, found: *found, gap: *twice >> 1 });
+        }
         let [found, twice] = self.get_mut(source).filter(|[_, twice]| *twice & 1 == 0)?;
         *twice |= 1;
         Some(Rhythm { looks: 0, kicked: true, found: *found, gap: *twice >> 1 })
@@ -126,6 +173,11 @@ impl Habits {
     pub fn end(&mut self, source: PollSource, rhythm: Rhythm) {
         if let Some(habit) = self.get_mut(source) {
             *habit = [rhythm.found, rhythm.gap << 1];
+        }
+        if let PollSource::Queue { place, pair: pair @ 1.. } = source
+            && let Some(polled) = self.polled.get_mut(place.slot as usize)
+        {
+            *polled &= !(1 << pair);
         }
     }
 

@@ -65,6 +65,8 @@ pub(super) struct Polled {
     pub(super) account: Account,
     /// Number of receivers that have the first waiting frame, a flood that takes several turns.
     pub(super) flooded: u32,
+    /// It had frames when it was last looked at. Kept only where its vnic has several queues here.
+    busy: bool,
 }
 
 /// Outcome of a look at all rings.
@@ -298,8 +300,10 @@ impl Worker {
     fn end_pauses(&mut self) {
         let now = cpu::tsc();
         while let Some(slot) = self.pauses.ended(now) {
-            if let Some(vnic) = self.snapshot.vnics.get(slot) {
-                self.add(PollSource::Vnic(vnic.place));
+            let Some(vnic) = self.snapshot.vnics.get(slot) else { continue };
+            let (place, shared) = (vnic.place, vnic.shared.clone());
+            for (pair, _) in shared.port.pairs() {
+                self.add(PollSource::Queue { place, pair: pair as u8 });
             }
         }
     }
@@ -312,10 +316,56 @@ impl Worker {
                 rhythm,
                 likely: u32::MAX,
                 // It may have slept since the last look.
-                account: self.fair.open(!matches!(source, PollSource::Vnic(_)), cpu::tsc()),
+                account: self.fair.open(source.slot().is_none(), cpu::tsc()),
                 flooded: 0,
+                busy: false,
             };
             self.polled.push(polled);
+            self.share_part(source);
+        }
+    }
+
+    /// Marks the queues of a vnic that is polled by several, after one came or went.
+    #[inline(always)]
+    fn share_part(&mut self, source: PollSource) {
+        if let PollSource::Queue { place, pair } = source
+            && (pair > 0 || self.habits.has_further(place.slot))
+        {
+            self.divide_part(place.slot);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn divide_part(&mut self, slot: u32) {
+        let divided = self.habits.has_further(slot);
+        for polled in &mut self.polled {
+            if polled.source.slot() == Some(slot) {
+                polled.account.divided = divided;
+            }
+        }
+    }
+
+    /// Returns how many queues of this one's vnic are busy. This one is.
+    fn busy_queues(&mut self, at: usize) -> usize {
+        let Some(polled) = self.polled.get_mut(at) else { return 1 };
+        let Some(slot) = polled.source.slot().filter(|_| polled.account.divided) else { return 1 };
+        if !std::mem::replace(&mut polled.busy, true) {
+            self.habits.busy(slot, 1);
+        }
+        self.habits.busy(slot, 0).max(1)
+    }
+
+    /// Notes that a queue is not busy any more.
+    #[inline(always)]
+    fn no_more_busy(&mut self, at: usize) {
+        if let Some(polled) = self.polled.get_mut(at)
+            && polled.busy
+        {
+            polled.busy = false;
+            polled.source.slot().into_iter().for_each(|slot| {
+                self.habits.busy(slot, -1);
+            });
         }
     }
 
@@ -375,7 +425,10 @@ impl Worker {
                     true
                 }
                 Looked::Held => true,
-                Looked::Empty => self.stays_though_empty(at),
+                Looked::Empty => {
+                    self.no_more_busy(at);
+                    self.stays_though_empty(at)
+                }
                 Looked::Gone | Looked::Limited => false,
             };
             if !self.calls.is_empty() {
@@ -392,8 +445,10 @@ impl Worker {
                 at += 1;
             } else {
                 self.bill.looked();
+                self.no_more_busy(at);
                 let left = self.polled.swap_remove(at);
                 self.habits.end(left.source, left.rhythm);
+                self.share_part(left.source);
             }
         }
         match (moved, waiting) {
@@ -435,9 +490,10 @@ impl Worker {
             longest.store(cost.cycles, Ordering::Relaxed);
         }
         let rings = self.polled.len();
+        let queues = self.busy_queues(at);
         match self.polled.get_mut(at) {
             Some(polled) if rings == 1 => polled.account.settle(),
-            Some(polled) => self.fair.owe(&mut polled.account, cost, rings, now),
+            Some(polled) => self.fair.owe(&mut polled.account, cost, rings, queues, now),
             None => {}
         }
     }
@@ -466,9 +522,10 @@ impl Worker {
         if polled.rhythm.miss(self.now, &self.patience) {
             return true;
         }
-        let PollSource::Vnic(place) = polled.source else { return self.uplink_stays() };
+        let PollSource::Queue { place, pair } = polled.source else { return self.uplink_stays() };
         let Some(vnic) = self.snapshot.vnic(place) else { return false };
-        let Some(mut ring) = vnic.shared.port.try_tx() else { return true };
+        let Some(pair) = vnic.shared.port.pair(pair.into()) else { return false };
+        let Some(mut ring) = pair.try_tx() else { return true };
         let Some(ring) = ring.as_mut() else { return false };
         if ring.arm() {
             return false;
@@ -483,13 +540,14 @@ impl Worker {
     fn serve(&mut self, at: usize) -> Looked {
         let Some(polled) = self.polled.get_mut(at) else { return Looked::Gone };
         let size = polled.account.size;
-        let place = match polled.source {
-            PollSource::Vnic(place) => place,
+        let (place, pair) = match polled.source {
+            PollSource::Queue { place, pair } => (place, pair),
             PollSource::Uplink => return self.serve_uplink(at, size),
             PollSource::Waiting => return self.serve_later(size),
         };
         let Some(sender) = self.snapshot.vnic(place) else { return Looked::Gone };
-        let Some(mut guard) = sender.shared.port.try_tx() else { return Looked::Held };
+        let Some(pair) = sender.shared.port.pair(pair.into()) else { return Looked::Gone };
+        let Some(mut guard) = pair.try_tx() else { return Looked::Held };
         let Some(ring) = guard.as_mut() else { return Looked::Gone };
         let n = match ring.available() {
             None => return Looked::Gone,
@@ -543,7 +601,8 @@ impl Worker {
         }
         let mut from = polled.flooded as usize;
         if from > 0 {
-            (from, self.scratches.filter.judged) = self.under_way.resume(place, from, &mut frames);
+            (from, self.scratches.filter.judged) =
+                self.under_way.resume(polled.source, from, &mut frames);
         }
         let context =
             self.shared.context(&self.snapshot, sender, network, self.id.writer(), &self.notes);
@@ -569,7 +628,7 @@ impl Worker {
         if (polled.flooded | walked.flooded) > 0 {
             polled.flooded = walked.flooded;
             self.scratches.filter.judged = None;
-            self.under_way.note(place, &walked);
+            self.under_way.note(polled.source, &walked);
         }
         if ring.poisoned() {
             ring.rest();

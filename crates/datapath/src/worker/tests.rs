@@ -88,7 +88,7 @@ fn a_new_snapshot_does_not_wait_for_a_round_of_attackers() {
     worker.add(PollSource::Uplink);
     (0..u32::from(VNICS) + 1).for_each(|slot| {
         let place = worker.snapshot.vnics.get(slot).map(|vnic| vnic.place);
-        place.into_iter().for_each(|place| worker.add(PollSource::Vnic(place)));
+        place.into_iter().for_each(|place| worker.add(PollSource::first(place)));
     });
     assert!(shared.set(plane.shared.clone()).is_ok());
     worker.turn();
@@ -146,11 +146,11 @@ fn a_ring_that_comes_back_has_a_price_of_today() {
     worker.habits.clear();
     worker.now = 0;
     let place = worker.snapshot.vnics.get(0).unwrap().place;
-    worker.add(PollSource::Vnic(place));
+    worker.add(PollSource::first(place));
     let account = &mut worker.polled[0].account;
     let first = account.size;
     assert!(first < fair::WHOLE);
-    worker.fair.owe(account, fair::Cost { cycles: 1, signals: 0, frames: 1 }, 100, cpu::tsc());
+    worker.fair.owe(account, fair::Cost { cycles: 1, signals: 0, frames: 1 }, 100, 1, cpu::tsc());
     assert!(account.size <= 2 * first, "{} after {first}", account.size);
 }
 
@@ -162,10 +162,10 @@ fn who_gets_a_slot_does_not_pay_for_who_had_it() {
     let place = worker.snapshot.vnics.get(0).unwrap().place;
     worker.polled.clear();
     worker.habits.clear();
-    worker.add(PollSource::Vnic(place));
+    worker.add(PollSource::first(place));
     worker.polled[0].account.debt = 1000;
     let mut debt_of = |place| {
-        worker.handle.started(PollSource::Vnic(place), None);
+        worker.handle.started(PollSource::first(place), None);
         worker.obey();
         worker.polled[0].account.debt
     };
@@ -182,9 +182,9 @@ fn who_polls_all_rings_awaits_no_kick() {
     worker.habits.clear();
     worker.timed.clear();
     let first = worker.snapshot.vnics.get(0).unwrap().place;
-    worker.add(PollSource::Vnic(first));
+    worker.add(PollSource::first(first));
     assert_eq!(worker.handle.kicks(), 1);
-    let sources = [7, 8].map(|slot| PollSource::Vnic(PortRef { slot, incarnation: 1 }));
+    let sources = [7, 8].map(|slot| PollSource::first(PortRef { slot, incarnation: 1 }));
     let kicks = [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC).unwrap());
     for (source, kick) in sources.into_iter().zip(&kicks) {
         worker.handle.started(source, Some(kick.as_fd()));

@@ -10,7 +10,7 @@ use std::hash::{BuildHasher, RandomState};
 use butterfly_vhost::ring::Frames;
 
 use super::walk::Walked;
-use crate::engine::place::PortRef;
+use crate::engine::place::PollSource;
 use crate::stages::filter::Judged;
 
 /// Most rings with such a flood. With more, the flood of the first of them is judged again in its
@@ -18,7 +18,7 @@ use crate::stages::filter::Judged;
 const MOST: usize = 64;
 
 struct Flood {
-    place: PortRef,
+    source: PollSource,
     print: u64,
     judged: Judged,
 }
@@ -47,11 +47,11 @@ impl UnderWay {
     #[cold]
     pub fn resume(
         &self,
-        place: PortRef,
+        source: PollSource,
         from: usize,
         frames: &mut Frames<'_>,
     ) -> (usize, Option<Judged>) {
-        match self.0.iter().find(|flood| flood.place == place) {
+        match self.0.iter().find(|flood| flood.source == source) {
             Some(flood) if print(frames) == Some(flood.print) => (from, Some(flood.judged)),
             // Another frame: no receiver has it.
             Some(_) => (0, None),
@@ -61,13 +61,13 @@ impl UnderWay {
 
     /// Notes the end of a turn of such a ring.
     #[cold]
-    pub fn note(&mut self, place: PortRef, walked: &Walked) {
-        self.0.retain(|flood| flood.place != place);
+    pub fn note(&mut self, source: PollSource, walked: &Walked) {
+        self.0.retain(|flood| flood.source != source);
         if let (Some(print), Some(judged)) = (walked.print, walked.judged) {
             if self.0.len() == MOST {
                 self.0.remove(0); // maybe of a ring that is gone
             }
-            self.0.push(Flood { place, print, judged });
+            self.0.push(Flood { source, print, judged });
         }
     }
 }

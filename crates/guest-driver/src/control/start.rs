@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use butterfly_vhost::net::Features;
+use butterfly_vhost::{net::Features, port::Queue};
 
 use crate::{guest::Guest, memory::Memory, queue::QueueLink};
 
@@ -12,9 +12,44 @@ pub trait Nic {
     fn features(&self) -> Features;
     /// The guest's memory.
     fn memory(&self) -> &Arc<Memory>;
-    /// Queue [`crate::RX`] or [`crate::TX`].
+    /// Pairs of queues.
+    fn pairs(&self) -> usize {
+        1
+    }
+    /// A queue by its index: [`crate::RX`] or [`crate::TX`] of the first pair, and so on; below
+    /// twice [`Self::pairs`].
     fn link(&self, index: usize) -> &QueueLink;
 }
+
+/// A driver of several pairs of queues in one memory.
+pub struct Pairs<'a> {
+    /// The first pair.
+    pub first: &'a Guest,
+    /// The others.
+    pub further: &'a [Guest],
+}
+
+impl Nic for Pairs<'_> {
+    fn features(&self) -> Features {
+        self.first.features()
+    }
+
+    fn memory(&self) -> &Arc<Memory> {
+        self.first.memory()
+    }
+
+    fn pairs(&self) -> usize {
+        1 + self.further.len()
+    }
+
+    fn link(&self, index: usize) -> &QueueLink {
+        let pair = (index / 2).checked_sub(1).map_or(self.first, |further| &self.further[further]);
+        pair.link(index % 2)
+    }
+}
+
+/// A position for each queue that there may be.
+pub type Positions = [u16; Queue::COUNT];
 
 impl Nic for Guest {
     fn features(&self) -> Features {
@@ -28,6 +63,13 @@ impl Nic for Guest {
     fn link(&self, index: usize) -> &QueueLink {
         self.queue(index).as_ref()
     }
+}
+
+/// Positions of the first pair's queues, receive first, and 0 for others.
+pub fn positions([rx, tx]: [u16; 2]) -> Positions {
+    let mut all = [0; Queue::COUNT];
+    all[..2].copy_from_slice(&[rx, tx]);
+    all
 }
 
 /// Way of announcing guest memory.
@@ -45,8 +87,8 @@ pub enum MemoryMessages {
 pub struct Start {
     /// Announce memory so; None: it is known already.
     pub memory: Option<MemoryMessages>,
-    /// Positions at which the device goes on in the receive and transmit ring.
-    pub base: [u16; 2],
+    /// Positions at which the device goes on in the rings.
+    pub base: Positions,
     /// Hand over kick descriptors; without, the device must poll.
     pub kick: bool,
     /// Hand over call descriptors; without, the device cannot interrupt.
@@ -61,7 +103,7 @@ impl Default for Start {
     fn default() -> Start {
         Start {
             memory: Some(MemoryMessages::Table),
-            base: [0; 2],
+            base: [0; Queue::COUNT],
             kick: true,
             call: true,
             enable: true,

@@ -320,11 +320,12 @@ impl VhostUserBackendReqHandlerMut for Backend {
         Ok(self.session.set_protocol_features(features)?)
     }
 
-    /// Announces one pair of rings. QEMU and DPDK take the number for pairs, Cloud Hypervisor and
-    /// the `vhost` crate for rings; 1 would leave the latter without a transmit ring. Without
-    /// VIRTIO_NET_F_MQ no guest uses a second pair.
+    /// Announces the pairs of rings. QEMU and DPDK take the number for pairs, Cloud Hypervisor and
+    /// the `vhost` crate for rings: they use half of the pairs. For a single one it says 2, as 1
+    /// would leave the latter without a transmit ring; no guest uses a second pair without
+    /// VIRTIO_NET_F_MQ.
     fn get_queue_num(&mut self) -> Result<u64> {
-        Ok(2)
+        Ok(self.session.pairs().max(2) as u64)
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {

@@ -244,7 +244,10 @@ impl Device {
     /// Returns the state of the device for the operator.
     pub fn status(&self) -> DeviceStatus {
         // Rings first: one that the session below does not know yet is better than the reverse.
-        let (rx, tx) = (self.port.status(Queue::Rx), self.port.status(Queue::Tx));
+        let (rx, tx) = (self.port.status(Queue::RX), self.port.status(Queue::TX));
+        let further = Queue::all().filter(|queue| queue.pair() > 0);
+        let further: Vec<_> =
+            further.filter_map(|queue| Some((queue, self.port.status(queue)?))).collect();
         let live = self.shared.live();
         let mut attached = live.attached.clone();
         if let Some(attached) = &mut attached
@@ -259,6 +262,7 @@ impl Device {
             attached,
             rx,
             tx,
+            further,
             others_waiting: live.attached.is_some() && self.shared.others_waiting(),
             attach_count: live.attach_count,
             last_detach: live.last_detach.clone(),

@@ -39,7 +39,8 @@ pub(super) struct Noted {
     protocol: Option<u64>,
     regions: Vec<Region>,
     log: Option<Log>,
-    rings: [Ring; 2],
+    /// The rings of as many pairs as the front end told of, one at least.
+    rings: Vec<Ring>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -141,7 +142,7 @@ impl Noted {
             protocol: session.protocol(),
             regions: session.regions().iter().map(region).collect(),
             log: session.log().map(log),
-            rings: [ring(Queue::Rx), ring(Queue::Tx)],
+            rings: session.known_rings().map(ring).collect(),
         }
     }
 
@@ -164,6 +165,10 @@ impl Noted {
         }
         if noted.regions.len() > MAX_REGIONS {
             return Err(Refused(format!("its notes have {} memory regions", noted.regions.len())));
+        }
+        let rings = noted.rings.len();
+        if !(2..=Queue::COUNT).contains(&rings) || !rings.is_multiple_of(2) {
+            return Err(Refused(format!("its notes have {rings} rings")));
         }
         Ok(noted)
     }
@@ -230,11 +235,10 @@ impl Noted {
                 enabled: ring.enabled,
             })
         };
-        let [rx, tx] = self.rings;
         Ok(DeviceState {
             features: self.features.map(Features),
             protocol_features: self.protocol,
-            rings: [ring(rx)?, ring(tx)?],
+            rings: self.rings.into_iter().map(&mut ring).collect::<Result<_, _>>()?,
             regions,
             log,
         })
@@ -269,7 +273,7 @@ mod tests {
             protocol: Some(u64::MAX),
             regions: (0..MAX_REGIONS).map(|_| Region { file, guest, size, user, offset }).collect(),
             log: Some(Log { file, size, offset }),
-            rings: [ring(), ring()],
+            rings: (0..Queue::COUNT).map(|_| ring()).collect(),
         };
         assert!(noted.text().len() <= MAX_STATE, "{} bytes", noted.text().len());
         assert!(noted.files().count() <= MAX_KEPT);

@@ -17,7 +17,7 @@ use std::{io, sync::Arc, time::SystemTime};
 use rustix::fs::fstat;
 use vhost::vhost_user::VhostUserProtocolFeatures;
 
-use rings::Ring;
+use rings::Rings;
 
 use super::{
     descriptors::Unusual,
@@ -68,10 +68,8 @@ pub(super) struct Session {
     unusual: Unusual,
     memory: Arc<GuestMemory>,
     log: Option<Log>,
-    rings: [Ring; 2],
-    /// The transmit ring was announced to [`crate::port::PortEvents`] and not taken back.
-    announced: bool,
-    /// Both rings ran when that was last told.
+    rings: Rings,
+    /// Both rings of the first pair ran when that was last told.
     driving: bool,
     /// A ring started where another device had left it, and the owner has not heard of it yet.
     resumed: bool,
@@ -113,8 +111,7 @@ impl Session {
             unusual: Unusual::default(),
             memory: Arc::default(),
             log: None,
-            rings: Default::default(),
-            announced: false,
+            rings: Rings::default(),
             driving: false,
             resumed: false,
             memory_trouble: None,
@@ -201,8 +198,15 @@ impl Session {
             protocol_features: self.protocol_features,
             regions: self.regions.iter().map(region).collect::<io::Result<_>>()?,
             log: self.log.as_ref().map(log).transpose()?,
-            rings: [ring(Queue::Rx)?, ring(Queue::Tx)?],
+            rings: self.known_rings().map(ring).collect::<io::Result<_>>()?,
         })
+    }
+
+    /// Rings up to the last of which anything is kept, at least the first pair.
+    pub fn known_rings(&self) -> impl Iterator<Item = Queue> {
+        let last = Queue::all().rev().find(|queue| self.ring(*queue).is_known());
+        let pairs = last.map_or(0, Queue::pair) + 1;
+        Queue::all().take(2 * pairs)
     }
 
     /// For the operator.
@@ -216,8 +220,9 @@ impl Session {
             memory: self.memory.regions().collect(),
             memory_trouble: self.memory_trouble,
             logging: self.active_log().is_some(),
-            rx_trouble: self.ring(Queue::Rx).trouble.clone(),
-            tx_trouble: self.ring(Queue::Tx).trouble.clone(),
+            troubles: Queue::all()
+                .filter_map(|queue| Some((queue, self.ring(queue).trouble.clone()?)))
+                .collect(),
         }
     }
 
@@ -284,7 +289,7 @@ impl Session {
             self.events.negotiated(features);
         }
         self.settle_all();
-        self.apply_enabled();
+        self.apply_all_enabled();
         Ok(())
     }
 
@@ -324,7 +329,7 @@ impl Session {
                 None => memory = memory.with_region(new).map_err(refused)?,
             }
         }
-        self.unusual.resize(regions.len()).map_err(|error| Refused(error.to_string()))?;
+        self.unusual.with_regions(regions.len()).map_err(|error| Refused(error.to_string()))?;
         self.regions = regions;
         self.use_memory(memory);
         Ok(())
@@ -333,7 +338,9 @@ impl Session {
     pub fn add_region(&mut self, region: Named<RegionSpec>) -> Result<(), Refused> {
         let memory =
             self.memory.with_region(&region.it).map_err(|error| Refused(error.to_string()))?;
-        self.unusual.resize(self.regions.len() + 1).map_err(|error| Refused(error.to_string()))?;
+        self.unusual
+            .with_regions(self.regions.len() + 1)
+            .map_err(|error| Refused(error.to_string()))?;
         self.regions.push(region);
         self.use_memory(memory);
         Ok(())
@@ -352,7 +359,7 @@ impl Session {
         self.regions.retain(|Named { it: r, .. }| {
             (r.guest_addr, r.user_addr, r.size) != (guest_addr, user_addr, size)
         });
-        let _ = self.unusual.resize(self.regions.len()); // fewer are always had
+        let _ = self.unusual.with_regions(self.regions.len()); // fewer are always had
         self.use_memory(memory);
         Ok(())
     }

@@ -54,8 +54,9 @@ pub struct DeviceState {
     pub regions: Vec<Named<RegionSpec>>,
     /// The dirty log, while the guest migrates.
     pub log: Option<Named<LogState>>,
-    /// The rings in the order of their vhost-user index: receive, transmit.
-    pub rings: [RingState; 2],
+    /// The rings in the order of their vhost-user index: receive, transmit, and so on with those of
+    /// further pairs.
+    pub rings: Vec<RingState>,
 }
 
 /// A dirty log (SET_LOG_BASE).

@@ -8,6 +8,7 @@ use super::role::Role;
 use crate::{
     memory::RegionInfo,
     net::Features,
+    port::Queue,
     ring::{InterruptReport, RingStatus, TouchReport},
 };
 
@@ -20,10 +21,12 @@ pub struct DeviceStatus {
     pub offered: Features,
     /// The front end that is attached, and what it negotiated.
     pub attached: Option<Negotiated>,
-    /// The receive ring, as it runs: the guest receives.
+    /// The receive ring of the first pair, as it runs: the guest receives.
     pub rx: Option<RingStatus>,
-    /// The transmit ring, as it runs: the guest sends.
+    /// The transmit ring of the first pair, as it runs: the guest sends.
     pub tx: Option<RingStatus>,
+    /// The rings of further pairs that run.
+    pub further: Vec<(Queue, RingStatus)>,
     /// Another front end waits until the one that is attached leaves.
     pub others_waiting: bool,
     /// Number of front ends attached so far.
@@ -57,13 +60,16 @@ pub struct Negotiated {
     pub memory_trouble: Option<&'static str>,
     /// Stores are logged: the guest migrates.
     pub logging: bool,
-    /// Reason why the receive ring does not run although the front end started it.
-    pub rx_trouble: Option<String>,
-    /// Reason why the transmit ring does not run although the front end started it.
-    pub tx_trouble: Option<String>,
+    /// Reasons why rings do not run although the front end started them.
+    pub troubles: Vec<(Queue, String)>,
 }
 
 impl Negotiated {
+    /// Reason why a ring does not run although the front end started it.
+    pub fn trouble(&self, queue: Queue) -> Option<&str> {
+        self.troubles.iter().find(|(of, _)| *of == queue).map(|(_, why)| why.as_str())
+    }
+
     /// Offered features that the front end did not accept; nothing before it said anything.
     pub fn declined(&self) -> Features {
         self.features.map_or(Features::NONE, |accepted| self.offered.without(accepted))

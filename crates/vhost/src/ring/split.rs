@@ -124,10 +124,12 @@ pub(crate) struct Split {
     pub features: Features,
     pub header_len: usize,
     pub call: Option<Arc<CallFd>>,
-    /// The ring is served: the guest enabled it, and its vnic is not held.
+    /// The ring is served: the guest enabled it, its vnic is not held, and it is not stale.
     pub enabled: bool,
-    wanted: bool,
+    pub wanted: bool,
     pub held: bool,
+    /// It holds frames that are older than what came by other rings.
+    pub stale: bool,
     pub broken: bool,
     pub next_avail: u16,
     /// The guest's index as last read.
@@ -176,6 +178,7 @@ impl Split {
             enabled: false,
             wanted: false,
             held: false,
+            stale: false,
             broken: false,
             next_avail: next,
             avail_idx: next,
@@ -212,7 +215,13 @@ impl Split {
     /// Has the ring served if its guest wants that and its vnic is not held.
     pub fn serve(&mut self, wanted: bool, held: bool) {
         (self.wanted, self.held) = (wanted, held);
-        self.enabled = wanted && !held;
+        self.enabled = wanted && !held && !self.stale;
+    }
+
+    /// Has the ring rest until what it holds was discarded, or ends that.
+    pub fn rest_as_stale(&mut self, stale: bool) {
+        self.stale = stale;
+        self.serve(self.wanted, self.held);
     }
 
     /// SET_VRING_ENABLE.
@@ -442,6 +451,7 @@ impl Split {
     /// Moves the positions of a running ring to a new setup of it.
     pub fn take_positions(&mut self, old: &Split) {
         self.touches = old.touches.clone();
+        self.stale = old.stale;
         self.serve(old.wanted, old.held);
         self.broken = old.broken;
         self.next_avail = old.next_avail;

@@ -17,6 +17,8 @@ use crate::{memory::Window, net::NetHeader};
 
 /// A ring is disabled for half a second before what is in it is discarded.
 const LOOKS_BEFORE_DISCARD: u8 = 5;
+/// Most frames that are discarded at one look.
+const MOST_DISCARDED: u16 = 1024;
 
 /// A guest's transmit queue, as the device sees it.
 pub struct TxRing {
@@ -47,10 +49,16 @@ impl TxRing {
         TxRing { split, idle_looks: 0 }
     }
 
-    /// SET_VRING_ENABLE.
-    pub(crate) fn set_enabled(&mut self, enabled: bool) {
+    /// SET_VRING_ENABLE. With `stale`, it is served when [`Self::discard`] gave back what it holds.
+    pub(crate) fn set_enabled(&mut self, enabled: bool, stale: bool) {
         self.split.want(enabled);
+        self.split.rest_as_stale(enabled && (stale || self.split.stale));
         self.idle_looks = 0;
+    }
+
+    /// True if the ring holds what is to be discarded, at once or after a while.
+    pub(crate) fn is_stale(&self) -> bool {
+        !self.split.wanted || self.split.stale
     }
 
     /// Gives the frames of a disabled ring back to the guest, unsent (vhost-user, "Ring states").
@@ -58,12 +66,14 @@ impl TxRing {
     ///
     /// The frames do not go back at once. A front end disables rings when it starts, and when it
     /// stops or moves its VM. The frames that wait then are to be sent afterwards, perhaps by
-    /// another host. Returns how many went back, and the eventfd that interrupts the guest.
+    /// another host. Only those of a ring that was enabled again while others went on go back at
+    /// once; then the ring is served. Returns how many went back, and the eventfd that interrupts
+    /// the guest.
     pub fn discard(&mut self) -> (u64, Option<Arc<CallFd>>) {
         if self.split.broken || self.split.enabled || self.split.held {
             return (0, None);
         }
-        if self.idle_looks < LOOKS_BEFORE_DISCARD {
+        if !self.split.stale && self.idle_looks < LOOKS_BEFORE_DISCARD {
             self.idle_looks += 1;
             return (0, None);
         }
@@ -71,13 +81,17 @@ impl TxRing {
         if touches::rests(&self.split.touches) {
             return (0, None);
         }
-        let waiting = self.split.available().unwrap_or(0);
+        let all = self.split.available().unwrap_or(0);
+        let waiting = all.min(MOST_DISCARDED);
         for _ in 0..waiting {
             self.split.push_used(self.split.head(0), 0);
             self.split.next_avail = self.split.next_avail.wrapping_add(1);
         }
         self.split.publish();
         touches::outside();
+        if waiting == all {
+            self.split.rest_as_stale(false);
+        }
         let call =
             if waiting > 0 && self.split.wants_call() { self.split.call.clone() } else { None };
         (waiting.into(), call)

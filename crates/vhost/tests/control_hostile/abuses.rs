@@ -217,8 +217,8 @@ pub const ABUSES: &[Abuse] = &[
     // Features.
     (
         "features that were not offered",
-        |h| h.send(SET_FEATURES, &raw::words(&[1 << 22 | 1 << 34]), &[]),
-        "were not offered: bit-22 bit-34",
+        |h| h.send(SET_FEATURES, &raw::words(&[1 << 23 | 1 << 34]), &[]),
+        "were not offered: bit-23 bit-34",
     ),
     (
         "all features",
@@ -255,7 +255,7 @@ pub const ABUSES: &[Abuse] = &[
         "GPU_SET_SOCKET was refused: a vnic has no display",
     ),
     // Rings.
-    ("ring 2", |h| h.send(SET_VRING_NUM, &raw::vring_state(2, 256), &[]), "there is no ring 2"),
+    ("ring 32", |h| h.send(SET_VRING_NUM, &raw::vring_state(32, 256), &[]), "there is no ring 32"),
     (
         "ring 4294967295",
         |h| h.send(GET_VRING_BASE, &raw::vring_state(u32::MAX, 0), &[]),

@@ -13,7 +13,7 @@ use butterfly_guest_driver::{Connection, Listener, Vm, VmConfig};
 use butterfly_vhost::{
     control::{Device, DeviceConfig, DeviceEvents, DeviceState, DeviceStatus, Role, StartError},
     net::{Features, NetHeader},
-    port::{Port, PortEvents},
+    port::{Pair, Port, PortEvents},
     ring::{BATCH, Delivery, Finish, FrameStore, Gathered},
 };
 
@@ -94,11 +94,11 @@ impl Events {
 }
 
 impl PortEvents for Events {
-    fn tx_started(&self, kick: Option<BorrowedFd<'_>>) {
+    fn tx_started(&self, _: usize, kick: Option<BorrowedFd<'_>>) {
         self.push(Event::TxStarted(kick.map(|fd| fd.as_raw_fd())));
     }
 
-    fn tx_stopped(&self, kick: Option<BorrowedFd<'_>>) {
+    fn tx_stopped(&self, _: usize, kick: Option<BorrowedFd<'_>>) {
         // It must be open still: the polling worker takes it out of its set.
         if let Some(fd) = &kick {
             rustix::io::fcntl_getfd(fd).unwrap();
@@ -241,8 +241,13 @@ impl Bed {
     }
 }
 
-/// Sends every frame of a port's transmit ring into its receive ring.
+/// Sends every frame of a port's first transmit ring into its receive ring.
 pub fn echo(port: &Port) -> usize {
+    echo_pair(port.pair(0).unwrap())
+}
+
+/// Sends every frame of a pair's transmit ring into its receive ring.
+pub fn echo_pair(port: &Pair) -> usize {
     let mut store = FrameStore::default();
     let mut tx = port.tx();
     let Some(tx) = tx.as_mut() else { return 0 };

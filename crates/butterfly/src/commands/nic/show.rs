@@ -238,6 +238,11 @@ fn queues(page: &mut String, queues: &[nic_show::Queue], machine: &str) {
         return;
     }
     let number = |value: Option<u32>| value.map_or("-".into(), |value| value.to_string());
+    let many = queues.iter().any(|queue| queue.pair() > 0);
+    let name = |queue: &nic_show::Queue| match many {
+        true => format!("{} {}", safe(queue.name()), queue.pair()),
+        false => safe(queue.name()),
+    };
     let rows: Vec<_> = queues
         .iter()
         .map(|queue| {
@@ -246,7 +251,7 @@ fn queues(page: &mut String, queues: &[nic_show::Queue], machine: &str) {
             let pending =
                 pending.map(|(guest, ours)| u32::from((guest as u16).wrapping_sub(ours as u16)));
             [
-                safe(queue.name()),
+                name(queue),
                 number(queue.size),
                 yes_no(queue.running()),
                 yes_no(queue.enabled()),
@@ -274,7 +279,7 @@ fn queues(page: &mut String, queues: &[nic_show::Queue], machine: &str) {
         &rows,
     ));
     for queue in queues {
-        let name = safe(queue.name());
+        let name = name(queue);
         if queue.broken() {
             let _ = writeln!(
                 page,

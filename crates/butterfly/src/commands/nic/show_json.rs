@@ -78,6 +78,7 @@ pub fn json(show: &NicShow) -> Value {
         "protocol_features": show.protocol_features,
         "queues": show.queues.iter().map(|queue| json!({
             "name": queue.name(),
+            "pair": queue.pair(),
             "size": queue.size,
             "running": queue.running(),
             "enabled": queue.enabled(),

@@ -20,7 +20,7 @@ use butterfly_datapath::{
     AddError, Admission, DeviceStatus, DropPlace, DropReport, DropRow, DroppedPacket, Explanation,
     ExportedVnic, Fate, FdbKind, FdbRow, Features, Front, GroupChange, GroupRow, GuestReport,
     Imported, Mac, Machine, Mark, Moved, MovedVnic, Negotiated, NeighbourRow, NetworkReport,
-    NoAnswer, NotAHost, PeerReport, Peers, Pings, PlaceDrops, Question, Refused, RemoteMac,
+    NoAnswer, NotAHost, PeerReport, Peers, Pings, PlaceDrops, Question, Queue, Refused, RemoteMac,
     RingStatus, SessionEnd, SessionFilter, SessionRow, SessionTable, Step, Target, Timeouts, Times,
     TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, Walk, WorkerReport,
 };
@@ -230,8 +230,7 @@ impl Dataplane for Fake {
             protocol_features: Some(1 << 3),
             memory: vec![RegionInfo { guest_addr: 0x1000, size: 0x2000, page_size: 4096 }],
             logging: true,
-            rx_trouble: Some("no memory".into()),
-            tx_trouble: None,
+            troubles: vec![(Queue::RX, "no memory".into())],
             memory_trouble: None,
         };
         let device = DeviceStatus {
@@ -243,6 +242,7 @@ impl Dataplane for Fake {
             attached: Some(attached).filter(|_| !self.gone.contains(id)),
             rx: None,
             tx: Some(ring),
+            further: Vec::new(),
             others_waiting: true,
             attach_count: 4,
             last_detach: Some(Detach {

@@ -1,6 +1,7 @@
 //! The rings of a session: what messages say about them, and what follows for the port.
 
 use std::{
+    ops::{Index, IndexMut},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
 };
@@ -9,14 +10,14 @@ use super::{PRIVATE, Refused, Session};
 use crate::{
     control::state::{Kick, Named, RingAddresses},
     net::Features,
-    port::Queue,
+    port::{MAX_PAIRS, Queue, QueueKind},
     ring::{CallFd, RingSetup, is_eventfd},
 };
 
 /// Most descriptors of a ring (virtio 1.2, 2.7).
 const MAX_RING_SIZE: u32 = 32768;
-
-const QUEUES: [Queue; 2] = [Queue::Rx, Queue::Tx];
+/// The rings of the first pair.
+const FIRST: [Queue; 2] = [Queue::RX, Queue::TX];
 
 /// A ring as the front end described it.
 #[derive(Default)]
@@ -29,24 +30,84 @@ pub(crate) struct Ring {
     pub call: Option<Named<Arc<CallFd>>>,
     pub enabled: Option<bool>,
     pub running: bool,
+    /// The transmit ring was announced to [`crate::port::PortEvents`] and not taken back.
+    pub announced: bool,
+    /// The transmit ring was disabled while that of the first pair went on.
+    pub lapsed: bool,
     pub trouble: Option<String>,
 }
 
+impl Ring {
+    /// True if the front end said anything that is kept.
+    pub fn is_known(&self) -> bool {
+        self.size.is_some()
+            || self.addresses.is_some()
+            || self.enabled.is_some()
+            || self.position != 0
+            || self.has_descriptors()
+    }
+
+    /// True if descriptors are kept for it, or it may run without one.
+    fn has_descriptors(&self) -> bool {
+        self.kick.is_some() || self.call.is_some()
+    }
+}
+
+/// All rings of a session.
+#[derive(Default)]
+pub(super) struct Rings([Ring; Queue::COUNT]);
+
+impl Rings {
+    pub fn iter(&self) -> std::slice::Iter<'_, Ring> {
+        self.0.iter()
+    }
+
+    fn iter_mut(&mut self) -> std::slice::IterMut<'_, Ring> {
+        self.0.iter_mut()
+    }
+}
+
+impl Index<Queue> for Rings {
+    type Output = Ring;
+
+    fn index(&self, queue: Queue) -> &Ring {
+        &self.0[queue.index()] // a queue's index is below COUNT
+    }
+}
+
+impl IndexMut<Queue> for Rings {
+    fn index_mut(&mut self, queue: Queue) -> &mut Ring {
+        &mut self.0[queue.index()]
+    }
+}
+
 impl Session {
+    /// Pairs of rings that there may be.
+    pub fn pairs(&self) -> usize {
+        if self.offered.has(Features::MQ) { MAX_PAIRS } else { 1 }
+    }
+
+    fn queue(&self, index: u32) -> Result<Queue, Refused> {
+        let pairs = self.pairs();
+        Queue::from_index(index)
+            .filter(|queue| queue.pair() < pairs)
+            .ok_or_else(|| refuse!("there is no ring {index}: the last is {}", 2 * pairs - 1))
+    }
+
     pub fn ring(&self, queue: Queue) -> &Ring {
-        let [rx, tx] = &self.rings;
-        match queue {
-            Queue::Rx => rx,
-            Queue::Tx => tx,
-        }
+        &self.rings[queue]
     }
 
     fn ring_mut(&mut self, queue: Queue) -> &mut Ring {
-        let [rx, tx] = &mut self.rings;
-        match queue {
-            Queue::Rx => rx,
-            Queue::Tx => tx,
-        }
+        &mut self.rings[queue]
+    }
+
+    /// Takes or gives back the share that descriptors of further pairs need.
+    fn count_pairs(&mut self) -> Result<(), Refused> {
+        let has = |queue: &Queue| self.ring(*queue).has_descriptors();
+        let pairs = Queue::all().filter(|queue| queue.kind() == QueueKind::Tx);
+        let further = pairs.skip(1).filter(|tx| has(tx) || has(&tx.other())).count();
+        self.unusual.with_further_pairs(further).map_err(|error| Refused(error.to_string()))
     }
 
     /// Without protocol features a ring is enabled from its start; with them only SET_VRING_ENABLE
@@ -57,7 +118,7 @@ impl Session {
     }
 
     pub fn set_size(&mut self, index: u32, size: u32) -> Result<(), Refused> {
-        let queue = queue(index)?;
+        let queue = self.queue(index)?;
         if !size.is_power_of_two() || size > MAX_RING_SIZE {
             return Err(refuse!(
                 "a ring of {size} descriptors: it must be a power of two up to {MAX_RING_SIZE}"
@@ -72,7 +133,7 @@ impl Session {
     }
 
     pub fn set_addresses(&mut self, index: u32, addresses: RingAddresses) -> Result<(), Refused> {
-        let queue = queue(index)?;
+        let queue = self.queue(index)?;
         self.ring_mut(queue).addresses = Some(addresses);
         self.settle(queue);
         Ok(())
@@ -80,7 +141,7 @@ impl Session {
 
     /// Sets the position at which the ring starts next time; one that runs goes on.
     pub fn set_position(&mut self, index: u32, position: u32) -> Result<(), Refused> {
-        let queue = queue(index)?;
+        let queue = self.queue(index)?;
         self.ring_mut(queue).position = u16::try_from(position)
             .map_err(|_| refuse!("a ring at {position}: positions of split rings have 16 bits"))?;
         Ok(())
@@ -88,32 +149,31 @@ impl Session {
 
     /// Stops a ring. Returns its position.
     pub fn stop_ring(&mut self, index: u32) -> Result<u16, Refused> {
-        let queue = queue(index)?;
+        let queue = self.queue(index)?;
         self.halt(queue);
         // Closed only now: the announcement was taken back.
         self.ring_mut(queue).kick = None;
         self.ring_mut(queue).trouble = None;
+        let _ = self.count_pairs(); // fewer are always had
         Ok(self.ring(queue).position)
     }
 
     pub fn set_kick(&mut self, index: u32, kick: Option<Named<OwnedFd>>) -> Result<(), Refused> {
-        let queue = queue(index)?;
+        let queue = self.queue(index)?;
         let kick = match kick {
             None => Kick::Polled,
             Some(kick) => {
-                is_eventfd(&kick.it).map_err(|error| {
-                    refuse!("the {} ring's kick descriptor: {error}", queue.name())
-                })?;
+                is_eventfd(&kick.it)
+                    .map_err(|error| refuse!("the {queue}'s kick descriptor: {error}"))?;
                 own(&kick.it);
                 Kick::Eventfd(kick)
             }
         };
-        if queue == Queue::Tx {
-            self.retract();
-        }
+        self.retract(queue);
         self.ring_mut(queue).kick = Some(kick);
+        self.count_pairs()?;
         if self.ring(queue).running {
-            self.announce();
+            self.announce(queue);
         } else {
             self.settle(queue);
         }
@@ -121,21 +181,20 @@ impl Session {
     }
 
     pub fn set_call(&mut self, index: u32, call: Option<Named<OwnedFd>>) -> Result<(), Refused> {
-        // QEMU with `queues=2` gives call and error descriptors to every ring it could have, long
-        // before it knows which ones are used.
-        let Some(queue) = Queue::from_index(index) else { return Ok(()) };
+        // A front end may give call and error descriptors to rings that it will not use.
+        let Ok(queue) = self.queue(index) else { return Ok(()) };
         let call = match call {
             None => None,
             Some(Named { name, it: call }) => {
                 own(&call);
                 let call = CallFd::new(call, self.port.interrupts().clone());
-                let call = call.map_err(|error| {
-                    refuse!("the {} ring's call descriptor: {error}", queue.name())
-                })?;
+                let call =
+                    call.map_err(|error| refuse!("the {queue}'s call descriptor: {error}"))?;
                 Some(Named { name, it: Arc::new(call) })
             }
         };
         self.ring_mut(queue).call = call.clone();
+        self.count_pairs()?;
         if self.ring(queue).running {
             self.port.set_call(queue, call.map(|call| call.it));
             // An interrupt may just have gone to the old descriptor, which the guest no longer
@@ -147,42 +206,61 @@ impl Session {
 
     /// The ring's error descriptor is never used, but a wrong one is an error all the same.
     pub fn set_error(&mut self, index: u32, error: Option<OwnedFd>) -> Result<(), Refused> {
-        let Some(queue) = Queue::from_index(index) else { return Ok(()) };
+        let Ok(queue) = self.queue(index) else { return Ok(()) };
         match error {
-            Some(fd) => is_eventfd(&fd)
-                .map_err(|error| refuse!("the {} ring's error descriptor: {error}", queue.name())),
+            Some(fd) => {
+                is_eventfd(&fd).map_err(|error| refuse!("the {queue}'s error descriptor: {error}"))
+            }
             None => Ok(()),
         }
     }
 
     pub fn set_enabled(&mut self, index: u32, enabled: bool) -> Result<(), Refused> {
-        // QEMU with `queues=2` disables the rings that a guest without VIRTIO_NET_F_MQ does not
-        // use.
-        if !enabled && Queue::from_index(index).is_none() {
+        // A front end may disable rings that its guest does not use.
+        if !enabled && self.queue(index).is_err() {
             return Ok(());
         }
-        let queue = queue(index)?;
+        let queue = self.queue(index)?;
+        let before = self.enabled(queue);
         self.ring_mut(queue).enabled = Some(enabled);
-        self.apply_enabled();
+        self.note_lapse(queue, before);
+        self.apply_enabled(queue);
+        self.tell_driving();
         Ok(())
+    }
+
+    /// Notes a transmit ring that its guest ceases to use while it uses others: what is left in it
+    /// will be older than what comes by them.
+    fn note_lapse(&mut self, queue: Queue, before: bool) {
+        let now = self.enabled(queue);
+        if queue == Queue::TX && !now {
+            // All pause.
+            self.rings.iter_mut().for_each(|ring| ring.lapsed = false);
+        } else if queue.kind() == QueueKind::Tx && before && !now {
+            let others_go_on = self.ring(Queue::TX).running && self.enabled(Queue::TX);
+            let lapsed = self.ring(queue).running && others_go_on;
+            self.ring_mut(queue).lapsed = lapsed;
+        }
     }
 
     /// RESET_OWNER: rings stop; everything else stays (the specification leaves that to the
     /// device).
     pub fn stop_rings(&mut self) {
-        for queue in QUEUES {
+        for queue in Queue::all() {
             self.halt(queue);
             let ring = self.ring_mut(queue);
             ring.kick = None;
             ring.enabled = None;
             ring.trouble = None;
         }
+        let _ = self.count_pairs(); // fewer are always had
     }
 
     /// RESET_DEVICE: as after the connection was made, but memory and protocol features stay.
     pub fn reset(&mut self) {
         self.stop_rings();
-        self.rings = Default::default();
+        self.rings = Rings::default();
+        let _ = self.count_pairs(); // none
         self.features = None;
         self.log = None;
     }
@@ -224,7 +302,7 @@ impl Session {
     /// not marked it; it marked what the guest finds by that index before it moved it.
     pub(super) fn log_used_rings(&self) {
         let Some(log) = self.active_log() else { return };
-        for ring in &self.rings {
+        for ring in self.rings.iter() {
             if let (Some(size), Some(RingAddresses { used_log: Some(at), .. })) =
                 (ring.size, ring.addresses)
             {
@@ -235,9 +313,7 @@ impl Session {
     }
 
     pub(super) fn settle_all(&mut self) {
-        for queue in QUEUES {
-            self.settle(queue);
-        }
+        Queue::all().for_each(|queue| self.settle(queue));
     }
 
     /// Makes the port's ring what the session says: starts it, moves it or stops it.
@@ -248,36 +324,31 @@ impl Session {
             Err(why) => return self.give_up(queue, why),
         };
         if self.ring(queue).running {
-            let (tx, rx) = match queue {
-                Queue::Tx => (Some(&setup), None),
-                Queue::Rx => (None, Some(&setup)),
-            };
-            if let Err(error) = self.port.replace(tx, rx) {
+            if let Err(error) = self.port.replace(queue, &setup) {
                 return self.give_up(queue, error.to_string());
             }
-            if queue == Queue::Tx {
-                // What its old place said about notifications may not hold in the new one.
-                self.retract();
-            }
+            // What its old place said about notifications may not hold in the new one.
+            self.retract(queue);
         } else {
             match self.port.start(queue, &setup, self.ring(queue).position, self.enabled(queue)) {
                 // Its guest came from another device: that of another host.
                 Ok(position) => self.resumed |= position > 0 && !self.restoring,
                 Err(error) => return self.give_up(queue, error.to_string()),
             }
-            self.ring_mut(queue).running = true;
+            let ring = self.ring_mut(queue);
+            (ring.running, ring.lapsed) = (true, false);
             // The device that drove the ring before may still owe the guest an interrupt.
             self.interrupt(queue);
         }
         self.ring_mut(queue).trouble = None;
-        self.announce();
+        self.announce(queue);
     }
 
     /// The ring cannot run where the front end put it; it starts as soon as a message makes it
     /// possible.
     fn give_up(&mut self, queue: Queue, why: String) {
         self.halt(queue);
-        let trouble = format!("the {} ring cannot run: {why}", queue.name());
+        let trouble = format!("the {queue} cannot run: {why}");
         if self.ring(queue).kick.is_some() && self.ring(queue).trouble.as_ref() != Some(&trouble) {
             self.events.trouble(&trouble);
         }
@@ -290,7 +361,7 @@ impl Session {
             self.ring_mut(queue).position = position;
         }
         self.ring_mut(queue).running = false;
-        self.announce();
+        self.announce(queue);
     }
 
     fn interrupt(&self, queue: Queue) {
@@ -299,36 +370,44 @@ impl Session {
         }
     }
 
-    pub(super) fn apply_enabled(&mut self) {
-        for queue in QUEUES {
-            if self.ring(queue).running {
-                self.port.set_enabled(queue, self.enabled(queue));
-            }
-        }
-        self.announce();
+    pub(super) fn apply_all_enabled(&mut self) {
+        Queue::all().for_each(|queue| self.apply_enabled(queue));
+        self.tell_driving();
     }
 
-    fn tx_kick(&self) -> Option<BorrowedFd<'_>> {
-        match &self.ring(Queue::Tx).kick {
+    fn apply_enabled(&mut self, queue: Queue) {
+        if self.ring(queue).running {
+            let enabled = self.enabled(queue);
+            let lapsed = enabled && std::mem::take(&mut self.ring_mut(queue).lapsed);
+            self.port.set_enabled(queue, enabled, lapsed);
+        }
+        self.announce(queue);
+    }
+
+    fn kick_of(&self, queue: Queue) -> Option<BorrowedFd<'_>> {
+        match &self.ring(queue).kick {
             Some(Kick::Eventfd(kick)) => Some(kick.it.as_fd()),
             _ => None,
         }
     }
 
-    /// Tells the worker that polls the transmit ring whether there is one, and all receivers of
+    /// Tells the worker that polls a transmit ring whether there is one, and all receivers of
     /// events whether the driver is up.
-    fn announce(&mut self) {
+    fn announce(&mut self, queue: Queue) {
         self.tell_driving();
-        if !self.ring(Queue::Tx).running || !self.enabled(Queue::Tx) {
-            self.retract();
-        } else if !self.announced {
-            self.events.tx_started(self.tx_kick());
-            self.announced = true;
+        if queue.kind() == QueueKind::Rx {
+            return;
+        }
+        if !self.ring(queue).running || !self.enabled(queue) {
+            self.retract(queue);
+        } else if !self.ring(queue).announced {
+            self.events.tx_started(queue.pair(), self.kick_of(queue));
+            self.ring_mut(queue).announced = true;
         }
     }
 
     fn tell_driving(&mut self) {
-        let both = QUEUES.into_iter().all(|queue| self.ring(queue).running && self.enabled(queue));
+        let both = FIRST.into_iter().all(|queue| self.ring(queue).running && self.enabled(queue));
         if both != std::mem::replace(&mut self.driving, both) {
             self.events.driving(both);
             if both && std::mem::take(&mut self.resumed) {
@@ -357,7 +436,7 @@ impl Session {
                 self.memory.user_to_guest(user).is_some_and(|at| self.memory.is_blank(at, len))
             })
         };
-        QUEUES.into_iter().all(blank)
+        FIRST.into_iter().all(blank)
             && self
                 .memory
                 .regions()
@@ -365,17 +444,11 @@ impl Session {
                 .is_some_and(|first| self.memory.is_blank(first.guest_addr, BEGINNING))
     }
 
-    fn retract(&mut self) {
-        if self.announced {
-            self.events.tx_stopped(self.tx_kick());
-            self.announced = false;
+    fn retract(&mut self, queue: Queue) {
+        if std::mem::take(&mut self.ring_mut(queue).announced) {
+            self.events.tx_stopped(queue.pair(), self.kick_of(queue));
         }
     }
-}
-
-fn queue(index: u32) -> Result<Queue, Refused> {
-    Queue::from_index(index)
-        .ok_or_else(|| refuse!("there is no ring {index}: a vnic has rings 0 (rx) and 1 (tx)"))
 }
 
 /// The `vhost` crate receives descriptors that child processes would inherit.
