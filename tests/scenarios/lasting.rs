@@ -87,7 +87,7 @@ pub(crate) fn pair(host: &mut Host) -> [Station; 2] {
     ]
 }
 
-fn die(host: &mut Host) {
+pub(crate) fn die(host: &mut Host) {
     host.daemon().kill();
     host.daemon_mut().wait_for_end();
 }

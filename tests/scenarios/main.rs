@@ -31,6 +31,7 @@ mod offloads;
 mod pings;
 mod poison;
 mod process;
+mod queues;
 mod rings;
 mod security_groups;
 mod sleeping;

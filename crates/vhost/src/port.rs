@@ -17,7 +17,7 @@ use std::{
     os::fd::BorrowedFd,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU16, Ordering::Relaxed},
     },
 };
 
@@ -211,6 +211,8 @@ pub struct Port {
     first: Pair,
     /// Further pairs of a device with several. Made when the first of their rings starts, and kept.
     further: [OnceLock<Box<Pair>>; MAX_PAIRS - 1],
+    /// A bit for each pair whose receive ring runs and is enabled. Written under that ring's lock.
+    open: AtomicU16,
     /// The rings are held: nothing is taken from them, and nothing put into them.
     held: AtomicBool,
     interrupts: Arc<Interrupts>,
@@ -222,6 +224,7 @@ impl Default for Port {
         Port {
             first: Pair::default(),
             further: Default::default(),
+            open: AtomicU16::new(0),
             held: AtomicBool::new(false),
             interrupts: Arc::default(),
             touches: Touches::new(),
@@ -284,6 +287,34 @@ impl Port {
         self.first.try_rx()
     }
 
+    /// Does the work of [`Pair::rx`] for a pair, or for the first one if it never ran.
+    #[inline(always)]
+    pub fn rx_of(&self, pair: u8) -> MutexGuard<'_, Option<RxRing>> {
+        self.pair(pair.into()).unwrap_or(&self.first).rx()
+    }
+
+    /// Pairs that receive: a bit for each whose receive ring runs and is enabled.
+    #[inline(always)]
+    pub fn open(&self) -> u16 {
+        self.open.load(Relaxed)
+    }
+
+    /// True if the guest has taken everything out of a pair's receive ring. Never waits; false for
+    /// a ring that is held at this moment.
+    pub fn is_read(&self, pair: u8) -> bool {
+        let ring = self.pair(pair.into()).and_then(Pair::try_rx);
+        ring.is_some_and(|ring| ring.as_ref().is_none_or(RxRing::is_read))
+    }
+
+    /// Notes whether a pair receives. Its receive ring is locked.
+    fn note_open(&self, queue: Queue, open: bool) {
+        let bit = 1 << queue.pair();
+        match open {
+            true => self.open.fetch_or(bit, Relaxed),
+            false => self.open.fetch_and(!bit, Relaxed),
+        };
+    }
+
     /// Starts a ring at `base`, the position the front end gave (SET_VRING_BASE), replacing one
     /// that runs.
     ///
@@ -321,6 +352,7 @@ impl Port {
                 let mut rx = lock(&pair.rx);
                 ring.split.serve(enabled, self.is_held());
                 let old = rx.replace(ring);
+                self.note_open(queue, enabled);
                 drop(rx);
                 drop(old);
             }
@@ -376,6 +408,7 @@ impl Port {
                     ring.split.want(enabled);
                     // Buffers looked at in advance would still be filled.
                     ring.forget_prepared();
+                    self.note_open(queue, enabled);
                 }
             }
         }
@@ -419,7 +452,10 @@ impl Port {
                 old.map(|ring| ring.split.next_used)
             }
             QueueKind::Rx => {
-                let old = lock(&pair.rx).take();
+                let mut rx = lock(&pair.rx);
+                let old = rx.take();
+                self.note_open(queue, false);
+                drop(rx);
                 old.map(|ring| ring.split.next_used)
             }
         }

@@ -115,8 +115,10 @@ fn what_is_left_in_a_ring_is_not_sent_after_newer_frames() {
     send(&mut vm, 1, "waits");
     assert_eq!(echo_pair(pair()), 0, "first the old frame has to go");
     assert_eq!(bed.port.stale().collect::<Vec<_>>(), [1]);
-    assert_eq!(pair().discard().unwrap().0, 2);
+    assert_eq!(pair().discard().unwrap().0, 1);
     assert!(bed.port.stale().next().is_none());
+    assert_eq!(echo_pair(pair()), 1);
+    assert_eq!(received(&mut vm, 1), ["waits"]);
     ping(&bed, &mut vm, 1, "next");
     assert!(pair().discard().unwrap().0 == 0, "it is served");
 
@@ -147,9 +149,15 @@ fn what_is_left_in_a_ring_is_not_sent_after_newer_frames() {
     vm.use_pairs(1).unwrap();
     (0..2000).for_each(|_| send(&mut vm, 1, "old"));
     vm.use_pairs(2).unwrap();
+    send(&mut vm, 1, "new");
     assert_eq!(pair().discard().unwrap().0, 1024);
     assert_eq!(echo_pair(pair()), 0);
     assert_eq!(pair().discard().unwrap().0, 976);
+    assert_eq!(echo_pair(pair()), 1);
+    assert_eq!(received(&mut vm, 1), ["new"]);
+    // One that is empty does not rest.
+    vm.use_pairs(1).unwrap();
+    vm.use_pairs(2).unwrap();
     ping(&bed, &mut vm, 1, "next");
 }
 

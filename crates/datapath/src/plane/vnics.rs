@@ -1,7 +1,7 @@
 //! Vnics: put into the snapshot before their rings start, and taken out when those have stopped.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex, OnceLock, PoisonError,
     atomic::{AtomicBool, AtomicU32},
 };
 
@@ -128,6 +128,7 @@ impl Plane {
             bound: Bound::default(),
             driving: AtomicBool::new(false),
             announcing: Default::default(),
+            steering: OnceLock::new(),
             answered: Default::default(),
             dhcp: Default::default(),
             discovery: Default::default(),

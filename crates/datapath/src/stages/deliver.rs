@@ -35,6 +35,7 @@ use crate::stages::{
 use crate::world::{
     limits::Limit,
     snapshot::{Budgets, Network, Vnic},
+    steering::Steering,
 };
 
 drop_reasons! { 5;
@@ -151,12 +152,19 @@ impl Got {
     }
 }
 
-/// A receiver of some frames of a batch.
+/// The pair of queues by which vnics get what is for several: floods, copies and answers.
+pub(crate) const FIRST_PAIR: u8 = 0;
+
+/// A receiver of some frames of a batch, by one of its pairs of queues.
 #[derive(Clone, Copy)]
 struct Receiver {
     slot: u32,
+    pair: u8,
     frames: u16,
 }
+
+/// The pair of queues for each frame of a batch, where its receiver has several.
+type Pairs = [u8; BATCH];
 
 type Receivers = ArrayVec<Receiver, BATCH>;
 
@@ -171,13 +179,13 @@ struct Planned {
 /// Counts the receivers that get frames of their own, with the number of frames.
 fn plan(batch: &Batch<'_>, receivers: &mut Receivers) -> Planned {
     let mut planned = Planned::default();
-    let mut current = Receiver { slot: u32::MAX, frames: 0 };
+    let mut current = Receiver { slot: u32::MAX, pair: FIRST_PAIR, frames: 0 };
     for meta in batch.metas() {
         match meta.verdict {
             Verdict::Deliver(slot) if slot == current.slot => current.frames += 1,
             Verdict::Deliver(slot) => {
                 note(receivers, current);
-                current = Receiver { slot, frames: 1 };
+                current = Receiver { slot, frames: 1, ..current };
             }
             Verdict::Tunnel(_) => planned.tunnelled = true,
             Verdict::Flood { .. } => planned.floods = true,
@@ -193,11 +201,59 @@ fn plan(batch: &Batch<'_>, receivers: &mut Receivers) -> Planned {
     planned
 }
 
+/// Returns the pair of queues for each frame whose receiver has several, and makes of each receiver
+/// as many as it has such pairs; `None` if no receiver has.
+#[inline(always)]
+fn steer<O: Outlet>(
+    batch: &Batch<'_>,
+    context: &Context<'_>,
+    receivers: &mut Receivers,
+) -> Option<ArrayVec<Pairs, 1>> {
+    let steers = |receiver: &Receiver| steering_of(context, receiver.slot).is_some();
+    if !receivers.iter().any(steers) {
+        return None;
+    }
+    Some(steer_each(batch, context, receivers, O::SENDS))
+}
+
+/// Returns the steering of a vnic that has several pairs of queues.
+#[inline(always)]
+fn steering_of<'a>(context: &Context<'a>, slot: u32) -> Option<(&'a Vnic, &'a Steering)> {
+    let vnic = context.snapshot.vnics.get(slot)?;
+    Some((vnic, vnic.shared.steering.get()?))
+}
+
+#[cold]
+#[inline(never)]
+fn steer_each(
+    batch: &Batch<'_>,
+    context: &Context<'_>,
+    receivers: &mut Receivers,
+    real: bool,
+) -> ArrayVec<Pairs, 1> {
+    let mut pairs = [FIRST_PAIR; BATCH];
+    let tenths = context.clock.tenths();
+    receivers.clear();
+    for (index, (meta, pair)) in batch.metas().iter().zip(&mut pairs).enumerate() {
+        let Verdict::Deliver(slot) = meta.verdict else { continue };
+        if let Some((vnic, steering)) = steering_of(context, slot) {
+            let port = &vnic.shared.port;
+            let is_read = |pair| port.is_read(pair);
+            let head = batch.frames.head(index);
+            *pair = steering.pair_of(head, port.open(), (tenths, real), is_read);
+        }
+        note(receivers, Receiver { slot, pair: *pair, frames: 1 });
+    }
+    receivers.sort_unstable_by_key(|receiver| (receiver.slot, receiver.pair));
+    ArrayVec::from([pairs])
+}
+
 fn note(receivers: &mut Receivers, run: Receiver) {
     if run.frames == 0 {
         return;
     }
-    match receivers.iter_mut().find(|receiver| receiver.slot == run.slot) {
+    let same = |receiver: &&mut Receiver| (receiver.slot, receiver.pair) == (run.slot, run.pair);
+    match receivers.iter_mut().find(same) {
         Some(receiver) => receiver.frames += run.frames,
         // At most one per frame, and there are BATCH of them.
         None => drop(receivers.try_push(run)),
@@ -206,8 +262,8 @@ fn note(receivers: &mut Receivers, run: Receiver) {
 
 /// Carries out the verdicts, as far as this turn goes, and gives the frames back to the sender.
 ///
-/// Returns the slot that most of the next frames will go to, and whether all is done. If not, the
-/// only frame stays in its ring.
+/// Returns the slot and the pair that most of the next frames will go to, and whether all is done.
+/// If not, the only frame stays in its ring.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn deliver<O: Outlet>(
     batch: &mut Batch<'_>,
@@ -217,18 +273,20 @@ pub(crate) fn deliver<O: Outlet>(
     calls: &mut Calls,
     turn: &Turn,
     outlet: &O,
-) -> (Option<u32>, bool) {
+) -> (Option<(u32, u8)>, bool) {
     if let [meta] = batch.metas()
         && let Verdict::Deliver(slot) = meta.verdict
         && let Some(receiver) = context.snapshot.vnics.get(slot)
         && context.watched.is_none()
         && receiver.rules.limits.to_guest.is_none()
+        && receiver.shared.steering.get().is_none()
     {
         deliver_lone(batch, context, calls, receiver, outlet);
-        return (Some(slot), true);
+        return (Some((slot, FIRST_PAIR)), true);
     }
     let mut receivers = Receivers::new();
     let planned = plan(batch, &mut receivers);
+    let pairs = steer::<O>(batch, context, &mut receivers);
     if planned.drops {
         count_drops(batch, context);
     }
@@ -238,16 +296,24 @@ pub(crate) fn deliver<O: Outlet>(
     let done = !turn.part
         || batch.metas().iter().all(|meta| !matches!(meta.verdict, Verdict::Flood { .. }));
     let mut held = ArrayVec::<(O::Held<'_>, &Vnic, Got), BATCH>::new();
-    for Receiver { slot, frames } in &receivers {
+    for Receiver { slot, pair, frames } in &receivers {
         let Some(receiver) = context.snapshot.vnics.get(*slot) else { continue };
-        let mut guard = outlet.open(receiver);
+        let mut guard = outlet.open(receiver, *pair);
         let mut got = Got::default();
         if let Some(ring) = guard.as_mut() {
             ring.prepare(*frames);
         }
-        to_one(batch, guard.as_mut(), receiver, context, outlet, &mut got, |_, meta| {
-            meta.verdict == Verdict::Deliver(*slot)
-        });
+        match &pairs {
+            None => {
+                to_one(batch, guard.as_mut(), receiver, context, outlet, &mut got, |_, meta| {
+                    meta.verdict == Verdict::Deliver(*slot)
+                })
+            }
+            Some(pairs) => {
+                let pairs = (pairs.as_slice().as_flattened(), *pair);
+                to_pair(batch, guard.as_mut(), receiver, context, outlet, &mut got, pairs);
+            }
+        }
         let _ = held.try_push((guard, receiver, got));
     }
     // Its lock is the last that is taken, but for those of mirrors.
@@ -266,14 +332,7 @@ pub(crate) fn deliver<O: Outlet>(
             take(&tap, batch, context, room);
         }
         let flooded = planned.floods.then_some(turn);
-        mirror(
-            batch,
-            context,
-            (&tap, room),
-            (receivers.iter().map(|receiver| receiver.slot), flooded),
-            calls,
-            outlet,
-        );
+        mirror(batch, context, (&tap, room), (slots(&receivers), flooded), calls, outlet);
     }
     if !done {
         batch.frames.truncate(0);
@@ -290,7 +349,30 @@ pub(crate) fn deliver<O: Outlet>(
     if !departures.answers.is_empty() {
         answer(context, departures, calls, outlet);
     }
-    (receivers.iter().max_by_key(|receiver| receiver.frames).map(|receiver| receiver.slot), done)
+    let most = receivers.iter().max_by_key(|receiver| receiver.frames);
+    (most.map(|receiver| (receiver.slot, receiver.pair)), done)
+}
+
+/// Returns the slots of sorted receivers, each once.
+fn slots(receivers: &[Receiver]) -> impl Iterator<Item = u32> {
+    receivers.chunk_by(|a, b| a.slot == b.slot).filter_map(|same| Some(same.first()?.slot))
+}
+
+/// Writes the frames of a batch for one pair of a vnic with several into its receive ring.
+#[cold]
+#[inline(never)]
+fn to_pair<O: Outlet>(
+    batch: &Batch<'_>,
+    ring: Option<&mut O::Ring>,
+    receiver: &Vnic,
+    context: &Context<'_>,
+    outlet: &O,
+    got: &mut Got,
+    (pairs, pair): (&[u8], u8),
+) {
+    to_one(batch, ring, receiver, context, outlet, got, |index, meta| {
+        meta.verdict == Verdict::Deliver(receiver.place.slot) && pairs.get(index) == Some(&pair)
+    });
 }
 
 /// Delivers a frame that came alone to its only receiver, which nobody watches.
@@ -303,7 +385,7 @@ fn deliver_lone<O: Outlet>(
     outlet: &O,
 ) {
     let mut got = Got::default();
-    let mut guard = outlet.open(receiver);
+    let mut guard = outlet.open(receiver, FIRST_PAIR);
     let len = batch.frames.frames().first().map_or(0, |frame| frame.len);
     let delivered = match (guard.as_mut(), batch.metas().first()) {
         (Some(ring), Some(meta)) if meta.offload => {
@@ -336,7 +418,7 @@ fn answer<O: Outlet>(
     calls: &mut Calls,
     outlet: &O,
 ) {
-    let mut guard = outlet.open(context.sender);
+    let mut guard = outlet.open(context.sender, FIRST_PAIR);
     let mut got = Got::default();
     if let Some(ring) = guard.as_mut() {
         for frame in departures.answers.iter() {
@@ -762,7 +844,7 @@ fn flood<O: Outlet>(
             }
         }
         let mut got = Got::default();
-        let mut guard = outlet.open(receiver);
+        let mut guard = outlet.open(receiver, FIRST_PAIR);
         if let Some(ring) = guard.as_mut() {
             ring.prepare(floods as u16);
         }

@@ -11,7 +11,7 @@ use crate::engine::batch::{Batch, Meta, Verdict};
 use crate::engine::tap::Tap;
 use crate::stages::{
     context::Context,
-    deliver::{Calls, Got, NOT_ATTACHED, call, to_one},
+    deliver::{Calls, FIRST_PAIR, Got, NOT_ATTACHED, call, to_one},
     filter::{FilterRoom, admits_flooded},
     outlet::{Outlet, Receive},
     turn::Turn,
@@ -96,7 +96,7 @@ fn copy<O: Outlet>(
     wanted: impl Fn(usize, &Meta) -> bool,
 ) {
     let Some(mirror) = context.snapshot.vnics.get(mirror) else { return };
-    let mut guard = outlet.open(mirror);
+    let mut guard = outlet.open(mirror, FIRST_PAIR);
     let mut got = Got::default();
     if let Some(ring) = guard.as_mut() {
         ring.prepare(batch.frames.len() as u16);
@@ -119,7 +119,7 @@ pub(crate) fn mirror_answer<O: Outlet>(
 ) {
     for at in tap.selection().mirrors_of(context.sender.place.slot) {
         let Some(mirror) = context.snapshot.vnics.get(at.mirror) else { continue };
-        let mut guard = outlet.open(mirror);
+        let mut guard = outlet.open(mirror, FIRST_PAIR);
         let Some(ring) = guard.as_mut() else {
             context.count_own(mirror, NOT_ATTACHED, frame);
             continue;

@@ -29,8 +29,8 @@ pub(crate) trait Outlet {
     where
         Self: 'a;
 
-    /// Returns the receive ring of a vnic, held. `None` inside: no guest is attached.
-    fn open<'a>(&'a self, receiver: &'a Vnic) -> Self::Held<'a>;
+    /// Returns a receive ring of a vnic by its pair, held. `None` inside: no guest is attached.
+    fn open<'a>(&'a self, receiver: &'a Vnic, pair: u8) -> Self::Held<'a>;
 
     /// Returns the uplink, to send.
     fn uplink<'a>(&'a self, tunnel: &'a Tunnel, worker: Writer<'_>) -> Leaving<'a>;
@@ -93,13 +93,13 @@ impl Outlet for Rings {
     type Held<'a> = MutexGuard<'a, Option<RxRing>>;
 
     #[inline(always)]
-    fn open<'a>(&'a self, receiver: &'a Vnic) -> MutexGuard<'a, Option<RxRing>> {
+    fn open<'a>(&'a self, receiver: &'a Vnic, pair: u8) -> MutexGuard<'a, Option<RxRing>> {
         self.0.write(receiver.place.slot);
         #[cfg(debug_assertions)]
         if !receiver.shared.port.is_held() {
             crate::engine::fail_points::receiver(&receiver.id);
         }
-        receiver.shared.port.rx()
+        receiver.shared.port.rx_of(pair)
     }
 
     #[inline(always)]

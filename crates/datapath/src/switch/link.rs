@@ -12,7 +12,7 @@ use butterfly_vhost::{control::DeviceEvents, net::Features, port::PortEvents};
 
 use crate::engine::events::{About, Happening, SwitchEvents};
 use crate::plane::{Plane, attachment::Attachment};
-use crate::world::snapshot::VnicShared;
+use crate::world::{snapshot::VnicShared, steering::Steering};
 
 /// One vnic's link from its control thread to the worker and to the daemon.
 pub(super) struct VnicLink {
@@ -29,6 +29,9 @@ pub(super) struct VnicLink {
 
 impl PortEvents for VnicLink {
     fn tx_started(&self, pair: usize, kick: Option<BorrowedFd<'_>>) {
+        if pair > 0 {
+            self.shared.steering.get_or_init(Arc::<Steering>::default);
+        }
         self.attachment.tx_started(pair, kick);
     }
 

@@ -39,6 +39,7 @@ use crate::stages::{pipeline::Scratches, stage::StageConfig};
 use crate::world::{
     limits::Room,
     snapshot::{Snapshot, Vnic},
+    steering::Steering,
 };
 
 /// Frames below which nothing is fetched ahead: they are needed at once.
@@ -60,8 +61,8 @@ const EVENTS: usize = 256;
 pub(super) struct Polled {
     pub(super) source: PollSource,
     pub(super) rhythm: Rhythm,
-    /// Slot that most of the last batch went to: its ring is fetched ahead.
-    pub(super) likely: u32,
+    /// Slot and pair that most of the last batch went to: its ring is fetched ahead.
+    pub(super) likely: (u32, u8),
     pub(super) account: Account,
     /// Number of receivers that have the first waiting frame, a flood that takes several turns.
     pub(super) flooded: u32,
@@ -314,7 +315,7 @@ impl Worker {
             let polled = Polled {
                 source,
                 rhythm,
-                likely: u32::MAX,
+                likely: (u32::MAX, 0),
                 // It may have slept since the last look.
                 account: self.fair.open(source.slot().is_none(), cpu::tsc()),
                 flooded: 0,
@@ -540,13 +541,13 @@ impl Worker {
     fn serve(&mut self, at: usize) -> Looked {
         let Some(polled) = self.polled.get_mut(at) else { return Looked::Gone };
         let size = polled.account.size;
-        let (place, pair) = match polled.source {
+        let (place, by) = match polled.source {
             PollSource::Queue { place, pair } => (place, pair),
             PollSource::Uplink => return self.serve_uplink(at, size),
             PollSource::Waiting => return self.serve_later(size),
         };
         let Some(sender) = self.snapshot.vnic(place) else { return Looked::Gone };
-        let Some(pair) = sender.shared.port.pair(pair.into()) else { return Looked::Gone };
+        let Some(pair) = sender.shared.port.pair(by.into()) else { return Looked::Gone };
         let Some(mut guard) = pair.try_tx() else { return Looked::Held };
         let Some(ring) = guard.as_mut() else { return Looked::Gone };
         let n = match ring.available() {
@@ -571,24 +572,26 @@ impl Worker {
             ring.disarm(); // it has just come back by its kick
         }
         let Some(network) = self.snapshot.networks.get(sender.network) else { return Looked::Gone };
+        let (slot, pair) = polled.likely;
         let likely = match n < FEW {
             true => None,
-            false => self.snapshot.vnics.get(polled.likely).filter(|vnic| vnic.place != place),
+            false => self.snapshot.vnics.get(slot).filter(|vnic| vnic.place != place),
         };
+        let likely = likely.and_then(|vnic| Some((slot, vnic.shared.port.pair(pair.into())?)));
         if n >= FEW {
             ring.prefetch(n);
         }
-        if let Some(mut rx) = likely.and_then(|vnic| vnic.shared.port.try_rx())
+        if let Some(mut rx) = likely.and_then(|(_, pair)| pair.try_rx())
             && let Some(rx) = rx.as_mut()
         {
             rx.prefetch(n);
         }
         let Gathered::Frames(frames) = ring.gather(&mut self.store, n, |n| {
-            if let Some(likely) = likely
-                && let Some(mut rx) = likely.shared.port.try_rx()
+            if let Some((slot, likely)) = likely
+                && let Some(mut rx) = likely.try_rx()
                 && let Some(rx) = rx.as_mut()
             {
-                line.write(likely.place.slot);
+                line.write(slot);
                 rx.prepare(n);
                 line.written();
             }
@@ -596,6 +599,9 @@ impl Worker {
             return Looked::Empty;
         };
         let mut frames = frames;
+        if let Some(steering) = sender.shared.steering.get() {
+            sent(&frames, steering, by);
+        }
         if sender.rules.limits.from_guest.is_some() {
             keep(&mut frames, self.room);
         }
@@ -622,8 +628,8 @@ impl Worker {
             (from, self.outlet),
         );
         self.bill.used(budget, context.budget.get());
-        if let Some(slot) = walked.likely {
-            polled.likely = slot;
+        if let Some(likely) = walked.likely {
+            polled.likely = likely;
         }
         if (polled.flooded | walked.flooded) > 0 {
             polled.flooded = walked.flooded;
@@ -635,6 +641,13 @@ impl Worker {
         }
         Looked::Frames(walked.frames)
     }
+}
+
+/// Notes by which pair a machine with several sends its flows.
+#[cold]
+#[inline(never)]
+fn sent(frames: &Frames<'_>, steering: &Steering, pair: u8) {
+    (0..frames.len()).for_each(|index| steering.sent(frames.head(index), pair));
 }
 
 /// Returns what a vnic with a limit may send now.

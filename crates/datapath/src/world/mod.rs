@@ -14,4 +14,5 @@ pub(crate) mod presence;
 pub(crate) mod relay;
 pub(crate) mod rules;
 pub(crate) mod snapshot;
+pub(crate) mod steering;
 pub(crate) mod waiting;

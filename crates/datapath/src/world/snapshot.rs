@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     net::{IpAddr, Ipv4Addr},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
 };
@@ -37,6 +37,7 @@ use crate::world::{
     presence::Presence,
     relay::Relay,
     rules::{Members, Policy, number as number_of_ip},
+    steering::Steering,
 };
 
 /// Policy of a vnic, compiled.
@@ -159,6 +160,8 @@ pub(crate) struct VnicShared {
     /// True if its guest's driver uses both rings: the machine runs here, and nowhere else.
     pub driving: AtomicBool,
     pub announcing: Announcing,
+    /// Which of its pairs of queues gets a flow, once a second pair ran.
+    pub steering: OnceLock<Arc<Steering>>,
     /// Tokens for frames that may still be answered "too big".
     pub answered: Pace,
     /// Memory of its DHCP exchanges.

@@ -122,6 +122,12 @@ impl RxRing {
         self.split.poisoned()
     }
 
+    /// True if the guest has surely taken everything that was delivered: it asks for an interrupt
+    /// for the next frame, or gave all buffers back.
+    pub fn is_read(&self) -> bool {
+        self.split.awaits_next() || self.split.has_all_entries()
+    }
+
     /// Shows the guest everything delivered so far. Returns how to interrupt it, if it wants that.
     #[inline(always)]
     pub fn publish(&mut self) -> Option<Arc<CallFd>> {

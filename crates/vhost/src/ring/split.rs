@@ -128,8 +128,8 @@ pub(crate) struct Split {
     pub enabled: bool,
     pub wanted: bool,
     pub held: bool,
-    /// It holds frames that are older than what came by other rings.
-    pub stale: bool,
+    /// Number of its next entries that are older than what came by other rings.
+    pub stale: u16,
     pub broken: bool,
     pub next_avail: u16,
     /// The guest's index as last read.
@@ -178,7 +178,7 @@ impl Split {
             enabled: false,
             wanted: false,
             held: false,
-            stale: false,
+            stale: 0,
             broken: false,
             next_avail: next,
             avail_idx: next,
@@ -215,11 +215,11 @@ impl Split {
     /// Has the ring served if its guest wants that and its vnic is not held.
     pub fn serve(&mut self, wanted: bool, held: bool) {
         (self.wanted, self.held) = (wanted, held);
-        self.enabled = wanted && !held && !self.stale;
+        self.enabled = wanted && !held && self.stale == 0;
     }
 
-    /// Has the ring rest until what it holds was discarded, or ends that.
-    pub fn rest_as_stale(&mut self, stale: bool) {
+    /// Has the ring rest until so many entries were discarded.
+    pub fn rest_as_stale(&mut self, stale: u16) {
         self.stale = stale;
         self.serve(self.wanted, self.held);
     }
@@ -414,6 +414,20 @@ impl Split {
         } else {
             self.avail_u16(0).load(Ordering::Relaxed) & AVAIL_NO_INTERRUPT == 0
         }
+    }
+
+    /// True if the guest asks for an interrupt as soon as the device uses the next entry, which it
+    /// does when it has seen all used ones (virtio 1.2, 2.7.7.1). A field that is 0 may never have
+    /// been written.
+    pub fn awaits_next(&self) -> bool {
+        let event = || self.avail_u16(2 + u32::from(self.size())).load(Ordering::Acquire);
+        self.event_idx && self.published != 0 && event() == self.published
+    }
+
+    /// True if the device has all entries of the ring, so the guest has none.
+    pub fn has_all_entries(&self) -> bool {
+        let avail = self.avail_u16(1).load(Ordering::Acquire);
+        avail.wrapping_sub(self.published) == self.size()
     }
 
     /// Asks the guest not to kick. With event indices the old event position stays behind, which

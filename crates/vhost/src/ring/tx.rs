@@ -49,16 +49,22 @@ impl TxRing {
         TxRing { split, idle_looks: 0 }
     }
 
-    /// SET_VRING_ENABLE. With `stale`, it is served when [`Self::discard`] gave back what it holds.
+    /// SET_VRING_ENABLE. With `stale`, it is served when [`Self::discard`] gave back what it holds
+    /// now.
     pub(crate) fn set_enabled(&mut self, enabled: bool, stale: bool) {
         self.split.want(enabled);
-        self.split.rest_as_stale(enabled && (stale || self.split.stale));
+        let stale = match (enabled, stale) {
+            (false, _) => 0,
+            (true, true) => self.split.available().unwrap_or(0),
+            (true, false) => self.split.stale,
+        };
+        self.split.rest_as_stale(stale);
         self.idle_looks = 0;
     }
 
     /// True if the ring holds what is to be discarded, at once or after a while.
     pub(crate) fn is_stale(&self) -> bool {
-        !self.split.wanted || self.split.stale
+        !self.split.wanted || self.split.stale > 0
     }
 
     /// Gives the frames of a disabled ring back to the guest, unsent (vhost-user, "Ring states").
@@ -73,7 +79,7 @@ impl TxRing {
         if self.split.broken || self.split.enabled || self.split.held {
             return (0, None);
         }
-        if !self.split.stale && self.idle_looks < LOOKS_BEFORE_DISCARD {
+        if self.split.stale == 0 && self.idle_looks < LOOKS_BEFORE_DISCARD {
             self.idle_looks += 1;
             return (0, None);
         }
@@ -82,16 +88,16 @@ impl TxRing {
             return (0, None);
         }
         let all = self.split.available().unwrap_or(0);
-        let waiting = all.min(MOST_DISCARDED);
+        let stale = self.split.stale;
+        let waiting = if stale > 0 { stale.min(all) } else { all }.min(MOST_DISCARDED);
         for _ in 0..waiting {
             self.split.push_used(self.split.head(0), 0);
             self.split.next_avail = self.split.next_avail.wrapping_add(1);
         }
         self.split.publish();
         touches::outside();
-        if waiting == all {
-            self.split.rest_as_stale(false);
-        }
+        // A guest may take back what it made available: then nothing of that is left.
+        self.split.rest_as_stale(if waiting == all { 0 } else { stale.saturating_sub(waiting) });
         let call =
             if waiting > 0 && self.split.wants_call() { self.split.call.clone() } else { None };
         (waiting.into(), call)

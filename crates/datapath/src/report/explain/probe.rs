@@ -11,6 +11,7 @@ use std::{
 use butterfly_packet::checksum::Sum;
 use butterfly_vhost::{
     net::{Features, NetHeader},
+    port::Pair,
     ring::{CallFd, Delivery, Frames, Joined, NotDelivered},
 };
 
@@ -102,7 +103,7 @@ impl<'p> Outlet for &'p Probe {
         Self: 'a;
 
     /// Never waits for a worker.
-    fn open<'a>(&'a self, receiver: &'a Vnic) -> Look<'p> {
+    fn open<'a>(&'a self, receiver: &'a Vnic, pair: u8) -> Look<'p> {
         let offered = |features, free| Offered {
             probe: self,
             slot: receiver.place.slot,
@@ -111,7 +112,8 @@ impl<'p> Outlet for &'p Probe {
             held: false,
         };
         for _ in 0..LOOKS {
-            if let Some(ring) = receiver.shared.port.try_rx() {
+            let pair = receiver.shared.port.pair(pair.into());
+            if let Some(ring) = pair.and_then(Pair::try_rx) {
                 let ring = ring.as_ref().filter(|ring| {
                     let status = ring.status();
                     status.enabled && !status.broken
