@@ -160,6 +160,44 @@ checksums_to_a_guest_without() {
   fast 20
   no_drop_but ring-full
 }
+# A guest with several pairs of queues uses more and fewer of them under traffic, and goes on when the daemon dies.
+several_queues() {
+  local count
+  daemon_stop
+  daemon_start "$dir" --state-dir "$dir/state"
+  add_nic a 1 server
+  add_nic b 2 client
+  boot a 1 server '' --queues 4 --cpus 2
+  boot b 2 client '' --queues 16
+  up a b
+  expect_feature a mq True
+  expect_feature b mq True
+  talk
+  vm exec a 'ethtool -l eth0 | grep -A 9 ^Current | grep "Combined:.2" || ethtool -l eth0'
+  iperf_server b
+  vm exec a 'ethtool -L eth0 combined 4; iperf3 -c 10.0.0.2 -P 6 -t 300 >/dev/null 2>/tmp/iperf.error &'
+  for count in 1 4 2 3 1 4; do
+    vm exec a "ethtool -L eth0 combined $count"
+    vm exec b "ethtool -L eth0 combined $((5 - count))"
+    wait_for 5 uses a "$count" || fail "a uses $count pairs, and nic show says: $(bf nic show a)"
+    ping_all a 10.0.0.2 || fail "a does not reach b with $count pairs"
+  done
+  for count in 2 1; do
+    daemon_kill
+    daemon_start "$dir" --state-dir "$dir/state"
+    wait_for 5 uses a 4 || fail "a uses four pairs, and the next daemon's nic show says: $(bf nic show a)"
+    ping_all a 10.0.0.2 || fail "a does not reach b after a death"
+  done
+  vm exec a 'pidof iperf3 >/dev/null; cat /tmp/iperf.error' || fail "connections ended"
+  vm exec a 'for n in 0 1 2 3; do ethtool -S eth0 | grep -E "[rt]x_*(queue_*)?${n}_*packets:" ; done' | sed 's/^ */    /'
+  transfer b a 10.0.0.1 8 || fail "8 MiB from b to a did not arrive undamaged"
+  bf shutdown >/dev/null
+  daemon_forget
+  wait_for 10 no_holder || fail "the holder outlasts a shutdown"
+  rm -rf "$dir/state"
+  daemon_start "$dir"
+}
+uses() { [ "$(nic_field "$1" "sum(q['enabled'] for q in n['queues'])")" = $((2 * $2)) ]; }
 jumbo_frames() {
   local guest
   pair server '' server mrg_rxbuf=off
@@ -322,7 +360,7 @@ run() { # each in a subshell: a failure ends the scenario, not the run
   fi
 }
 for scenario in server_role client_role mixed_roles_ipv6 no_mergeable_buffers mergeable_on_one_end no_offloads \
-  segments_to_a_guest_without checksums_to_a_guest_without jumbo_frames killed_under_traffic daemon_killed \
+  segments_to_a_guest_without checksums_to_a_guest_without several_queues jumbo_frames killed_under_traffic daemon_killed \
   daemon_killed_with_state vnic_replaced_under_traffic memory_not_shared changes_under_tcp port_sweep; do
   run $scenario
 done

@@ -3,7 +3,7 @@
 mod control_support;
 
 use butterfly_guest_driver::{
-    Guest, GuestConfig, Memory, MemoryConfig, MemoryMessages, Vm, VmConfig,
+    Guest, GuestConfig, Memory, MemoryConfig, MemoryMessages, Start, Vm, VmConfig,
 };
 use butterfly_vhost::{
     control::{Device, DeviceConfig, Exported},
@@ -205,6 +205,38 @@ fn one_pair_in_trouble_leaves_others_alone() {
     vm.connection.set_vring_addr(5, tx, false).unwrap();
     ping(&bed, &mut vm, 2, "back");
     assert_eq!(bed.status().attached.unwrap().troubles, []);
+}
+
+/// QEMU 7.2 adds and removes memory once for each pair of queues.
+#[test]
+fn memory_may_be_said_for_each_pair() {
+    let bed = Bed::server();
+    let start = Start { memory: Some(MemoryMessages::Slots), ..Start::default() };
+    let mut vm = bed.vm(&VmConfig { start, ..many(3) });
+    let regions = vm.guest.memory().regions();
+    for _ in 0..3 {
+        regions.iter().for_each(|region| vm.connection.add_region(region).unwrap());
+    }
+    let added = vm.guest.memory().add_region(None, 1 << 20).unwrap();
+    for _ in 0..3 {
+        vm.connection.add_region(&added).unwrap();
+        vm.connection.set_features(vm.guest.features()).unwrap();
+    }
+    assert_eq!(bed.status().attached.unwrap().memory.len(), regions.len() + 1);
+    for pair in 0..3 {
+        ping(&bed, &mut vm, pair, "fine");
+    }
+    for _ in 0..3 {
+        vm.connection.remove_region(&added).unwrap();
+    }
+    assert_eq!(bed.status().attached.unwrap().memory.len(), regions.len());
+    // Another region at the same place is not the same one.
+    let other = Memory::new(&MemoryConfig::new(added.size)).unwrap().regions().remove(0);
+    vm.connection.add_region(&added).unwrap();
+    let file = other.file.try_clone().unwrap();
+    let wrong = butterfly_guest_driver::Region { file: file.into(), ..added };
+    assert!(vm.connection.add_region(&wrong).is_err());
+    assert!(bed.events.detached(1).contains("overlap"));
 }
 
 /// A device whose features were declared without VIRTIO_NET_F_MQ has one pair.

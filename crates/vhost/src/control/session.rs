@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     dirty::DirtyLog,
-    memory::{GuestMemory, MAX_REGIONS, RegionSpec},
+    memory::{GuestMemory, MAX_REGIONS, MemoryError, RegionSpec},
     net::Features,
     port::{Port, Queue},
 };
@@ -283,6 +283,10 @@ impl Session {
             return Err(refuse!("these features were not offered: {unknown:?}"));
         }
         let before = self.features.replace(features);
+        if before == Some(features) {
+            // QEMU says it once for each pair of queues.
+            return Ok(());
+        }
         if before.map(|before| before.without(Features::LOG_ALL))
             != Some(features.without(Features::LOG_ALL))
         {
@@ -335,7 +339,17 @@ impl Session {
         Ok(())
     }
 
+    /// True if the front end may say the same for each pair of queues. QEMU 7.2 adds and removes
+    /// regions once for each.
+    fn repeats(&self) -> bool {
+        self.features.is_some_and(|features| features.has(Features::MQ))
+    }
+
     pub fn add_region(&mut self, region: Named<RegionSpec>) -> Result<(), Refused> {
+        let known = |old: &Named<RegionSpec>| same_region(&old.it, &region.it);
+        if self.repeats() && self.regions.iter().any(known) {
+            return Ok(());
+        }
         let memory =
             self.memory.with_region(&region.it).map_err(|error| Refused(error.to_string()))?;
         self.unusual
@@ -352,10 +366,10 @@ impl Session {
         user_addr: u64,
         size: u64,
     ) -> Result<(), Refused> {
-        let memory = self
-            .memory
-            .without_region(guest_addr, user_addr, size)
-            .map_err(|error| Refused(error.to_string()))?;
+        let memory = match self.memory.without_region(guest_addr, user_addr, size) {
+            Err(MemoryError::NoSuchRegion(_)) if self.repeats() => return Ok(()),
+            removed => removed.map_err(|error| Refused(error.to_string()))?,
+        };
         self.regions.retain(|Named { it: r, .. }| {
             (r.guest_addr, r.user_addr, r.size) != (guest_addr, user_addr, size)
         });
