@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Accounts for every packet of a run between two vnics, and verifies that none was damaged.
 
-  account.py VUGEN.json BEFORE-A.json BEFORE-B.json AFTER-A.json AFTER-B.json [DEATHS]
+  account.py VUGEN.json BEFORE-A.json BEFORE-B.json AFTER-A.json AFTER-B.json [DEATHS [QUEUES]]
 
 The first is what the generator saw, the others are `butterfly nic show --json` of its two vnics. What the generator
 sent, the switch must have received; what the switch delivered, the generator must have received; what the switch
@@ -29,7 +29,7 @@ def main():
                 lost[reason] = lost.get(reason, 0) + count - earlier.get(reason, 0)
 
     wrong = []
-    deaths = int(sys.argv[6]) if len(sys.argv) > 6 else 0
+    deaths, queues = (int(sys.argv[at]) if len(sys.argv) > at else least for at, least in ((6, 0), (7, 1)))
 
     def same(what, x, y):
         if x != y and not deaths:
@@ -38,7 +38,8 @@ def main():
         arrived = ports[i]["rx"] + ports[i]["bad"] + ports[i]["corrupt"]
         same(f"sent by {name}, received from {name} by the switch", ports[i]["tx"], moved[i]["in_packets"])
         same(f"delivered to {name} by the switch, received by {name}", moved[i]["out_packets"], arrived)
-        for fault in ("bad", "corrupt", "reordered"):
+        # Queues have no order among them.
+        for fault in ("bad", "corrupt") + (("reordered",) if queues == 1 else ()):
             if ports[i][fault]:
                 wrong.append(f"{ports[i][fault]} {fault} frames at {name}")
     received, delivered = (sum(m[k] for m in moved) for k in ("in_packets", "out_packets"))

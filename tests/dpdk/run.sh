@@ -10,6 +10,7 @@ set -euo pipefail
 PATTERN=${1:-.}
 SECS=${SECS:-2}
 DEATHS=0 # of the daemon, under each case
+QUEUES=1 # pairs of each guest
 VUGEN=$BUILD/peers/vugen
 need_programs butterflyd butterfly
 mkdir -p "$BUILD/peers"
@@ -68,9 +69,9 @@ attempt() { # attempt ROLE DEVICE-ARGS GENERATOR-OPTIONS...
   # Without huge pages: nothing to reserve, nothing to give back. Two memory regions at most per port.
   RUNTIME_DIRECTORY=$dir timeout -k 5 90 "$VUGEN" -l 0 --no-pci --no-telemetry --no-huge --no-shconf \
     --file-prefix="bfly-dpdk-$$" -m 256 \
-    --vdev "net_virtio_user0,path=${paths[0]},queues=1,$device$serve" \
-    --vdev "net_virtio_user1,path=${paths[1]},queues=1,$device$serve" \
-    -- --dir bidi --warm 1 --secs "$SECS" --payload-check --sync --json "$dir/vugen.json" "$@" \
+    --vdev "net_virtio_user0,path=${paths[0]},queues=$QUEUES,$device$serve" \
+    --vdev "net_virtio_user1,path=${paths[1]},queues=$QUEUES,$device$serve" \
+    -- --dir bidi --warm 1 --secs "$SECS" --payload-check --sync --queues "$QUEUES" --json "$dir/vugen.json" "$@" \
     <>"$dir/go" >"$dir/vugen.log" 2>&1 &
   generator=$!
   if wait_for 60 ready; then
@@ -97,7 +98,7 @@ attempt() { # attempt ROLE DEVICE-ARGS GENERATOR-OPTIONS...
   generator=''
   if [ "$status" -eq 0 ]; then
     for nic in a b; do bf nic show "$nic$vni" --json >"$dir/after-$nic.json" || status=1; done
-    "$TESTS/dpdk/account.py" "$dir/vugen.json" "$dir"/before-{a,b}.json "$dir"/after-{a,b}.json "$DEATHS" || status=1
+    "$TESTS/dpdk/account.py" "$dir/vugen.json" "$dir"/before-{a,b}.json "$dir"/after-{a,b}.json "$DEATHS" "$QUEUES" || status=1
     # The generator left cleanly: both vnics must know, and say why.
     for nic in a b; do
       wait_for 5 detached "$nic$vni" || {
@@ -155,6 +156,14 @@ try tcp-partial-completed server in_order=0 --tcp --size 512 --flows 64 --tx-csu
 try tcp-partial-completed-jumbo server in_order=0 --tcp --size 9000 --room 2048 --tx-csum
 try tcp-partial-completed-odd client mrg_rxbuf=0,in_order=0 --tcp --size 1399 --tx-csum
 
+# Several pairs of queues, in turn: frames come by all of them.
+for QUEUES in 4 8; do # 8 are the most of virtio-user
+  for role in server client; do
+    try "$role-queues$QUEUES" "$role" in_order=0 --size 64 --flows 1000 --random --mbufs 32767
+  done
+done
+QUEUES=1
+
 # The daemon dies twice under each case, and the next one goes on: the driver notices nothing.
 if [[ server-deaths =~ $PATTERN || client-deaths =~ $PATTERN ]]; then
   daemon_stop || die "butterflyd did not stop"
@@ -163,6 +172,9 @@ if [[ server-deaths =~ $PATTERN || client-deaths =~ $PATTERN ]]; then
   for role in server client; do
     try "$role-deaths" "$role" in_order=0 --size 64 --flows 1000 --random
   done
+  QUEUES=4
+  try server-deaths-queues server in_order=0 --size 64 --flows 1000 --random --mbufs 32767
+  QUEUES=1
   bf nic list >"$dir/left"
   bf shutdown >/dev/null
   daemon_forget

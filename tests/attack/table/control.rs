@@ -140,9 +140,9 @@ pub const ATTACKS: &[Attack] = &[
         Detach("were not offered"),
     ),
     (
-        "a third ring",
-        |s| send(s, SET_VRING_NUM, &raw::vring_state(2, 64), &[]),
-        Detach("there is no ring 2"),
+        "a ring beyond the last",
+        |s| send(s, SET_VRING_NUM, &raw::vring_state(32, 64), &[]),
+        Detach("there is no ring 32"),
     ),
     (
         "a ring of 0",

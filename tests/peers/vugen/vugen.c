@@ -55,13 +55,13 @@ enum direction { UNI, BIDI, REV, LAT, UPLINK };
 static const char *const direction_name[] = {"uni", "bidi", "rev", "lat", "uplink"};
 
 static struct {
-	unsigned flows, size, secs, warm, queue_size, learn_pps, mbufs, mbuf_cache, room, segments, seed;
+	unsigned flows, size, secs, warm, queue_size, queues, learn_pps, mbufs, mbuf_cache, room, segments, seed;
 	enum direction dir;
 	bool check, payload_check, tcp, vxlan, sync, random, tx_csum, rx_csum;
 	const char *json;
 } opt = {
 	.flows = 1, .size = 64, .secs = 5, .warm = 2, .queue_size = 256, .learn_pps = 200000,
-	.mbufs = 4095, .mbuf_cache = 512, .segments = 1, .seed = 1, .dir = UNI, .check = true,
+	.mbufs = 4095, .mbuf_cache = 512, .segments = 1, .queues = 1, .seed = 1, .dir = UNI, .check = true,
 };
 
 /* One simulated VM (or the uplink). */
@@ -75,6 +75,7 @@ struct port {
 	uint32_t tcp_sum;                /* unfolded checksum of frame with both ports zero */
 	struct rte_mbuf *pending[BURST]; /* built, not yet taken by the switch */
 	unsigned npending;
+	uint16_t tx_queue, rx_queue; /* taken next */
 	uint64_t tx, rx, rx_bytes, rx_bursts;
 	uint64_t bad;       /* received frames that are not ours: address, protocol or length */
 	uint64_t corrupt;   /* ours, but a byte changed on the way (--payload-check) */
@@ -400,7 +401,9 @@ static inline unsigned send_burst(unsigned p, unsigned n)
 			o->npending++;
 		}
 	}
-	unsigned sent = rte_eth_tx_burst(p, 0, o->pending, o->npending);
+	unsigned sent = rte_eth_tx_burst(p, o->tx_queue, o->pending, o->npending);
+	if (sent == o->npending)
+		o->tx_queue = (o->tx_queue + 1) % opt.queues;
 	if (sent && sent < o->npending)
 		memmove(o->pending, o->pending + sent, (o->npending - sent) * sizeof(o->pending[0]));
 	o->npending -= sent;
@@ -478,8 +481,12 @@ static inline unsigned receive_burst(unsigned p)
 {
 	struct port *o = &port[p];
 	struct rte_mbuf *m[BURST];
-	unsigned n = rte_eth_rx_burst(p, 0, m, BURST), good = 0;
+	unsigned n = 0, good = 0;
 
+	for (unsigned tries = 0; !n && tries < opt.queues; tries++) {
+		n = rte_eth_rx_burst(p, o->rx_queue, m, BURST);
+		o->rx_queue = (o->rx_queue + 1) % opt.queues;
+	}
 	if (!n)
 		return 0;
 	for (unsigned i = 0; i < n; i++) {
@@ -748,6 +755,7 @@ static void usage(void)
 	     "  --size BYTES     frame size without FCS, 60 to 9000 (64)\n"
 	     "  --room BYTES     data room of an mbuf (2048 if frames fit, else 9216); with mergeable buffers a small one\n"
 	     "                   makes large frames arrive in several buffers, and leave in several descriptors\n"
+	     "  --queues N       send by N queues in turn, receive by as many (1; 16 at most); frames overtake each other then\n"
 	     "  --segments N     send each frame in at least N descriptors (1)\n"
 	     "  --dir D          uni: port 0 to 1; bidi: both ways (sums); rev: port 1 to 0; lat: one-way latency,\n"
 	     "                   one frame at a time; uplink: send on port 0, count what is taken (uni)\n"
@@ -787,7 +795,7 @@ static void parse_options(int argc, char **argv)
 		{"slow", 1, 0, 'l'},  {"mbufs", 1, 0, 'm'},   {"mbc", 1, 0, 'c'},  {"tcp", 0, 0, 'T'},
 		{"json", 1, 0, 'j'},  {"watch", 1, 0, 'W'},   {"sync", 0, 0, 'S'}, {"payload-check", 0, 0, 'p'},
 		{"help", 0, 0, 'h'},  {"random", 0, 0, 'r'},  {"seed", 1, 0, 'e'}, {"room", 1, 0, 'R'},
-		{"segments", 1, 0, 'g'}, {"tx-csum", 0, 0, 'x'}, {"rx-csum", 0, 0, 'y'}, {0},
+		{"segments", 1, 0, 'g'}, {"queues", 1, 0, 'Q'}, {"tx-csum", 0, 0, 'x'}, {"rx-csum", 0, 0, 'y'}, {0},
 	};
 	int c;
 
@@ -798,6 +806,7 @@ static void parse_options(int argc, char **argv)
 		case 'r': opt.random = true; break;
 		case 'e': opt.seed = number(optarg, 0, ~0u, "seed"); break;
 		case 'R': opt.room = number(optarg, 128, FRAME_ROOM, "room"); break;
+		case 'Q': opt.queues = number(optarg, 1, 16, "queues"); break;
 		case 'g': opt.segments = number(optarg, 1, 64, "segments"); break;
 		case 'x': opt.tx_csum = true; break;
 		case 'y': opt.rx_csum = true; break;
@@ -899,8 +908,14 @@ static bool start_port(unsigned p)
 		conf.txmode.offloads |= RTE_ETH_TX_OFFLOAD_TCP_CKSUM;
 	if (opt.rx_csum)
 		conf.rxmode.offloads |= RTE_ETH_RX_OFFLOAD_TCP_CKSUM | RTE_ETH_RX_OFFLOAD_UDP_CKSUM;
-	if (rte_eth_dev_configure(p, 1, 1, &conf) || rte_eth_rx_queue_setup(p, 0, opt.queue_size, 0, NULL, pool) ||
-	    rte_eth_tx_queue_setup(p, 0, opt.queue_size, 0, NULL) || rte_eth_dev_start(p))
+	if (rte_eth_dev_configure(p, opt.queues, opt.queues, &conf))
+		return false;
+	for (unsigned q = 0; q < opt.queues; q++) {
+		if (rte_eth_rx_queue_setup(p, q, opt.queue_size, 0, NULL, pool) ||
+		    rte_eth_tx_queue_setup(p, q, opt.queue_size, 0, NULL))
+			return false;
+	}
+	if (rte_eth_dev_start(p))
 		return false;
 	rte_eth_promiscuous_enable(p);
 	return true;

@@ -105,6 +105,8 @@ families! {
     NicSessions = Gauge "butterfly_nic_sessions" ["nic", "vni"];
     /// 1 if a VM is attached, else 0.
     NicAttached = Gauge "butterfly_nic_attached" ["nic", "vni"];
+    /// Pairs of queues by which the VM receives.
+    NicQueues = Gauge "butterfly_nic_queues" ["nic", "vni"];
     /// 1 if the vnic's rings are held, as workers ended the daemon while they touched them, else 0.
     NicHeld = Gauge "butterfly_nic_held" ["nic", "vni"];
     /// Times that a VM attached.

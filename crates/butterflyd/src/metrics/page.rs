@@ -114,6 +114,7 @@ impl Page {
             self.add(Family::NicLearnt, &own, vnic.learnt);
             self.add(Family::NicSessions, &own, vnic.sessions);
             self.add(Family::NicAttached, &own, vnic.attached);
+            self.add(Family::NicQueues, &own, vnic.queues);
             self.add(Family::NicHeld, &own, vnic.held);
             self.add(Family::NicAttachments, &own, vnic.attachments);
         }

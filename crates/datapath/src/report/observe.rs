@@ -49,6 +49,8 @@ pub struct VnicObservation {
     pub vni: u32,
     /// True if a guest is attached.
     pub attached: bool,
+    /// Pairs of queues by which its guest receives.
+    pub queues: u32,
     /// Its rings are held.
     pub held: bool,
     /// Number of attachments.
@@ -228,6 +230,7 @@ fn observe_vnic(vnic: &Vnic) -> VnicObservation {
         id: vnic.id.clone(),
         vni: vnic.vni,
         attached: shared.presence.attached(),
+        queues: shared.port.open().count_ones(),
         held: shared.port.is_held(),
         attachments: shared.presence.attachments(),
         received: pair(&totals, Counter::InPackets, Counter::InBytes),

@@ -192,8 +192,8 @@ impl Fair {
         cost > self.part || account.size < WHOLE || account.divided
     }
 
-    /// Charges the cost of a batch to its ring, one of so many. If `queues` of its vnic are busy, it
-    /// waits as long as if it had served them all.
+    /// Charges the cost of a batch to its ring, one of so many. If `queues` of its vnic are busy,
+    /// it waits as long as if it had served them all.
     #[cold]
     pub fn owe(
         &mut self,

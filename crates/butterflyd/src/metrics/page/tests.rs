@@ -10,6 +10,7 @@ fn vnic(id: &str, vni: u32) -> VnicObservation {
         id: id.into(),
         vni,
         attached: true,
+        queues: 4,
         held: true,
         attachments: 2,
         received: (3, 180),
