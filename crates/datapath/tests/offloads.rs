@@ -305,6 +305,72 @@ fn large_segments_are_cut_for_who_does_not_take_them() {
     }
 }
 
+/// Several datagrams of UDP in one frame, of `size` bytes each but the last, and the datagrams.
+fn datagrams(v6: bool, tagged: bool, len: usize, size: u16) -> (Vec<u8>, NetHeader, Vec<Vec<u8>>) {
+    let all = data(len);
+    let (frame, _, header) = partial(v6, true, tagged, &all);
+    let header = NetHeader { gso_type: NetHeader::GSO_UDP_L4, gso_size: size, ..header };
+    let l3 = if tagged { 18 } else { 14 };
+    let pieces = all.chunks(size.into()).enumerate();
+    let cut = pieces.map(|(index, piece)| {
+        let (_, mut datagram, _) = partial(v6, true, tagged, piece);
+        if !v6 {
+            let id = u16::from_be_bytes([frame[l3 + 4], frame[l3 + 5]]).wrapping_add(index as u16);
+            datagram[l3 + 4..l3 + 6].copy_from_slice(&id.to_be_bytes());
+            datagram[l3 + 10..l3 + 12].fill(0);
+            let sum = Sum::of(&datagram[l3..l3 + 20]).checksum();
+            datagram[l3 + 10..l3 + 12].copy_from_slice(&sum.to_be_bytes());
+        }
+        datagram
+    });
+    (frame.clone(), header, cut.collect())
+}
+
+#[test]
+fn datagrams_pass_untouched_to_who_takes_them_and_are_cut_for_others() {
+    let partial = PLAIN.with(Features::MRG_RXBUF).with(Features::GUEST_CSUM);
+    let takes = |features| partial.with(features);
+    let receivers = [
+        receiver("takes both", takes(Features::USO)),
+        receiver("takes IPv4", takes(Features::GUEST_USO4)),
+        receiver("takes IPv6, in tiny buffers", takes(Features::GUEST_USO6)).buffers(1024, 128),
+        receiver("takes segments of TCP alone", LINUX),
+        receiver("takes partial checksums", partial),
+    ];
+    for b in receivers.into_iter().chain(simple_receivers()) {
+        let mut host = pair(&b);
+        for (v6, tagged) in [(false, false), (true, false), (false, true), (true, true)] {
+            let wanted = if v6 { Features::GUEST_USO6 } else { Features::GUEST_USO4 };
+            for (len, size) in
+                [(2401, 1200), (2400, 1200), (1000, 17), (6000, 1472), (3000, 300), (1473, 1472)]
+            {
+                let (frame, header, cut) = datagrams(v6, tagged, len, size);
+                let what = format!("{}: {len} bytes, {size} each, IPv6 {v6}", b.name);
+                let got = send(&mut host, &frame, header);
+                if b.features.has(wanted) {
+                    let [(net, bytes)] = &got[..] else { panic!("{what}: {}", got.len()) };
+                    assert!(*bytes == frame, "{what}");
+                    assert_eq!((net.gso_type, net.gso_size), (5, size), "{what}");
+                    assert_eq!(usize::from(net.hdr_len), frame.len() - len, "{what}");
+                    continue;
+                }
+                assert_eq!(got.len(), cut.len(), "{what}: {:?}", host.moved());
+                for ((net, bytes), datagram) in got.iter().zip(&cut) {
+                    assert_eq!((net.gso_type, net.gso_size), (0, 0), "{what}");
+                    let l4 = usize::from(header.csum_start);
+                    if b.features.has(Features::GUEST_CSUM) {
+                        assert_eq!(net.flags, NetHeader::FLAG_NEEDS_CSUM, "{what}");
+                        assert!(bytes[..l4 + 6] == datagram[..l4 + 6], "{what}");
+                        assert!(bytes[l4 + 8..] == datagram[l4 + 8..], "{what}");
+                    } else {
+                        assert!(bytes == datagram, "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// A receiver that takes TSO, but not of segments with ECN (virtio 1.2, 5.1.6.2).
 #[test]
 fn ecn_segments_need_their_own_feature() {
@@ -413,6 +479,26 @@ fn lies_about_offloads_are_refused() {
             "UDP fragmentation, which is not offered",
             &udp,
             NetHeader { gso_type: NetHeader::GSO_UDP, gso_size: 1448, ..hu },
+        ),
+        ("TCP as UDP", &tcp4, NetHeader { gso_type: NetHeader::GSO_UDP_L4, ..h4 }),
+        (
+            "datagrams that multiply work",
+            &udp,
+            NetHeader { gso_type: NetHeader::GSO_UDP_L4, gso_size: 19, ..hu },
+        ),
+        (
+            "datagrams of nothing",
+            &udp,
+            NetHeader { gso_type: NetHeader::GSO_UDP_L4, gso_size: 0, ..hu },
+        ),
+        (
+            "datagrams with ECN",
+            &udp,
+            NetHeader {
+                gso_type: NetHeader::GSO_UDP_L4 | NetHeader::GSO_ECN,
+                gso_size: 1448,
+                ..hu
+            },
         ),
         ("an unknown kind", &tcp4, NetHeader { gso_type: 0x7f, ..h4 }),
         ("ECN of nothing", &tcp4, NetHeader { gso_type: NetHeader::GSO_ECN, ..plain }),

@@ -9,7 +9,7 @@ use butterfly_datapath::{
 use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::{
-    build::{self, Ip, Tcp},
+    build::{self, Checksum, Ip, Tcp},
     checksum::Sum,
     ipv4::Ipv4,
     tcp::{ACK, SYN},
@@ -209,6 +209,35 @@ fn a_large_segment_keeps_no_frame_from_waiting() {
     one.set_neighbour(endpoint(2, false), link_mac(2)).unwrap();
     one.send("a", &small, EMPTY).unwrap();
     assert_eq!(one.left().unwrap().len(), 1);
+}
+
+/// Several datagrams of UDP in one frame leave as packets of their own, each complete.
+#[test]
+fn datagrams_of_one_frame_are_packets_of_their_own() {
+    for v6 in [false, true] {
+        let (mut one, mut two) = pair(v6, &bypass(), &bypass());
+        meet(&mut one, &mut two);
+        let all: Vec<u8> = (0..9_900u32).map(|n| (n * 7 + n / 256) as u8).collect();
+        let ip = a_to_b().identification(0xffff);
+        let frame = ip.clone().checksum(Checksum::Partial).udp(4000, 53, &all);
+        let header = NetHeader {
+            flags: NetHeader::FLAG_NEEDS_CSUM,
+            gso_type: NetHeader::GSO_UDP_L4,
+            gso_size: 1200,
+            csum_start: 34,
+            csum_offset: 6,
+            ..EMPTY
+        };
+        one.send("a", &frame, header).unwrap();
+        carry(&mut [&mut one, &mut two]);
+        let expected: Vec<_> = (0..)
+            .zip(all.chunks(1200))
+            .map(|(n, piece)| {
+                ip.clone().identification(0xffffu16.wrapping_add(n)).udp(4000, 53, piece)
+            })
+            .collect();
+        assert!(frames_of(&mut two, "b") == expected);
+    }
 }
 
 fn open(port: u16) -> SecurityGroup {

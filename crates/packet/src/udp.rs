@@ -4,6 +4,8 @@ use crate::{Error, cut, head};
 
 /// Bytes of the header.
 pub const LEN: usize = 8;
+/// Offset of the length, in bytes from the first byte of the header.
+pub const LENGTH_OFFSET: usize = 4;
 /// Offset of the checksum, in bytes from the first byte of the header.
 pub const CHECKSUM_OFFSET: usize = 6;
 

@@ -66,6 +66,12 @@ features! {
     VERSION_1 = 32, "version-1";
     /// Buffers are used in the order in which they were made available.
     IN_ORDER = 35, "in-order";
+    /// Driver receives UDPv4 datagrams to be segmented (virtio 1.3, 5.1.3).
+    GUEST_USO4 = 54, "guest-uso4";
+    /// Driver receives UDPv6 datagrams to be segmented.
+    GUEST_USO6 = 55, "guest-uso6";
+    /// Device receives UDP datagrams to be segmented.
+    HOST_USO = 56, "host-uso";
 }
 
 impl Features {
@@ -81,6 +87,7 @@ impl Features {
             | Self::HOST_TSO4.0
             | Self::HOST_TSO6.0
             | Self::HOST_ECN.0
+            | Self::USO.0
             | Self::MRG_RXBUF.0
             | Self::GUEST_ANNOUNCE.0
             | Self::MQ.0
@@ -102,8 +109,12 @@ impl Features {
             | Self::GUEST_ECN.0
             | Self::HOST_TSO4.0
             | Self::HOST_TSO6.0
-            | Self::HOST_ECN.0,
+            | Self::HOST_ECN.0
+            | Self::USO.0,
     );
+
+    /// Features by which several datagrams of UDP are one frame.
+    pub const USO: Features = Features(Self::GUEST_USO4.0 | Self::GUEST_USO6.0 | Self::HOST_USO.0);
 
     /// True if all bits of `other` are set.
     pub const fn has(self, other: Features) -> bool {
@@ -186,6 +197,8 @@ impl NetHeader {
     pub const GSO_UDP: u8 = 3;
     /// TCP over IPv6.
     pub const GSO_TCPV6: u8 = 4;
+    /// Several datagrams of UDP, over IPv4 or IPv6 (virtio 1.3, 5.1.6).
+    pub const GSO_UDP_L4: u8 = 5;
     /// Or'ed in: the segment has ECN set.
     pub const GSO_ECN: u8 = 0x80;
 

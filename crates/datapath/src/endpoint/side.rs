@@ -182,8 +182,8 @@ impl EndpointSide {
                     role: *role,
                     path: path.clone(),
                     port,
-                    // One pair is served.
-                    offered: Features::OFFERED.without(Features::MQ),
+                    // One pair is served, and what leaves is UDP, each packet by itself.
+                    offered: Features::OFFERED.without(Features::MQ.with(Features::USO)),
                     events: Arc::new(link),
                 };
                 Some(start(config).map_err(std::io::Error::other)?)

@@ -27,7 +27,7 @@ use crate::stages::{
     leaving::Leaving,
     mirror::{mirror, mirror_answer},
     outlet::{Outlet, Receive},
-    segment::Segments,
+    segment::{self, Segments},
     take::take,
     turn::{Turn, packets, weight},
     ways::next_way,
@@ -665,6 +665,8 @@ fn offloaded<R: Receive>(
     let needed = match meta.net.gso_type & !NetHeader::GSO_ECN {
         NetHeader::GSO_TCPV4 => Features::GUEST_TSO4,
         NetHeader::GSO_TCPV6 => Features::GUEST_TSO6,
+        NetHeader::GSO_UDP_L4 if segment::is_v6(meta, head) => Features::GUEST_USO6,
+        NetHeader::GSO_UDP_L4 => Features::GUEST_USO4,
         _ => Features::NONE,
     };
     let ecn = if meta.net.gso_type & NetHeader::GSO_ECN != 0 {

@@ -27,8 +27,8 @@ use crate::stages::{
 };
 
 drop_reasons! { 2;
-    /// The virtio-net header asks for a checksum or segmentation that does not fit the frame, or
-    /// for segments of less than 432 bytes.
+    /// The virtio-net header asks for a checksum or segmentation that does not fit the frame, for
+    /// segments of TCP of less than 432 bytes, or for more than 152 datagrams of UDP.
     BAD_OFFLOAD = "bad-offload" {
         cause: "a broken or hostile virtio driver in the machine",
         remedy: "replace the machine's virtio-net driver, or let it claim nothing: `csum=off,gso=off` on QEMU's `-device virtio-net-pci`",
@@ -40,6 +40,8 @@ drop_reasons! { 2;
 /// that Linux takes from a path (`net.ipv4.route.min_pmtu`); headers of IPv4 and TCP take 60 bytes
 /// each at most. A smaller size only multiplies work: a frame of 64 KiB is 152 segments at most.
 const MIN_SEGMENT: u16 = 552 - 60 - 60;
+/// Most segments of a frame. Datagrams of UDP may be of any size, as long as there are no more.
+const MAX_SEGMENTS: u32 = (u16::MAX as u32).div_ceil(MIN_SEGMENT as u32);
 
 /// Rebuilds virtio-net headers.
 pub(crate) struct Offload;
@@ -126,12 +128,17 @@ fn rebuild(
         NetHeader::GSO_NONE => return (ecn == 0).then_some(()),
         NetHeader::GSO_TCPV4 => layout.protocol == protocol::TCP && !layout.v6,
         NetHeader::GSO_TCPV6 => layout.protocol == protocol::TCP && layout.v6,
+        NetHeader::GSO_UDP_L4 => layout.protocol == protocol::UDP && ecn == 0,
         _ => false,
+    };
+    let least = match layout.protocol {
+        protocol::UDP => len.saturating_sub(payload as u32).div_ceil(MAX_SEGMENTS).max(1),
+        _ => MIN_SEGMENT.into(),
     };
     // Segments are cut up to the frame's end, so nothing may stand behind the IP packet.
     if !fits
         || layout.end != len as usize
-        || claims.gso_size < MIN_SEGMENT
+        || u32::from(claims.gso_size) < least
         || usize::from(claims.gso_size) > len as usize
     {
         return None;

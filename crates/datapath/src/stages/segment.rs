@@ -1,10 +1,10 @@
-//! Segmentation in software, for receivers that do not take large segments (RFC 9293; IPv4 ids as
-//! in RFC 6864).
+//! Segmentation in software, for receivers that do not take large segments of TCP (RFC 9293), or
+//! several datagrams of UDP in one frame (IPv4 ids as in RFC 6864).
 //!
 //! Each segment has the sender's headers, rewritten, and a piece of its payload that stays where it
 //! is until it is delivered.
 
-use butterfly_packet::{checksum::Sum, ipv4, ipv6::Ipv6, protocol, tcp};
+use butterfly_packet::{checksum::Sum, ipv4, ipv6::Ipv6, protocol, tcp, udp};
 use butterfly_vhost::{
     net::NetHeader,
     ring::{BATCH, HEAD_MAX},
@@ -12,12 +12,12 @@ use butterfly_vhost::{
 
 use crate::engine::batch::Meta;
 
-// The offload stage admits segments of at least 432 bytes; a frame has less than 64 KiB.
+// The offload stage bounds the number of segments; a frame has less than 64 KiB.
 const _: () = assert!(BATCH > 0 && HEAD_MAX >= 14 + 8 + 60 + 60);
 
 /// One segment.
 pub(crate) struct CutSegment<'a> {
-    /// All headers. The TCP checksum field holds the sum of the pseudo-header.
+    /// All headers. The checksum field holds the sum of the pseudo-header.
     pub head: &'a [u8],
     /// Start of its payload in the sender's frame.
     pub from: u32,
@@ -35,6 +35,7 @@ pub(crate) struct Segments<'a> {
     payload: usize,
     size: u32,
     v6: bool,
+    transport: Transport,
     /// True if the packet goes to another address than its header names. The sender's sum has that
     /// address, and the head may not.
     routed: bool,
@@ -43,9 +44,47 @@ pub(crate) struct Segments<'a> {
     index: u16,
 }
 
+/// Protocol of segments.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Transport {
+    Tcp,
+    Udp,
+}
+
+impl Transport {
+    const fn checksum(self) -> usize {
+        match self {
+            Transport::Tcp => tcp::CHECKSUM_OFFSET,
+            Transport::Udp => udp::CHECKSUM_OFFSET,
+        }
+    }
+
+    const fn protocol(self) -> u8 {
+        match self {
+            Transport::Tcp => protocol::TCP,
+            Transport::Udp => protocol::UDP,
+        }
+    }
+}
+
+/// Returns whether a frame that asks for segments is IPv6. The offload stage filled in `meta`.
+pub(crate) fn is_v6(meta: &Meta, head: &[u8]) -> bool {
+    match meta.net.gso_type & !NetHeader::GSO_ECN {
+        NetHeader::GSO_TCPV6 => true,
+        NetHeader::GSO_UDP_L4 => {
+            head.get(usize::from(meta.l3)).is_some_and(|version| version >> 4 == 6)
+        }
+        _ => false,
+    }
+}
+
 impl<'a> Segments<'a> {
     pub fn new(meta: &Meta, head: &'a [u8], frame_len: u32) -> Segments<'a> {
-        let v6 = meta.net.gso_type & !NetHeader::GSO_ECN == NetHeader::GSO_TCPV6;
+        let v6 = is_v6(meta, head);
+        let transport = match meta.net.gso_type {
+            NetHeader::GSO_UDP_L4 => Transport::Udp,
+            _ => Transport::Tcp,
+        };
         Segments {
             head,
             room: [0; HEAD_MAX],
@@ -54,6 +93,7 @@ impl<'a> Segments<'a> {
             payload: usize::from(meta.payload),
             size: u32::from(meta.net.gso_size.max(1)),
             v6,
+            transport,
             routed: v6 && is_routed(head.get(usize::from(meta.l3)..).unwrap_or_default()),
             at: u32::from(meta.payload),
             end: frame_len,
@@ -72,12 +112,13 @@ impl<'a> Segments<'a> {
         let last = self.at >= self.end;
         let head = self.room.get_mut(..self.payload)?;
         head.copy_from_slice(self.head.get(..self.payload)?);
-        let given = get(head, self.l4 + tcp::CHECKSUM_OFFSET)?;
+        let field = self.l4 + self.transport.checksum();
+        let given = get(head, field)?;
         rewrite(
             head,
             self.l3,
             self.l4,
-            self.v6,
+            (self.v6, self.transport),
             len,
             from - self.payload as u32,
             self.index,
@@ -90,7 +131,7 @@ impl<'a> Segments<'a> {
             let (whole, own) = (self.end - self.l4 as u32, (head.len() - self.l4) as u32 + len);
             let sum =
                 Sum::EMPTY.push_u16(given).push(&(!whole).to_be_bytes()).push(&own.to_be_bytes());
-            put(head, self.l4 + tcp::CHECKSUM_OFFSET, sum.fold())?;
+            put(head, field, sum.fold())?;
         }
         self.index = self.index.wrapping_add(1);
         Some(CutSegment { head, from, len })
@@ -117,34 +158,38 @@ fn rewrite(
     head: &mut [u8],
     l3: usize,
     l4: usize,
-    v6: bool,
+    (v6, transport): (bool, Transport),
     len: u32,
     offset: u32,
     index: u16,
     first: bool,
     last: bool,
 ) -> Option<()> {
-    let tcp_len = (head.len() - l4) as u32 + len;
+    let transport_len = (head.len() - l4) as u32 + len;
     let pseudo = if v6 {
         let ip = head.get_mut(l3..l4)?;
-        let payload_len = (ip.len() - butterfly_packet::ipv6::LEN) as u32 + tcp_len;
+        let payload_len = (ip.len() - butterfly_packet::ipv6::LEN) as u32 + transport_len;
         put(ip, 4, payload_len as u16)?;
         Sum::of(ip.get(8..40)?)
-            .push(&tcp_len.to_be_bytes())
-            .push_u16(u16::from(butterfly_packet::protocol::TCP))
+            .push(&transport_len.to_be_bytes())
+            .push_u16(transport.protocol().into())
     } else {
         let ip = head.get_mut(l3..l4)?;
-        put(ip, 2, (ip.len() as u32 + tcp_len) as u16)?;
+        put(ip, 2, (ip.len() as u32 + transport_len) as u16)?;
         let id = get(ip, 4)?.wrapping_add(index);
         put(ip, 4, id)?;
         put(ip, ipv4::CHECKSUM_OFFSET, 0)?;
         let checksum = Sum::of(ip).checksum();
         put(ip, ipv4::CHECKSUM_OFFSET, checksum)?;
         Sum::of(ip.get(12..20)?)
-            .push_u16(u16::from(butterfly_packet::protocol::TCP))
-            .push_u16(tcp_len as u16)
+            .push_u16(transport.protocol().into())
+            .push_u16(transport_len as u16)
     };
     let segment = head.get_mut(l4..)?;
+    if transport == Transport::Udp {
+        put(segment, udp::LENGTH_OFFSET, transport_len as u16)?;
+        return put(segment, udp::CHECKSUM_OFFSET, pseudo.fold());
+    }
     let sequence = u32::from_be_bytes(*segment.get(4..8)?.first_chunk()?).wrapping_add(offset);
     segment.get_mut(4..8)?.copy_from_slice(&sequence.to_be_bytes());
     let flags = segment.get_mut(13)?;
