@@ -336,14 +336,16 @@ fn truncate(vm: &Vm, choices: &mut Choices) -> bool {
 /// connection is gone.
 fn message(vm: &mut Vm, choices: &mut Choices) -> bool {
     let Vm { guest, connection, .. } = vm;
-    let index = choices.below(2);
+    // Rings of further pairs lie where those of the first do: the guest harms itself.
+    let index = if choices.below(3) == 0 { choices.below(40) } else { choices.below(2) };
+    let queue = index % 2;
     let result = match choices.below(24) {
         0 | 1 => connection
             .set_features(Features(Features::OFFERED.0 & choices.below(usize::MAX) as u64)),
         2 => connection.set_mem_table(&guest.memory().regions()),
         3 => connection.add_region(&guest.memory().regions()[choices.below(2)]),
         4 => connection.remove_region(&guest.memory().regions()[choices.below(2)]),
-        5 | 6 => connection.set_vring_addr(index, guest.queue(index), choices.below(2) == 0),
+        5 | 6 => connection.set_vring_addr(index, guest.queue(queue), choices.below(2) == 0),
         7 => {
             return request(
                 connection,
@@ -362,11 +364,11 @@ fn message(vm: &mut Vm, choices: &mut Choices) -> bool {
         }
         9 => connection.set_vring_kick(
             index,
-            (choices.below(3) > 0).then(|| guest.queue(index).kick_fd().as_fd()),
+            (choices.below(3) > 0).then(|| guest.queue(queue).kick_fd().as_fd()),
         ),
         10 => connection.set_vring_call(
             index,
-            (choices.below(3) > 0).then(|| guest.queue(index).call_fd().as_fd()),
+            (choices.below(3) > 0).then(|| guest.queue(queue).call_fd().as_fd()),
         ),
         11 => connection.set_vring_call(index, Some(full_eventfd().as_fd())),
         12 | 13 => connection.enable(index, choices.below(2) == 0),
@@ -383,7 +385,7 @@ fn message(vm: &mut Vm, choices: &mut Choices) -> bool {
                 .is_ok();
         }
         // Stops and starts the rings, as a reboot or a migration does.
-        20 => connection.stop(1).map(drop),
+        20 => connection.stop(choices.between(1, 16)).map(drop),
         21 => connection.start(guest, &butterfly_guest_driver::Start::default()),
         _ => connection.sync(),
     };

@@ -15,7 +15,7 @@ use std::{
 };
 
 use butterfly_uplink::{
-    BURST, Uplink,
+    BURST, Inward, Outward,
     tap::{Tap, TapConfig},
 };
 use clap::{Args, Parser};

@@ -26,9 +26,9 @@ use butterfly_vhost::{
     port::Port,
 };
 
-#[cfg(test)]
-use crate::engine::writer::PerWorker;
 use crate::harness::rings::{Attached, attach_rings};
+#[cfg(test)]
+use crate::overlay::Wire;
 use crate::overlay::{Tunnel, TunnelConfig, UplinkPort};
 use crate::plane::{Plane, PlaneConfig, attachment::Attachment, nowhere};
 use crate::session::SessionConfig;
@@ -152,13 +152,9 @@ impl Host {
     #[cfg(test)]
     pub(crate) fn on_wire(
         config: &TunnelConfig,
-        wire: Box<dyn butterfly_uplink::Uplink>,
+        halves: (Box<dyn butterfly_uplink::Inward>, Box<dyn butterfly_uplink::Outward>),
     ) -> Result<Host, Error> {
-        let tunnel = Tunnel::new(
-            config,
-            UplinkPort::Wire(PerWorker::from(Box::new([std::sync::Mutex::new(wire)]))),
-            1,
-        )?;
+        let tunnel = Tunnel::new(config, UplinkPort::Wire(Wire::new(halves)), 1)?;
         let sessions = SessionConfig { capacity: 1024, ..SessionConfig::default() };
         let plane = Plane::new(PlaneConfig {
             workers: 1,

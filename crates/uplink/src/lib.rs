@@ -1,8 +1,8 @@
 //! Ports that lead out of the host, behind one small trait: AF_XDP on a network interface
 //! ([`xdp`]), or a TAP device ([`tap`]).
 //!
-//! A packet worker owns an [`Uplink`] and moves bursts of frames through it. Everything else is for
-//! control threads:
+//! Packet workers own the halves of an [`Uplink`] and move bursts of frames through them. Everything
+//! else is for control threads:
 //!
 //! - [`kernel`] asks the host what it knows of interfaces, routes and neighbours.
 //! - [`packet`] sees copies of the frames that keep an address reachable.
@@ -68,23 +68,17 @@ pub struct Info {
     pub mtu: u32,
 }
 
-/// A port that leads out of the host: bursts in, bursts out.
+/// The half of an uplink by which frames arrive, in bursts.
 ///
 /// Frames are complete Ethernet frames without preamble and checksum sequence, at least 14 bytes.
 /// Between [`Self::receive`] and [`Self::release`] they are private memory: nothing else changes
 /// them.
 ///
-/// All methods but [`Self::info`] and [`Self::counters`] are for the packet path: they never
-/// allocate, block, panic or log. The only system calls are those that move frames: a wake-up where
-/// the kernel wants one (AF_XDP), one per frame (TAP).
-pub trait Uplink: Send {
-    /// Returns its properties.
-    fn info(&self) -> &Info;
-
-    /// Returns the counts so far. Asks the kernel: for a control thread, which uses a [`Meter`]
-    /// while a worker owns the uplink.
-    fn counters(&self) -> Counters;
-
+/// All methods are for the packet path, and so are those of [`Outward`]: they never allocate,
+/// block, panic or log. The only system calls are those that move frames: a wake-up where the
+/// kernel wants one (AF_XDP), one per frame (TAP). One thread may use this half, and another one
+/// the other.
+pub trait Inward: Send {
     /// Takes frames that arrived, until `max` (at most [`BURST`]) are held. Returns how many are
     /// held now.
     fn receive(&mut self, max: usize) -> usize;
@@ -96,6 +90,12 @@ pub trait Uplink: Send {
     /// Gives all held frames back.
     fn release(&mut self);
 
+    /// Becomes readable, and stays so, while frames wait to be received.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+}
+
+/// The half of an uplink by which frames leave, in bursts.
+pub trait Outward: Send {
     /// Returns a frame of exactly `len` bytes. The caller writes all of it in place: its contents
     /// are not defined.
     ///
@@ -121,7 +121,73 @@ pub trait Uplink: Send {
     fn pending(&self) -> bool {
         false
     }
-
-    /// Becomes readable, and stays so, while frames wait to be received.
-    fn descriptor(&self) -> BorrowedFd<'_>;
 }
+
+/// A port that leads out of the host, whole.
+pub trait Uplink: Inward + Outward {
+    /// Returns its properties.
+    fn info(&self) -> &Info;
+
+    /// Returns the counts so far. Asks the kernel: for a control thread, which uses a [`Meter`]
+    /// while workers own the uplink.
+    fn counters(&self) -> Counters;
+
+    /// Returns its halves, which go on without each other.
+    fn split(self) -> (Box<dyn Inward>, Box<dyn Outward>);
+}
+
+/// Makes a port of two fields, its halves.
+macro_rules! uplink {
+    ($type:ty) => {
+        impl Inward for $type {
+            fn receive(&mut self, max: usize) -> usize {
+                self.inward.receive(max)
+            }
+
+            fn frame(&self, index: usize) -> &[u8] {
+                self.inward.frame(index)
+            }
+
+            fn release(&mut self) {
+                self.inward.release();
+            }
+
+            fn descriptor(&self) -> BorrowedFd<'_> {
+                self.inward.descriptor()
+            }
+        }
+
+        impl Outward for $type {
+            fn room(&mut self, len: usize) -> Option<&mut [u8]> {
+                self.outward.room(len)
+            }
+
+            fn send(&mut self) {
+                self.outward.send();
+            }
+
+            fn flush(&mut self) {
+                self.outward.flush();
+            }
+
+            fn pending(&self) -> bool {
+                self.outward.pending()
+            }
+        }
+
+        impl Uplink for $type {
+            fn info(&self) -> &Info {
+                &self.info
+            }
+
+            fn counters(&self) -> Counters {
+                self.meter().read()
+            }
+
+            fn split(self) -> (Box<dyn Inward>, Box<dyn Outward>) {
+                (Box::new(self.inward), Box::new(self.outward))
+            }
+        }
+    };
+}
+use uplink;

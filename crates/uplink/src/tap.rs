@@ -15,7 +15,7 @@ use butterfly_packet::{Mac, checksum::Sum, ethernet};
 use rustix::{event::epoll, io::Errno};
 
 use crate::{
-    BURST, Counters, Error, Info, Meter, Uplink,
+    BURST, Counters, Error, Info, Inward, Meter, Outward, Uplink,
     counters::{Count, Counts},
     kernel::Kernel,
     tun::{MAX_MTU, TapName, Tun},
@@ -43,17 +43,31 @@ pub const KIND: &str = "tap";
 /// before.
 pub struct Tap {
     info: Info,
-    tun: Tun,
+    inward: TapInward,
+    outward: TapOutward,
+}
+
+/// Its half that receives.
+struct TapInward {
+    tun: Arc<Tun>,
     /// Has `tun` in it, as long as that works: a descriptor that only reports errors would keep a
     /// sleeper awake.
     epoll: OwnedFd,
     received: Buffers,
+    /// The longest frame received, in bytes.
+    longest: usize,
+    counts: Arc<Counts>,
+}
+
+/// Its half that sends.
+struct TapOutward {
+    tun: Arc<Tun>,
     queued: Buffers,
     /// Queued frames before this one are written.
     written: usize,
-    /// Length of the frame that [`Uplink::room`] gave out.
+    /// Length of the frame that [`Outward::room`] gave out.
     room: Option<usize>,
-    /// The longest frame sent or received, in bytes.
+    /// The longest frame sent, in bytes.
     longest: usize,
     counts: Arc<Counts>,
 }
@@ -126,7 +140,7 @@ impl Tap {
 
     /// The device's file, for who keeps it.
     pub fn device(&self) -> BorrowedFd<'_> {
-        self.tun.as_fd()
+        self.inward.tun.as_fd()
     }
 
     fn on(tun: Tun, name: String, config: &TapConfig) -> Result<Tap, Error> {
@@ -147,6 +161,7 @@ impl Tap {
         epoll::add(&epoll, &tun, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
             .map_err(events)?;
 
+        let (tun, counts) = (Arc::new(tun), Arc::<Counts>::default());
         Ok(Tap {
             info: Info {
                 // The kernel puts them back for the device's reader.
@@ -160,34 +175,43 @@ impl Tap {
                 mac: station(interface.mac),
                 mtu: interface.mtu,
             },
-            tun,
-            epoll,
-            received: Buffers::new(stride),
-            queued: Buffers::new(stride),
-            written: 0,
-            room: None,
-            longest,
-            counts: Arc::default(),
+            inward: TapInward {
+                tun: tun.clone(),
+                epoll,
+                received: Buffers::new(stride),
+                longest,
+                counts: counts.clone(),
+            },
+            outward: TapOutward {
+                tun,
+                queued: Buffers::new(stride),
+                written: 0,
+                room: None,
+                longest,
+                counts,
+            },
         })
     }
 
     /// Reads the counters from another thread.
     pub fn meter(&self) -> Meter {
-        Meter::new(&self.counts, [])
+        Meter::new(&self.inward.counts, [])
     }
+}
 
+impl TapInward {
     /// Reads one frame behind those held. `None`: there is none now.
     fn receive_one(&mut self) -> Option<()> {
         let (header, frame) = self.received.buffer(self.received.lengths.len())?;
         let mut parts = [std::io::IoSliceMut::new(header), std::io::IoSliceMut::new(frame)];
-        let len = match rustix::io::readv(&self.tun, &mut parts) {
+        let len = match rustix::io::readv(&*self.tun, &mut parts) {
             Ok(len) => len,
             Err(Errno::AGAIN | Errno::INTR) => return None,
             Err(_) => {
                 self.counts.rx_failed.add(1);
                 // The interface was deleted. Nothing will ever come, but the descriptor is readable
                 // for good.
-                let _ = epoll::delete(&self.epoll, &self.tun);
+                let _ = epoll::delete(&self.epoll, &*self.tun);
                 return None;
             }
         };
@@ -210,15 +234,9 @@ impl fmt::Debug for Tap {
     }
 }
 
-impl Uplink for Tap {
-    fn info(&self) -> &Info {
-        &self.info
-    }
+crate::uplink!(Tap);
 
-    fn counters(&self) -> Counters {
-        self.meter().read()
-    }
-
+impl Inward for TapInward {
     fn receive(&mut self, max: usize) -> usize {
         // Bounded by what is read, not by what is held: frames that are not valid must not keep a
         // worker here.
@@ -238,6 +256,12 @@ impl Uplink for Tap {
         self.received.lengths.clear();
     }
 
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Outward for TapOutward {
     fn room(&mut self, len: usize) -> Option<&mut [u8]> {
         self.room = None;
         if !(ethernet::HEADER_LEN..=self.longest).contains(&len) {
@@ -264,7 +288,7 @@ impl Uplink for Tap {
 
     fn flush(&mut self) {
         while let Some(frame) = self.queued.with_header(self.written) {
-            match rustix::io::write(&self.tun, frame) {
+            match rustix::io::write(&*self.tun, frame) {
                 // The others wait for the next flush.
                 Err(Errno::AGAIN) => return,
                 Err(_) => self.counts.tx_failed.add(1),
@@ -280,10 +304,6 @@ impl Uplink for Tap {
 
     fn pending(&self) -> bool {
         !self.queued.lengths.is_empty()
-    }
-
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use butterfly_packet::{Mac, build::ethernet};
 use butterfly_uplink::{
-    BURST, Uplink,
+    BURST, Inward, Outward, Uplink,
     kernel::Kernel,
     tap::{Tap, TapConfig},
 };

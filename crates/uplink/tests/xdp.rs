@@ -12,7 +12,7 @@ use std::{
 
 use butterfly_packet::{Mac, build::ethernet};
 use butterfly_uplink::{
-    BURST, Uplink,
+    BURST, Inward, Outward, Uplink,
     packet::PacketSocket,
     xdp::{MAX_MTU, Mode, Parts, SMALL_MTU, Xdp, XdpConfig, end},
 };

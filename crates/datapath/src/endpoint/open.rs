@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, Ipv6Addr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::Arc,
 };
 
 use butterfly_packet::mac::Mac;
@@ -24,8 +24,7 @@ use crate::endpoint::{
     keeper::{HostSide, LeftSockets},
     link::LinkWatch,
 };
-use crate::engine::writer::PerWorker;
-use crate::overlay::{Tunnel, TunnelConfig, UplinkPort};
+use crate::overlay::{Tunnel, TunnelConfig, UplinkPort, Wire};
 
 /// The tunnel endpoint of a host, as an operator declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -230,7 +229,7 @@ pub(crate) fn open(
                 left: None,
             });
             wire = Some((info, meter));
-            (on_wire(Box::new(tap)), mac, mtu)
+            (on_wire(tap), mac, mtu)
         }
         UplinkSpec::Xdp { interface, .. } => {
             let mut kernel = Kernel::open().map_err(std::io::Error::other)?;
@@ -266,7 +265,7 @@ pub(crate) fn open(
             let (packets, groups) = (Some(packets), Some(groups));
             host = Some(HostSide { kernel, packets, groups, link, left });
             wire = Some((info, meter));
-            (on_wire(Box::new(xdp)), mac, mtu)
+            (on_wire(xdp), mac, mtu)
         }
     };
     let (tunnel, control) = endpoint(spec, port, mac, mtu, answers)?;
@@ -369,8 +368,8 @@ fn endpoint(
     Ok((Tunnel::new(&config, port, 1)?, control))
 }
 
-fn on_wire(uplink: Box<dyn Uplink>) -> UplinkPort {
-    UplinkPort::Wire(PerWorker::from(Box::new([Mutex::new(uplink)])))
+fn on_wire(uplink: impl Uplink) -> UplinkPort {
+    UplinkPort::Wire(Wire::new(uplink.split()))
 }
 
 /// A link address that is as unique as the endpoint's own, and the same after a restart.

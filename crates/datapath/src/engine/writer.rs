@@ -44,11 +44,6 @@ impl<T> PerWorker<T> {
         PerWorker((0..workers).map(|_| make()).collect())
     }
 
-    /// Takes cells that were made elsewhere, one for each worker.
-    pub fn from(cells: Box<[T]>) -> PerWorker<T> {
-        PerWorker(cells)
-    }
-
     /// Returns the writer's own cell. `None` if these cells are of a switch with fewer workers.
     #[inline(always)]
     pub fn of(&self, writer: Writer<'_>) -> Option<&T> {

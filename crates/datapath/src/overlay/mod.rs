@@ -33,7 +33,7 @@ use crate::ip::{Address, mapped};
 pub(crate) use arrive::{Arrivals, Arrived, impossible};
 pub(crate) use outer::Source;
 pub(crate) use peers::PeerTable;
-pub(crate) use port::UplinkPort;
+pub(crate) use port::{UplinkPort, Wire};
 pub(crate) use punt::{Own, Punt, Punted};
 
 drop_reasons! { 7;

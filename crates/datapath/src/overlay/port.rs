@@ -1,20 +1,43 @@
 //! The uplink as workers use it: a virtual machine's rings, or a port of its own kind.
 
-use crate::engine::writer::{PerWorker, Writer};
 use std::{
     os::fd::BorrowedFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use butterfly_uplink::Uplink;
+use butterfly_uplink::{Inward, Outward};
 use butterfly_vhost::port::Port;
 
 /// The uplink's port.
 pub(crate) enum UplinkPort {
     /// vhost-user.
     Ring(Arc<Port>),
-    /// A wire for each worker: no other thread takes its lock while packets flow.
-    Wire(PerWorker<Mutex<Box<dyn Uplink>>>),
+    /// A port of its own kind. One worker receives by it, all send.
+    Wire(Wire),
+}
+
+/// The halves of a port of its own kind, each behind a lock of its own: who holds the one that
+/// receives delivers to guests meanwhile, and others who hold a guest's ring wait for the one that
+/// sends.
+pub(crate) struct Wire {
+    inward: Mutex<Box<dyn Inward>>,
+    outward: Mutex<Box<dyn Outward>>,
+}
+
+impl Wire {
+    pub fn new((inward, outward): (Box<dyn Inward>, Box<dyn Outward>)) -> Wire {
+        Wire { inward: inward.into(), outward: outward.into() }
+    }
+
+    /// Returns the half that receives.
+    pub fn inward(&self) -> MutexGuard<'_, Box<dyn Inward>> {
+        self.inward.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the half that sends.
+    pub fn outward(&self) -> MutexGuard<'_, Box<dyn Outward>> {
+        self.outward.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl UplinkPort {
@@ -27,22 +50,10 @@ impl UplinkPort {
         }
     }
 
-    /// Returns a worker's wire.
-    pub fn wire(&self, worker: Writer<'_>) -> Option<MutexGuard<'_, Box<dyn Uplink>>> {
-        match self {
-            UplinkPort::Ring(_) => None,
-            UplinkPort::Wire(wires) => {
-                wires.of(worker).map(|wire| wire.lock().unwrap_or_else(PoisonError::into_inner))
-            }
-        }
-    }
-
     /// Calls `f` with the descriptor that becomes readable when frames arrive.
     pub fn with_descriptor(&self, f: impl FnOnce(BorrowedFd<'_>)) {
-        if let UplinkPort::Wire(wires) = self
-            && let Some(wire) = wires.iter().next()
-        {
-            f(wire.lock().unwrap_or_else(PoisonError::into_inner).descriptor());
+        if let UplinkPort::Wire(wire) = self {
+            f(wire.inward().descriptor());
         }
     }
 }
@@ -53,7 +64,7 @@ mod tests {
 
     use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
     use butterfly_packet::{build, checksum::Sum, mac::Mac, tcp::ACK};
-    use butterfly_uplink::{BURST, Counters, Info};
+    use butterfly_uplink::BURST;
     use butterfly_vhost::net::NetHeader;
 
     use super::*;
@@ -61,22 +72,27 @@ mod tests {
     use crate::overlay::{Own, TunnelConfig};
     use crate::world::policy::VnicPolicy;
 
-    /// An uplink that holds no more than the smallest there is.
-    struct Small {
+    /// Frames that arrive.
+    struct Arriving {
         event: OwnedFd,
-        room: Vec<u8>,
-        queued: Vec<Vec<u8>>,
-        sent: Arc<Mutex<Vec<Vec<u8>>>>,
-        /// Frames that arrive, and how many are held.
-        arriving: Vec<Vec<u8>>,
+        frames: Vec<Vec<u8>>,
         held: usize,
     }
 
-    impl Small {
-        fn new(sent: Arc<Mutex<Vec<Vec<u8>>>>, arriving: Vec<Vec<u8>>) -> Small {
-            let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
-            Small { event, room: Vec::new(), queued: Vec::new(), sent, arriving, held: 0 }
-        }
+    /// Holds no more to send than the smallest uplink there is.
+    struct Small {
+        room: Vec<u8>,
+        queued: Vec<Vec<u8>>,
+        sent: Arc<Mutex<Vec<Vec<u8>>>>,
+    }
+
+    fn small(
+        sent: Arc<Mutex<Vec<Vec<u8>>>>,
+        frames: Vec<Vec<u8>>,
+    ) -> (Box<dyn Inward>, Box<dyn Outward>) {
+        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+        let small = Small { room: Vec::new(), queued: Vec::new(), sent };
+        (Box::new(Arriving { event, frames, held: 0 }), Box::new(small))
     }
 
     /// The worker holds the uplink while it serves it. A flood that arrived goes to vnics here, and
@@ -88,12 +104,12 @@ mod tests {
         let from = Mac([2, 0, 0, 0, 0, 0xc]);
         inside.extend(build::ethernet(from, Mac::BROADCAST).payload(0x88b5, &[0; 46]));
         let outer = build::ethernet(other, me).ipv4([192, 168, 0, 2], [192, 168, 0, 1]);
-        let small = Small::new(Arc::default(), vec![outer.udp(50_000, 4789, &inside)]);
+        let small = small(Arc::default(), vec![outer.udp(50_000, 4789, &inside)]);
         let (done, over) = std::sync::mpsc::channel();
         // A thread of its own: a worker that waits for itself would never come back.
         std::thread::spawn(move || {
             let config = TunnelConfig::new([192, 168, 0, 1].into(), me);
-            let mut host = Host::on_wire(&config, Box::new(small)).unwrap();
+            let mut host = Host::on_wire(&config, small).unwrap();
             let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
             host.vnic("a", Mac([2, 0, 0, 0, 0, 0xa]), 42, &policy).unwrap();
             let worker = &host.inside().0.workers[0];
@@ -105,28 +121,26 @@ mod tests {
         assert_eq!(got, Ok(1));
     }
 
-    impl Uplink for Small {
-        fn info(&self) -> &Info {
-            unreachable!()
-        }
-
-        fn counters(&self) -> Counters {
-            Counters::default()
-        }
-
+    impl Inward for Arriving {
         fn receive(&mut self, max: usize) -> usize {
-            self.held = self.arriving.len().min(max);
+            self.held = self.frames.len().min(max);
             self.held
         }
 
         fn frame(&self, index: usize) -> &[u8] {
-            &self.arriving[index]
+            &self.frames[index]
         }
 
         fn release(&mut self) {
-            self.arriving.drain(..std::mem::take(&mut self.held));
+            self.frames.drain(..std::mem::take(&mut self.held));
         }
 
+        fn descriptor(&self) -> BorrowedFd<'_> {
+            self.event.as_fd()
+        }
+    }
+
+    impl Outward for Small {
         fn room(&mut self, len: usize) -> Option<&mut [u8]> {
             self.room = vec![0; len];
             (self.queued.len() < BURST).then_some(&mut self.room)
@@ -139,19 +153,15 @@ mod tests {
         fn flush(&mut self) {
             self.sent.lock().unwrap().append(&mut self.queued);
         }
-
-        fn descriptor(&self) -> BorrowedFd<'_> {
-            self.event.as_fd()
-        }
     }
 
     #[test]
     fn more_packets_than_the_uplink_holds_at_once_leave_all_the_same() {
         let sent = Arc::new(Mutex::new(Vec::new()));
-        let small = Small::new(sent.clone(), Vec::new());
+        let small = small(sent.clone(), Vec::new());
         let (a, b) = (Mac([2, 0, 0, 0, 0, 0xa]), Mac([2, 0, 0, 0, 0, 0xb]));
         let config = TunnelConfig::new([192, 168, 0, 1].into(), Mac([2, 0xbf, 0, 0, 0, 1]));
-        let mut host = Host::on_wire(&config, Box::new(small)).unwrap();
+        let mut host = Host::on_wire(&config, small).unwrap();
         let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
         let guest = GuestConfig { max_frame: 65_000, ..GuestConfig::default() };
         host.declare("a", a, 42, &policy).unwrap();

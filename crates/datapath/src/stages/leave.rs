@@ -90,7 +90,7 @@ pub(crate) fn leave<'a, O: Outlet>(
     turn: &Turn,
     outlet: &'a O,
 ) -> Leaving<'a> {
-    let mut leaving = outlet.uplink(tunnel, context.worker);
+    let mut leaving = outlet.uplink(tunnel);
     if let Leaving::Ring(ring) = &mut leaving
         && let Some(ring) = ring.as_mut()
     {

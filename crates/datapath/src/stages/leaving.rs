@@ -2,18 +2,17 @@
 
 use std::sync::{Arc, MutexGuard, atomic::Ordering::Relaxed};
 
-use butterfly_uplink::Uplink;
+use butterfly_uplink::Outward;
 use butterfly_vhost::ring::{CallFd, RxRing};
 
 use crate::engine::tap::Tap;
-use crate::engine::writer::Writer;
 use crate::overlay::{Tunnel, UplinkPort};
 
 /// The uplink of a worker while frames go out. The other side sees them when it is published.
 pub(crate) enum Leaving<'a> {
     Nothing,
     Ring(MutexGuard<'a, Option<RxRing>>),
-    Wire(MutexGuard<'a, Box<dyn Uplink>>),
+    Wire(MutexGuard<'a, Box<dyn Outward>>),
     /// One of those with a tap.
     Tapped(Held<'a>, Tap<'a>),
 }
@@ -21,15 +20,15 @@ pub(crate) enum Leaving<'a> {
 /// An uplink that is there, held to send.
 pub(crate) enum Held<'a> {
     Ring(MutexGuard<'a, Option<RxRing>>),
-    Wire(MutexGuard<'a, Box<dyn Uplink>>),
+    Wire(MutexGuard<'a, Box<dyn Outward>>),
 }
 impl<'a> Leaving<'a> {
-    /// Returns the uplink of a worker, to send.
-    pub fn of(tunnel: &'a Tunnel, worker: Writer<'_>) -> Leaving<'a> {
+    /// Returns the uplink, to send.
+    pub fn of(tunnel: &'a Tunnel) -> Leaving<'a> {
         match &tunnel.port {
             _ if tunnel.down.load(Relaxed) => Leaving::Nothing,
             UplinkPort::Ring(port) => Leaving::Ring(port.rx()),
-            UplinkPort::Wire(_) => tunnel.port.wire(worker).map_or(Leaving::Nothing, Leaving::Wire),
+            UplinkPort::Wire(wire) => Leaving::Wire(wire.outward()),
         }
     }
 

@@ -15,7 +15,6 @@ use butterfly_vhost::{
 };
 
 use crate::engine::reason::DropReason;
-use crate::engine::writer::Writer;
 use crate::overlay::{Tunnel, peers::Peer};
 use crate::stages::leaving::Leaving;
 use crate::world::snapshot::Vnic;
@@ -33,7 +32,7 @@ pub(crate) trait Outlet {
     fn open<'a>(&'a self, receiver: &'a Vnic, pair: u8) -> Self::Held<'a>;
 
     /// Returns the uplink, to send.
-    fn uplink<'a>(&'a self, tunnel: &'a Tunnel, worker: Writer<'_>) -> Leaving<'a>;
+    fn uplink<'a>(&'a self, tunnel: &'a Tunnel) -> Leaving<'a>;
 
     /// Returns the outcome of a packet that would leave for a host, or for its network's group.
     /// Called instead of sending, unless [`Self::SENDS`].
@@ -103,8 +102,8 @@ impl Outlet for Rings {
     }
 
     #[inline(always)]
-    fn uplink<'a>(&'a self, tunnel: &'a Tunnel, worker: Writer<'_>) -> Leaving<'a> {
-        Leaving::of(tunnel, worker)
+    fn uplink<'a>(&'a self, tunnel: &'a Tunnel) -> Leaving<'a> {
+        Leaving::of(tunnel)
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
 
 use butterfly_mem::cpu;
 use butterfly_packet::{build, mac::Mac};
-use butterfly_uplink::{Counters, Info, Uplink};
+use butterfly_uplink::{Inward, Outward};
 use butterfly_vhost::net::NetHeader;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -24,15 +24,7 @@ struct TakesBack {
     shared: Arc<OnceLock<Arc<Shared>>>,
 }
 
-impl Uplink for TakesBack {
-    fn info(&self) -> &Info {
-        unreachable!()
-    }
-
-    fn counters(&self) -> Counters {
-        Counters::default()
-    }
-
+impl Inward for TakesBack {
     fn receive(&mut self, _: usize) -> usize {
         if let Some(shared) = self.shared.get() {
             shared.snapshot.store(Arc::default());
@@ -47,6 +39,15 @@ impl Uplink for TakesBack {
 
     fn release(&mut self) {}
 
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+/// Sends nothing.
+struct Nowhere;
+
+impl Outward for Nowhere {
     fn room(&mut self, _: usize) -> Option<&mut [u8]> {
         None
     }
@@ -54,10 +55,6 @@ impl Uplink for TakesBack {
     fn send(&mut self) {}
 
     fn flush(&mut self) {}
-
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
-    }
 }
 
 /// A rule that is taken back while a worker is busy holds for one batch more, not for a whole
@@ -69,7 +66,7 @@ fn a_new_snapshot_does_not_wait_for_a_round_of_attackers() {
     let event = eventfd(0, EventfdFlags::empty()).unwrap();
     let wire = TakesBack { event, shared: shared.clone() };
     let config = TunnelConfig::new([192, 168, 0, 1].into(), Mac([2, 0xbf, 0, 0, 0, 1]));
-    let mut host = Host::on_wire(&config, Box::new(wire)).unwrap();
+    let mut host = Host::on_wire(&config, (Box::new(wire), Box::new(Nowhere))).unwrap();
     let mac = |n: u8| Mac([2, 0, 0, 0, 0, n]);
     let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
     for n in 0..=VNICS {

@@ -23,7 +23,7 @@ use crate::engine::{
 };
 use crate::overlay::{
     Arrivals, Arrived, CONTROL_FULL, Own, Punted, SKIPPED, Tunnel, UNKNOWN_VNI, UPLINK_DOWN,
-    UPLINK_FULL, UplinkPort,
+    UPLINK_FULL, UplinkPort, Wire,
 };
 use crate::stages::pipeline::Scratches;
 use crate::stages::{
@@ -34,6 +34,16 @@ use crate::stages::{
     turn::Turn,
 };
 use crate::world::snapshot::Snapshot;
+
+/// Sends what is still queued to leave. Returns whether something is left.
+#[inline(always)]
+fn go_on(wire: &Wire) -> bool {
+    let mut wire = wire.outward();
+    if wire.pending() {
+        wire.flush();
+    }
+    wire.pending()
+}
 
 impl Worker {
     /// Serves one batch from the uplink.
@@ -85,17 +95,13 @@ impl Worker {
                 }
                 n
             }
-            UplinkPort::Wire(_) => {
-                let Some(mut wire) = tunnel.port.wire(self.id.writer()) else {
-                    return Looked::Gone;
-                };
-                if wire.pending() {
-                    wire.flush();
-                }
+            UplinkPort::Wire(wire) => {
+                let pending = go_on(wire);
                 // What leaves the host goes on.
                 if held {
-                    return if wire.pending() { Looked::Held } else { Looked::Gone };
+                    return if pending { Looked::Held } else { Looked::Gone };
                 }
+                let mut wire = wire.inward();
                 line.serve_uplink();
                 let n = wire.receive(size.into());
                 if n == 0 {
@@ -162,9 +168,7 @@ impl Worker {
                 true
             }
             // Frames that came since the last look are an event of its descriptor.
-            UplinkPort::Wire(_) => {
-                tunnel.port.wire(self.id.writer()).is_some_and(|wire| wire.pending())
-            }
+            UplinkPort::Wire(wire) => wire.outward().pending(),
         }
     }
 
@@ -179,7 +183,7 @@ impl Worker {
     #[cold]
     pub(super) fn send_own(&mut self) {
         let Some(tunnel) = &self.shared.tunnel else { return };
-        let mut leaving = Leaving::of(tunnel, self.id.writer());
+        let mut leaving = Leaving::of(tunnel);
         let mut queued = 0;
         while let Some(Own { frame, counted }) = tunnel.punt.next_own() {
             // No queue holds fewer.

@@ -68,7 +68,7 @@ impl Xdp {
     /// [parts](Self::parts), or until the end.
     pub fn outlast(&mut self) -> Result<Ending, Error> {
         let failed = |error| Error::failed("cannot note what a successor has to know", error);
-        for queue in &self.queues {
+        for queue in &self.inward.queues {
             let record = Record {
                 queue: queue.number(),
                 queues: self.info.queues,
@@ -81,26 +81,26 @@ impl Xdp {
             };
             record.write(queue.memory()).map_err(failed)?;
         }
-        let ending = self.link.descriptor().try_clone_to_owned().map_err(failed)?;
-        self.link.outlast();
+        let ending = self.inward.link.descriptor().try_clone_to_owned().map_err(failed)?;
+        self.inward.link.outlast();
         Ok(Ending(ending))
     }
 
     /// Returns whether the kernel lets a successor go on with it.
     pub fn can_be_adopted(&self) -> bool {
-        self.queues.iter().all(Queue::can_be_adopted)
+        self.inward.queues.iter().all(Queue::can_be_adopted)
     }
 
     /// The parts that a successor needs, by name. The last one makes them whole.
     pub fn parts(&self) -> Vec<(String, BorrowedFd<'_>)> {
         let of = |queue: &'_ Queue| [memory_name(queue.number()), socket_name(queue.number())];
         let mut parts = Vec::new();
-        for queue in &self.queues {
+        for queue in &self.inward.queues {
             let [memory, socket] = of(queue);
             parts.push((memory, queue.memory()));
             parts.push((socket, queue.socket()));
         }
-        parts.push((LINK.to_owned(), self.link.descriptor()));
+        parts.push((LINK.to_owned(), self.inward.link.descriptor()));
         parts
     }
 
@@ -149,7 +149,7 @@ impl Xdp {
                 sends: number == 0,
                 zero_copy: record.zero_copy,
             };
-            let (queue, lost, probe) = Queue::adopt(&queue_config, socket, memory)?;
+            let (queue, way, lost, probe) = Queue::adopt(&queue_config, socket, memory)?;
             probes.push(probe);
             let cookie = queue.cookie().map_err(|error| Error::failed("its socket", error))?;
             if cookie != record.cookie {
@@ -157,7 +157,7 @@ impl Xdp {
             }
             held += lost;
             first.get_or_insert(record);
-            open.push(queue);
+            open.push((queue, way));
         }
         if !parts.is_empty() {
             return Err(Error::refused("it served more queues"));
@@ -167,7 +167,8 @@ impl Xdp {
             bpf::socket_map(count).map_err(|error| bpf_failed("make a map of sockets", error))?;
         let xdp = Xdp::of(interface, config, (link, hook, note), open, map.as_fd())?;
         let program = program(config, map.as_fd())?;
-        xdp.link
+        xdp.inward
+            .link
             .replace(program.as_fd())
             .map_err(|error| bpf_failed("put the XDP program in place of the former one", error))?;
         // The kernel waits for all processors before it lets go of such a socket.

@@ -24,6 +24,8 @@ pub struct Mapping {
 
 // SAFETY: a mapping is not bound to the thread that made it. What is in it, its users look after.
 unsafe impl Send for Mapping {}
+// SAFETY: it gives out pointers, and changes nothing by itself.
+unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Zeroed memory of our own.
@@ -162,7 +164,8 @@ impl Umem {
         let place = self.place(address, len)?;
         // SAFETY: `place` found `len` bytes inside the mapping, initialised since it was made of
         // zeroes. The kernel does not write to them (the caller's promise), nor does another
-        // process (see the type). Nothing else here does: that takes `&mut self`.
+        // process (see the type), nor anybody else here: chunks that receive are never written
+        // here (the promise to `frame_mut`).
         Some(unsafe { slice::from_raw_parts(place.as_ptr(), len) })
     }
 
@@ -170,11 +173,12 @@ impl Umem {
     ///
     /// # Safety
     ///
-    /// As for [`Self::frame`].
+    /// As for [`Self::frame`], and no other reference into the chunk lives as long as the result.
     #[inline]
-    pub unsafe fn frame_mut(&mut self, address: u64, len: usize) -> Option<&mut [u8]> {
+    #[allow(clippy::mut_from_ref)] // each chunk has one owner, which is the caller
+    pub unsafe fn frame_mut(&self, address: u64, len: usize) -> Option<&mut [u8]> {
         let place = self.place(address, len)?;
-        // SAFETY: as above; `&mut self` makes it the only reference into the mapping.
+        // SAFETY: as above; the caller promises that there is no other reference to these bytes.
         Some(unsafe { slice::from_raw_parts_mut(place.as_ptr(), len) })
     }
 }

@@ -39,13 +39,13 @@ use butterfly_packet::{ethernet, vxlan};
 use rustix::event::epoll;
 
 use crate::{
-    BURST, Counters, Error, Info, Meter, Uplink,
+    BURST, Counters, Error, Info, Inward, Meter, Outward, Uplink,
     counters::Counts,
     kernel::{Interface, Kernel},
     sys,
 };
 use bpf::{Hook, Link};
-use queue::{Held, Queue, QueueConfig};
+use queue::{Held, Queue, QueueConfig, Way};
 
 pub use adopt::{Adopted, Ending, PARTS, Parts, end};
 
@@ -115,19 +115,31 @@ pub const KIND: &str = "af_xdp";
 /// An interface's VXLAN, by AF_XDP.
 pub struct Xdp {
     info: Info,
-    /// Detaches the program when dropped: before the sockets.
-    link: Link,
     hook: Hook,
     /// Bytes in a chunk.
     chunk: u32,
     /// True if the kernel was asked to hand the chunks to the card.
     zero_copy: bool,
+    inward: XdpInward,
+    outward: XdpOutward,
+}
+
+/// Its half that receives.
+struct XdpInward {
+    /// Detaches the program when dropped: before the sockets.
+    link: Link,
     queues: Vec<Queue>,
     /// Readable while any of the sockets is.
     epoll: OwnedFd,
     held: ArrayVec<Held, BURST>,
     /// Which queue is asked first.
     next: u32,
+    counts: Arc<Counts>,
+}
+
+/// Its half that sends.
+struct XdpOutward {
+    way: Way,
     /// The longest frame sent, in bytes.
     longest: usize,
     counts: Arc<Counts>,
@@ -169,8 +181,8 @@ impl Xdp {
             };
             Queue::open(&queue_config)
         };
-        let queues = (0..queues).map(open).collect::<Result<Vec<Queue>, Error>>()?;
-        Xdp::of(interface, config, (link, hook, note), queues, map.as_fd())
+        let opened = (0..queues).map(open).collect::<Result<Vec<_>, Error>>()?;
+        Xdp::of(interface, config, (link, hook, note), opened, map.as_fd())
     }
 
     /// Makes it of an attached program and bound sockets, and puts these into a map.
@@ -178,9 +190,12 @@ impl Xdp {
         interface: Interface,
         config: &XdpConfig,
         (link, hook, note): (Link, Hook, Option<String>),
-        queues: Vec<Queue>,
+        opened: Vec<(Queue, Option<Way>)>,
         map: BorrowedFd<'_>,
     ) -> Result<Xdp, Error> {
+        let (queues, ways): (Vec<Queue>, Vec<Option<Way>>) = opened.into_iter().unzip();
+        let sends = ways.into_iter().flatten().next();
+        let way = sends.ok_or_else(|| Error::refused("no queue sends"))?;
         let events = |error| Error::failed("cannot make an event queue for AF_XDP sockets", error);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(events)?;
         for (number, queue) in (0u32..).zip(&queues) {
@@ -201,6 +216,8 @@ impl Xdp {
             Hook::Generic => "generic",
         };
         let tags = keep_tags(&interface);
+        let counts = Arc::<Counts>::default();
+        let longest = (interface.mtu + LINK) as usize;
         Ok(Xdp {
             chunk: chunk(&interface)?,
             info: Info {
@@ -214,21 +231,23 @@ impl Xdp {
                 mac: interface.mac,
                 mtu: interface.mtu,
             },
-            link,
             hook,
             zero_copy: hook == Hook::Native && config.mode == Mode::Best,
-            queues,
-            epoll,
-            held: ArrayVec::new(),
-            next: 0,
-            longest: (interface.mtu + LINK) as usize,
-            counts: Arc::default(),
+            inward: XdpInward {
+                link,
+                queues,
+                epoll,
+                held: ArrayVec::new(),
+                next: 0,
+                counts: counts.clone(),
+            },
+            outward: XdpOutward { way, longest, counts },
         })
     }
 
     /// Reads the counters from another thread.
     pub fn meter(&self) -> Meter {
-        Meter::new(&self.counts, self.queues.iter().map(Queue::weak_socket))
+        Meter::new(&self.inward.counts, self.inward.queues.iter().map(Queue::weak_socket))
     }
 }
 
@@ -238,15 +257,9 @@ impl fmt::Debug for Xdp {
     }
 }
 
-impl Uplink for Xdp {
-    fn info(&self) -> &Info {
-        &self.info
-    }
+crate::uplink!(Xdp);
 
-    fn counters(&self) -> Counters {
-        self.meter().read()
-    }
-
+impl Inward for XdpInward {
     fn receive(&mut self, max: usize) -> usize {
         let (before, max) = (self.held.len(), max.min(BURST));
         let mut bytes = 0;
@@ -256,7 +269,7 @@ impl Uplink for Xdp {
             }
             let number = self.next;
             // The next one first next time, however many this one has.
-            self.next = if number + 1 < self.info.queues { number + 1 } else { 0 };
+            self.next = if (number as usize) + 1 < self.queues.len() { number + 1 } else { 0 };
             let Some(queue) = self.queues.get_mut(number as usize) else { break };
             while self.held.len() < max
                 && let Some(held) = queue.take()
@@ -295,12 +308,18 @@ impl Uplink for Xdp {
         }
     }
 
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Outward for XdpOutward {
     fn room(&mut self, len: usize) -> Option<&mut [u8]> {
         if !(ethernet::HEADER_LEN..=self.longest).contains(&len) {
             self.counts.tx_bad_length.add(1);
             return None;
         }
-        let room = self.queues.first_mut()?.room(len);
+        let room = self.way.room(len);
         if room.is_none() {
             self.counts.tx_full.add(1);
         }
@@ -308,24 +327,20 @@ impl Uplink for Xdp {
     }
 
     fn send(&mut self) {
-        if let Some(len) = self.queues.first_mut().and_then(Queue::send) {
+        if let Some(len) = self.way.send() {
             self.counts.sent.add(1);
             self.counts.sent_bytes.add(len as u64);
         }
     }
 
     fn flush(&mut self) {
-        if self.queues.first_mut().is_some_and(|queue| queue.flush().is_err()) {
+        if self.way.flush().is_err() {
             self.counts.tx_failed.add(1);
         }
     }
 
     fn pending(&self) -> bool {
-        self.queues.first().is_some_and(Queue::pending)
-    }
-
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        self.way.pending()
     }
 }
 

@@ -1,4 +1,5 @@
 //! One AF_XDP socket: frames of one receive queue in, and frames out if it is the one that sends.
+//! The two halves, [`Queue`] and [`Way`], share the socket and the memory, and no chunk.
 //!
 //! [`chunks`](super::chunks) says whose each chunk is. Only chunks held, free or given out are
 //! touched here.
@@ -40,16 +41,22 @@ const KERNEL_BURST: u32 = 32;
 /// full card takes much less to get on; one without a cable must not keep a worker busy.
 const FRUITLESS: u32 = 100_000;
 
-/// A socket with its rings and frames.
+/// A socket with its rings and frames, as far as it receives.
 pub struct Queue {
     // Closed before the rings and frames are unmapped. The kernel would not mind, but this is how
     // it reads.
     socket: Arc<OwnedFd>,
     number: u32,
     receiver: Receiver,
-    sender: Option<Sender>,
-    umem: Umem,
+    umem: Arc<Umem>,
     zero_copy: bool,
+}
+
+/// The half of a socket that sends.
+pub struct Way {
+    socket: Arc<OwnedFd>,
+    sender: Sender,
+    umem: Arc<Umem>,
 }
 
 /// Parameters of a socket.
@@ -214,7 +221,7 @@ fn what(config: &QueueConfig<'_>) -> String {
 
 impl Queue {
     /// Opens a socket and binds it to its queue. Frames arrive once it is in the program's map.
-    pub fn open(config: &QueueConfig<'_>) -> Result<Queue, Error> {
+    pub fn open(config: &QueueConfig<'_>) -> Result<(Queue, Option<Way>), Error> {
         let opening = Opening::begin(config)?;
         let memory = |error| opening.no_memory("memory for frames", error);
         let umem = Umem::create(config.chunk, config.chunks()).map_err(memory)?;
@@ -228,15 +235,20 @@ impl Queue {
         let sender = send.map(|(transmit, done)| Sender::begin(transmit, done, config.chunk));
 
         opening.bind()?;
-        let zero_copy = is_zero_copy(socket);
-        Ok(Queue {
-            socket: Arc::new(opening.socket),
-            number: config.queue,
-            receiver,
-            sender,
-            umem,
-            zero_copy,
-        })
+        Ok(Queue::of(config, opening.socket, receiver, sender, umem))
+    }
+
+    fn of(
+        config: &QueueConfig<'_>,
+        socket: OwnedFd,
+        receiver: Receiver,
+        sender: Option<Sender>,
+        umem: Umem,
+    ) -> (Queue, Option<Way>) {
+        let zero_copy = is_zero_copy(&socket);
+        let (socket, umem) = (Arc::new(socket), Arc::new(umem));
+        let way = sender.map(|sender| Way { socket: socket.clone(), sender, umem: umem.clone() });
+        (Queue { socket, number: config.queue, receiver, umem, zero_copy }, way)
     }
 
     /// Goes on with the socket and the memory of a former process, which need not be what they
@@ -248,7 +260,7 @@ impl Queue {
         config: &QueueConfig<'_>,
         socket: OwnedFd,
         memory: OwnedFd,
-    ) -> Result<(Queue, u32, OwnedFd), Error> {
+    ) -> Result<(Queue, Option<Way>, u32, OwnedFd), Error> {
         let what = || format!("queue {}", config.queue);
         let failed =
             |step: &str, error: io::Error| Error::failed(format!("{}: {step}", what()), error);
@@ -268,19 +280,13 @@ impl Queue {
             .map(|(transmit, done)| Sender::recover(transmit, done, config.chunk))
             .transpose()
             .map_err(contradicts)?;
-        let zero_copy = is_zero_copy(&socket);
-        let mut queue = Queue {
-            socket: Arc::new(socket),
-            number: config.queue,
-            receiver,
-            sender,
-            umem,
-            zero_copy,
-        };
+        let (mut queue, mut way) = Queue::of(config, socket, receiver, sender, umem);
         // The former process may have died before it woke the kernel.
         queue.given_back();
-        let _ = queue.flush();
-        Ok((queue, lost, probe))
+        if let Some(way) = &mut way {
+            let _ = way.flush();
+        }
+        Ok((queue, way, lost, probe))
     }
 
     /// Returns whether another process could map the rings: Linux 6.4 and later let it.
@@ -340,7 +346,8 @@ impl Queue {
         }
         // SAFETY: a `Held` of this queue is made by `take` only, neither copied nor cloned, and
         // eaten by `give_back`. Between the two the chunk is ours: the kernel put it into
-        // the receive ring, and only `give_back` puts it into the fill ring again.
+        // the receive ring, and only `give_back` puts it into the fill ring again. It is a receiving
+        // one (`Receiver::take` looks), which the half that sends never touches.
         unsafe { self.umem.frame(held.address, held.len as usize) }.unwrap_or(&[])
     }
 
@@ -361,26 +368,29 @@ impl Queue {
             let _ = rustix::net::recv(&*self.socket, &mut [0u8; 0], RecvFlags::DONTWAIT);
         }
     }
+}
 
+impl Way {
     /// A chunk to be written and sent. `None` if none is free, or `len` bytes do not fit into one.
     #[inline]
     pub fn room(&mut self, len: usize) -> Option<&mut [u8]> {
-        let address = self.sender.as_mut()?.give(u32::try_from(len).ok()?)?;
-        // SAFETY: the chunk is given out: it is in no ring. The kernel gets it by `send`, which
-        // takes `&mut self`, so that the result is gone by then.
+        let address = self.sender.give(u32::try_from(len).ok()?)?;
+        // SAFETY: the chunk is given out: it is in no ring, and it is a sending one, which the other
+        // half never touches. The kernel gets it by `send`, which takes `&mut self`, and so does
+        // this for the next one: the result is gone by then.
         unsafe { self.umem.frame_mut(address, len) }
     }
 
     /// Queues the chunk that [`Self::room`] gave out; returns its length if there was one.
     #[inline]
     pub fn send(&mut self) -> Option<usize> {
-        self.sender.as_mut()?.queue()
+        self.sender.queue()
     }
 
     /// Shows the kernel what was queued, and wakes it if it wants that.
     #[inline]
     pub fn flush(&mut self) -> Result<(), Errno> {
-        let Some(sender) = &mut self.sender else { return Ok(()) };
+        let sender = &mut self.sender;
         sender.publish();
         // Where the kernel copies, a wake-up sends a burst. It is woken again as long as it gets
         // on, at most once round the ring.
@@ -409,9 +419,8 @@ impl Queue {
     /// True if frames are queued that the kernel takes only when it is woken, and may take soon.
     #[inline]
     pub fn pending(&self) -> bool {
-        let waits =
-            |sender: &Sender| sender.transmit.outstanding() && sender.transmit.needs_wakeup();
-        self.sender.as_ref().is_some_and(|sender| sender.fruitless < FRUITLESS && waits(sender))
+        let Sender { transmit, fruitless, .. } = &self.sender;
+        *fruitless < FRUITLESS && transmit.outstanding() && transmit.needs_wakeup()
     }
 }
 

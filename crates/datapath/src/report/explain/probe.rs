@@ -16,7 +16,6 @@ use butterfly_vhost::{
 };
 
 use crate::engine::reason::DropReason;
-use crate::engine::writer::Writer;
 use crate::overlay::{NO_NEIGHBOUR, Tunnel, UPLINK_DOWN, peers::Peer};
 use crate::stages::{
     leaving::Leaving,
@@ -132,7 +131,7 @@ impl<'p> Outlet for &'p Probe {
         Look(Some(offered(Features::NONE, None)))
     }
 
-    fn uplink<'a>(&'a self, tunnel: &'a Tunnel, _: Writer<'_>) -> Leaving<'a> {
+    fn uplink<'a>(&'a self, tunnel: &'a Tunnel) -> Leaving<'a> {
         self.down.set(tunnel.down.load(Relaxed) || tunnel.port.is_down());
         Leaving::Nothing
     }
