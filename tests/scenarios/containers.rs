@@ -10,7 +10,7 @@ use std::{
 };
 
 use butterfly_api::proto::{self, NicShow, Request, nic};
-use butterfly_packet::{build, icmp::Icmp, ipv4::Ipv4};
+use butterfly_packet::{build, checksum::Sum, icmp::Icmp, ipv4::Ipv4};
 use butterfly_tests::{
     Daemon, Host, Kind, Nic, PATIENCE, eventually,
     frames::{mac, pattern},
@@ -261,6 +261,78 @@ fn containers_exchange_tcp_whatever_their_offloads_are() {
         transfer(&b, &a, Ipv4Addr::new(10, 0, 0, 1), size);
     }
     assert_eq!(drops("tap-a", "bad-offload"), 0);
+}
+
+/// Programs that send and receive UDP in a namespace: what is sent at once is cut by whoever comes
+/// last.
+const SENDS: &str = "import socket, sys
+to, size = sys.argv[1], int(sys.argv[2])
+socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+socket.setsockopt(17, 103, size) # UDP_SEGMENT
+socket.sendto(bytes(n * 7 % 251 for n in range(20 * size)), (to, 4000))
+";
+const RECEIVES: &str = "import socket, sys
+size, ready = int(sys.argv[1]), sys.argv[2]
+socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+socket.bind(('0.0.0.0', 4000))
+socket.settimeout(20)
+open(ready, 'w').close()
+got = [socket.recv(65536) for _ in range(20)]
+assert [len(part) for part in got] == [size] * 20, [len(part) for part in got]
+assert b''.join(got) == bytes(n * 7 % 251 for n in range(20 * size))
+print('whole')
+";
+
+/// Several datagrams of UDP pass as one frame between containers, and are cut for a machine that
+/// does not take that.
+#[test]
+fn datagrams_that_are_sent_at_once_stay_together() {
+    let Some(host) = Host::process() else { return };
+    let daemon = host.daemon();
+    let (a, b) = (container(daemon, "a", 1), container(daemon, "b", 2));
+    if !show(daemon, "a").features_negotiated.iter().any(|name| name == "host-uso") {
+        println!("this kernel's TAP devices have no UDP segmentation");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let (sends, receives) = (file("sends.py", SENDS), file("receives.py", RECEIVES));
+    a.run("ping -c 1 -W 5 10.0.0.2");
+    for size in [100, 1000, 1472] {
+        let ready = dir.path().join(format!("ready-{size}"));
+        let before = show(daemon, "a").in_packets();
+        std::thread::scope(|scope| {
+            let receiver =
+                scope.spawn(|| b.run(&format!("python3 {receives} {size} {}", ready.display())));
+            eventually("the receiver", || ready.exists());
+            a.run(&format!("python3 {sends} 10.0.0.2 {size}"));
+            assert_eq!(receiver.join().unwrap().trim(), "whole");
+        });
+        let frames = show(daemon, "a").in_packets() - before;
+        assert!(frames < 4, "{frames} frames for 20 datagrams of {size} bytes");
+    }
+    // A machine without the feature gets each by itself.
+    let mut vm = host.station(&Nic::bypass("vm", mac(3), VNI), &usual());
+    a.run(&format!("ip neigh add 10.0.0.3 lladdr {} dev a", mac(3)));
+    a.run(&format!("python3 {sends} 10.0.0.3 1000"));
+    let mut got = Vec::new();
+    eventually("datagrams", || {
+        got.extend(vm.pending().into_iter().filter(|frame| frame.get(23) == Some(&17)));
+        got.len() >= 20
+    });
+    let sent: Vec<u8> = (0..20_000u32).map(|n| (n * 7 % 251) as u8).collect();
+    assert_eq!(got.len(), 20);
+    assert!(got.iter().flat_map(|frame| &frame[42..]).eq(&sent));
+    for frame in &got {
+        let ip = Ipv4::parse(&frame[14..]).unwrap();
+        let datagram = ip.payload().unwrap();
+        let pseudo = Sum::pseudo_v4(ip.source(), ip.destination(), 17, datagram.len() as u16);
+        assert!(ip.checksum_is_valid() && pseudo.push(datagram).is_valid());
+    }
 }
 
 #[test]

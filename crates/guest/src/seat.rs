@@ -129,7 +129,11 @@ impl Seat {
     ) -> Result<Seat, Error> {
         let channel = stream.try_clone()?;
         let mut connection = Connection::new(stream)?;
-        let features = connection.negotiate(WANTED, Connection::usual_protocol())?;
+        let wanted = match station.is_some_and(Station::knows_uso) {
+            true => WANTED.with(Features::USO),
+            false => WANTED,
+        };
+        let features = connection.negotiate(wanted, Connection::usual_protocol())?;
         if !features.has(NEEDED) {
             return Err(ControlError::Missing(NEEDED.without(features)).into());
         }
@@ -139,6 +143,7 @@ impl Seat {
                 tso4: features.has(Features::HOST_TSO4),
                 tso6: features.has(Features::HOST_TSO6),
                 ecn: features.has(Features::HOST_ECN),
+                uso: features.has(Features::HOST_USO),
             })?;
         }
         let nic = Nic::new(features)?;

@@ -58,7 +58,13 @@ pub struct Offloads {
     pub tso6: bool,
     /// The same of TCP with ECN.
     pub ecn: bool,
+    /// Cutting UDP into datagrams; nothing without `checksum`.
+    pub uso: bool,
 }
+
+/// Both flags by which a TAP device hands over several datagrams of UDP as one frame. Linux 6.2 and
+/// later know them, only together.
+const TUN_F_USO: u32 = libc::TUN_F_USO4 | libc::TUN_F_USO6;
 
 /// A TAP device. It goes when this is dropped, or the process ends.
 #[derive(Debug)]
@@ -157,13 +163,21 @@ impl Station {
         }
     }
 
+    /// Returns whether the kernel exchanges several datagrams of UDP in one frame. To be asked
+    /// before [`Self::set_offloads`].
+    pub fn knows_uso(&self) -> bool {
+        let only = Offloads { checksum: true, uso: true, ..Offloads::default() };
+        self.set_offloads(only).is_ok()
+    }
+
     /// Says what frames may leave to their reader.
     pub fn set_offloads(&self, offloads: Offloads) -> Result<(), Error> {
-        let Offloads { checksum, tso4, tso6, ecn } = offloads;
+        let Offloads { checksum, tso4, tso6, ecn, uso } = offloads;
         let flags = [
             (checksum, libc::TUN_F_CSUM),
             (checksum && tso4, libc::TUN_F_TSO4),
             (checksum && tso6, libc::TUN_F_TSO6),
+            (checksum && uso, TUN_F_USO),
         ];
         let ecn = (checksum && ecn && (tso4 || tso6), libc::TUN_F_TSO_ECN);
         let takes = flags

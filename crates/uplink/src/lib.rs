@@ -1,8 +1,8 @@
 //! Ports that lead out of the host, behind one small trait: AF_XDP on a network interface
 //! ([`xdp`]), or a TAP device ([`tap`]).
 //!
-//! Packet workers own the halves of an [`Uplink`] and move bursts of frames through them. Everything
-//! else is for control threads:
+//! Packet workers own the halves of an [`Uplink`] and move bursts of frames through them. All else
+//! is for control threads:
 //!
 //! - [`kernel`] asks the host what it knows of interfaces, routes and neighbours.
 //! - [`packet`] sees copies of the frames that keep an address reachable.

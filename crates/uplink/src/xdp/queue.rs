@@ -346,8 +346,9 @@ impl Queue {
         }
         // SAFETY: a `Held` of this queue is made by `take` only, neither copied nor cloned, and
         // eaten by `give_back`. Between the two the chunk is ours: the kernel put it into
-        // the receive ring, and only `give_back` puts it into the fill ring again. It is a receiving
-        // one (`Receiver::take` looks), which the half that sends never touches.
+        // the receive ring, and only `give_back` puts it into the fill ring again. The half that
+        // sends never touches it: only chunks that receive are ever put into the fill ring, and
+        // what a former process left there was looked at (`Receiver::recover`).
         unsafe { self.umem.frame(held.address, held.len as usize) }.unwrap_or(&[])
     }
 
@@ -375,9 +376,9 @@ impl Way {
     #[inline]
     pub fn room(&mut self, len: usize) -> Option<&mut [u8]> {
         let address = self.sender.give(u32::try_from(len).ok()?)?;
-        // SAFETY: the chunk is given out: it is in no ring, and it is a sending one, which the other
-        // half never touches. The kernel gets it by `send`, which takes `&mut self`, and so does
-        // this for the next one: the result is gone by then.
+        // SAFETY: the chunk is given out: it is in no ring, and it is one that sends, which the
+        // other half never touches. The kernel gets it by `send`, which takes `&mut self`, and so
+        // does this for the next one: the result is gone by then.
         unsafe { self.umem.frame_mut(address, len) }
     }
 
