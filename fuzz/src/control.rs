@@ -16,7 +16,7 @@ use butterfly_guest_driver::raw;
 use butterfly_vhost::{
     control::{Device, DeviceConfig, DeviceEvents, DeviceState, Role},
     net::{Features, NetHeader},
-    port::{Port, PortEvents, Queue},
+    port::{Pair, Port, PortEvents, Queue},
     ring::{BATCH, Delivery, Finish, FrameStore, Gathered},
 };
 use rustix::{
@@ -34,8 +34,8 @@ const SIZE: u64 = 0x4000;
 struct Nobody;
 
 impl PortEvents for Nobody {
-    fn tx_started(&self, _: Option<BorrowedFd<'_>>) {}
-    fn tx_stopped(&self, kick: Option<BorrowedFd<'_>>) {
+    fn tx_started(&self, _: usize, _: Option<BorrowedFd<'_>>) {}
+    fn tx_stopped(&self, _: usize, kick: Option<BorrowedFd<'_>>) {
         if let Some(fd) = kick {
             rustix::io::fcntl_getfd(fd).expect("an open descriptor");
         }
@@ -154,7 +154,7 @@ pub fn run(data: &[u8]) {
     // Ends the thread and with it everything the front end gave.
     device.stop();
     assert!(
-        port.status(Queue::Rx).is_none() && port.status(Queue::Tx).is_none(),
+        Queue::all().all(|queue| port.status(queue).is_none()),
         "rings outlived their front end"
     );
     for fd in [descriptors.memory.as_fd(), descriptors.event.as_fd()] {
@@ -171,7 +171,10 @@ fn message(
 ) -> bool {
     let request = if operation >= 200 { input.u32() } else { u32::from(operation % 44) };
     let choice = input.u8();
-    let index = u32::from(choice & 3) % 3;
+    let index = match choice & 3 {
+        2 => 2 + u32::from(choice >> 2) % 32, // of a further pair, or of none
+        first => u32::from(first % 3),
+    };
     let address = |input: &mut Input<'_>| match input.u8() {
         0..=7 => input.u64(),
         _ => BASE + u64::from(input.u16()) % (SIZE + 64) & !u64::from(input.u8() % 2 * 3),
@@ -287,8 +290,18 @@ fn synced(stream: &UnixStream) -> bool {
     true
 }
 
-/// A worker: takes what can be sent and gives it back to the same guest.
+/// A worker: takes what can be sent by any pair and gives it back to the same guest.
 fn work(port: &Port) {
+    port.stale().collect::<Vec<_>>().into_iter().for_each(|pair| {
+        let _ = port.pair(pair).map(Pair::discard);
+    });
+    port.pairs().for_each(|(number, pair)| {
+        work_pair(pair);
+        let _ = (port.is_read(number as u8), port.open());
+    });
+}
+
+fn work_pair(port: &Pair) {
     let mut store = FrameStore::default();
     let mut tx = port.tx();
     let Some(tx) = tx.as_mut() else { return };
