@@ -293,7 +293,7 @@ fn synced(stream: &UnixStream) -> bool {
 /// A worker: takes what can be sent by any pair and gives it back to the same guest.
 fn work(port: &Port) {
     port.stale().collect::<Vec<_>>().into_iter().for_each(|pair| {
-        let _ = port.pair(pair).map(Pair::discard);
+        let _ = port.discard(pair);
     });
     port.pairs().for_each(|(number, pair)| {
         work_pair(pair);

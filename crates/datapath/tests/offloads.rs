@@ -441,6 +441,8 @@ fn lies_about_offloads_are_refused() {
     let (tcp4, h4) = large(false, 3000);
     let (tcp6, h6) = large(true, 3000);
     let (udp, _, hu) = partial(false, true, false, &data(3000));
+    let mut dhcp = udp.clone();
+    dhcp[34..38].copy_from_slice(&[0, 68, 0, 67]);
     let plain = NetHeader { gso_type: 0, gso_size: 0, ..h4 };
     let mut fragment = tcp4.clone();
     fragment[20] |= 0x20; // more fragments
@@ -485,6 +487,11 @@ fn lies_about_offloads_are_refused() {
             "datagrams that multiply work",
             &udp,
             NetHeader { gso_type: NetHeader::GSO_UDP_L4, gso_size: 19, ..hu },
+        ),
+        (
+            "several messages of DHCP",
+            &dhcp,
+            NetHeader { gso_type: NetHeader::GSO_UDP_L4, gso_size: 300, ..hu },
         ),
         (
             "datagrams of nothing",

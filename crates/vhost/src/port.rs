@@ -22,7 +22,10 @@ use std::{
 };
 
 use crate::{
-    ring::{CallFd, Interrupts, RingError, RingSetup, RingStatus, RxRing, Split, Touches, TxRing},
+    ring::{
+        CallFd, Discarded, Interrupts, RingError, RingSetup, RingStatus, RxRing, Split, Touches,
+        TxRing,
+    },
     sigbus,
 };
 
@@ -169,16 +172,6 @@ impl Pair {
     #[inline(always)]
     pub fn try_rx(&self) -> Option<MutexGuard<'_, Option<RxRing>>> {
         try_lock(&self.rx)
-    }
-
-    /// Gives back frames of the transmit ring that are not to be sent. Returns what
-    /// [`TxRing::discard`] does; `None` if the ring does not run, or a thread holds it.
-    pub fn discard(&self) -> Option<(u64, Option<Arc<CallFd>>)> {
-        let mut tx = self.try_tx()?;
-        let ring = tx.as_mut()?;
-        let discarded = ring.discard();
-        self.tx_stale.store(ring.is_stale(), Relaxed);
-        Some(discarded)
     }
 
     /// Changes one of its rings, if it runs.
@@ -343,7 +336,7 @@ impl Port {
                 let mut tx = lock(&pair.tx);
                 ring.split.serve(enabled, self.is_held());
                 let old = tx.replace(ring);
-                pair.tx_stale.store(!enabled, Relaxed);
+                pair.tx_stale.store(!enabled && queue == Queue::TX, Relaxed);
                 drop(tx);
                 drop(old);
             }
@@ -426,6 +419,21 @@ impl Port {
     /// True if the rings are held.
     pub fn is_held(&self) -> bool {
         self.held.load(Relaxed)
+    }
+
+    /// Gives back frames of a pair's transmit ring that are not to be sent; `None` if it does not
+    /// run, or a thread holds it.
+    ///
+    /// A first pair that is disabled is looked at as long as it is. A further one is empty after
+    /// that: what its guest puts there all the same is discarded when it is enabled.
+    pub fn discard(&self, number: usize) -> Option<Discarded> {
+        let pair = self.pair(number)?;
+        let mut tx = pair.try_tx()?;
+        let ring = tx.as_mut()?;
+        let mut discarded = ring.discard();
+        discarded.left |= number == 0 && ring.is_disabled();
+        pair.tx_stale.store(discarded.left, Relaxed);
+        Some(discarded)
     }
 
     /// Pairs whose transmit ring runs and holds what is to be discarded.

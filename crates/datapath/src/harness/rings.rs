@@ -66,9 +66,20 @@ pub(super) fn attach_rings(
     guest: &Guest,
     features: Features,
 ) -> Result<(), Error> {
-    let [rx, tx] = setups(guest, features, None)?;
-    port.start(Queue::RX, &rx, 0, true)?;
-    port.start(Queue::TX, &tx, 0, true)?;
-    attachment.tx_started(0, Some(guest.queue(TX).kick_fd().as_fd()));
+    attach_pair(port, attachment, (guest, 0), features)
+}
+
+/// Attaches a guest's queues as a pair of this number.
+pub(super) fn attach_pair(
+    port: &Port,
+    attachment: &Attachment,
+    (guest, pair): (&Guest, u32),
+    features: Features,
+) -> Result<(), Error> {
+    for (index, setup) in (2 * pair..).zip(setups(guest, features, None)?) {
+        let queue = Queue::from_index(index).ok_or("no such pair")?;
+        port.start(queue, &setup, 0, true)?;
+    }
+    attachment.tx_started(pair as usize, Some(guest.queue(TX).kick_fd().as_fd()));
     Ok(())
 }

@@ -132,6 +132,18 @@ impl Host {
         Ok(())
     }
 
+    /// Attaches another pair of queues to a vnic with a guest. Returns their driver.
+    #[cfg(test)]
+    pub(crate) fn further_pair(&mut self, id: &str, pair: u32) -> Result<Guest, Error> {
+        let attached = self.vnics.get(id).ok_or("no such vnic")?;
+        let config = GuestConfig::default();
+        let memory = Memory::new(&MemoryConfig::new(config.memory_needed()))?;
+        let guest = Guest::new(&memory, LINUX, &config)?;
+        let Attached { vnic, attachment, .. } = attached;
+        crate::harness::rings::attach_pair(&vnic.shared.port, attachment, (&guest, pair), LINUX)?;
+        Ok(guest)
+    }
+
     /// Attaches a guest that another host left: its rings go on where they stand in its memory.
     pub fn go_on(&mut self, id: &str, guest: Guest) -> Result<(), Error> {
         let features = guest.features();

@@ -21,6 +21,7 @@ use crate::engine::{
     batch::{Batch, Meta, Verdict},
     reason::{ReasonInfo, drop_reasons},
 };
+use crate::ip::Dhcp;
 use crate::stages::{
     context::Context,
     stage::{Stage, StageConfig},
@@ -28,7 +29,8 @@ use crate::stages::{
 
 drop_reasons! { 2;
     /// The virtio-net header asks for a checksum or segmentation that does not fit the frame, for
-    /// segments of TCP of less than 432 bytes, or for more than 152 datagrams of UDP.
+    /// segments of TCP of less than 432 bytes, for more than 152 datagrams of UDP, or for several
+    /// messages of DHCP in one frame.
     BAD_OFFLOAD = "bad-offload" {
         cause: "a broken or hostile virtio driver in the machine",
         remedy: "replace the machine's virtio-net driver, or let it claim nothing: `csum=off,gso=off` on QEMU's `-device virtio-net-pci`",
@@ -82,6 +84,18 @@ fn offload(batch: &mut Batch<'_>, context: &Context<'_>) -> bool {
     segments
 }
 
+/// Returns whether a datagram of UDP is between the ports of DHCP.
+fn is_dhcp(head: &[u8], layout: &Layout) -> bool {
+    let port = |at: usize| head.get(at..).and_then(|rest| rest.first_chunk()).copied();
+    match (port(layout.l4), port(layout.l4 + 2)) {
+        (Some(source), Some(destination)) => {
+            let [source, destination] = [source, destination].map(u16::from_be_bytes);
+            Dhcp::between(source, destination, layout.v6).is_some()
+        }
+        _ => true,
+    }
+}
+
 /// Places of the parts of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
@@ -128,7 +142,10 @@ fn rebuild(
         NetHeader::GSO_NONE => return (ecn == 0).then_some(()),
         NetHeader::GSO_TCPV4 => layout.protocol == protocol::TCP && !layout.v6,
         NetHeader::GSO_TCPV6 => layout.protocol == protocol::TCP && layout.v6,
-        NetHeader::GSO_UDP_L4 => layout.protocol == protocol::UDP && ecn == 0,
+        // A message of DHCP is judged whole, so each has a frame.
+        NetHeader::GSO_UDP_L4 => {
+            layout.protocol == protocol::UDP && ecn == 0 && !is_dhcp(frames.head(index), &layout)
+        }
         _ => false,
     };
     let least = match layout.protocol {

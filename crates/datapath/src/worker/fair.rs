@@ -49,8 +49,6 @@ pub(super) struct Account {
     /// True if its next batch may be dear.
     dear: bool,
     uplink: bool,
-    /// True if its vnic has several rings in the poll set: together they have one ring's part.
-    pub divided: bool,
     /// Cycles that one of its frames may cost, and the half-life of the last look at that. Half of
     /// the cycles are forgotten with each half-life.
     price: u32,
@@ -60,13 +58,12 @@ pub(super) struct Account {
 impl Account {
     /// Makes the account of a ring without a history, or of the uplink and its floods that wait.
     fn new(uplink: bool) -> Account {
-        let (divided, dear) = (false, false);
-        Account { debt: 0, credit: 0, size: WHOLE, dear, uplink, divided, price: 0, era: 0 }
+        Account { debt: 0, credit: 0, size: WHOLE, dear: false, uplink, price: 0, era: 0 }
     }
 
     /// Cancels the debt: there are no other rings.
     pub fn settle(&mut self) {
-        *self = Account { divided: self.divided, ..Account::new(self.uplink) };
+        *self = Account::new(self.uplink);
     }
 }
 
@@ -189,7 +186,7 @@ impl Fair {
     /// Returns whether a batch cost more than a part, or batches of this ring did lately.
     #[inline(always)]
     pub fn is_owed(&self, account: &Account, cost: u64) -> bool {
-        cost > self.part || account.size < WHOLE || account.divided
+        cost > self.part || account.size < WHOLE
     }
 
     /// Charges the cost of a batch to its ring, one of so many. If `queues` of its vnic are busy,
@@ -292,8 +289,7 @@ mod tests {
                 }
                 now += cost;
                 got[at] += cost;
-                accounts[at].divided = at > 0 && of_one > 1;
-                if fair.is_owed(&accounts[at], cost) {
+                if fair.is_owed(&accounts[at], cost) || at > 0 && of_one > 1 {
                     let queues = if at == 0 { 1 } else { of_one };
                     let cost = batch(cost, frames.into());
                     fair.owe(&mut accounts[at], cost, rings.len(), queues, now);

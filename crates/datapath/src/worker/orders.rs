@@ -7,6 +7,7 @@ use super::{
 use crate::engine::place::{PollSource, PortRef};
 use crate::stages::headers::TX_DISABLED;
 use butterfly_mem::cpu;
+use butterfly_vhost::ring::Discarded;
 use std::sync::PoisonError;
 
 impl Worker {
@@ -35,9 +36,7 @@ impl Worker {
                     };
                     if let Some(polled) = self.polled.iter_mut().find(same) {
                         if polled.source != source {
-                            let divided = polled.account.divided;
                             polled.account = self.fair.open(false, cpu::tsc());
-                            polled.account.divided = divided;
                         }
                         polled.source = source;
                         polled.flooded = 0;
@@ -50,8 +49,9 @@ impl Worker {
                 Order::Look(source) => self.add(source),
                 Order::Stopped(source) => self.timed.retain(|other| *other != source),
                 Order::Discard { place, pair } => {
-                    self.discard(place, pair);
-                    self.add(PollSource::Queue { place, pair });
+                    if self.discard(place, pair) {
+                        self.add(PollSource::Queue { place, pair });
+                    }
                 }
                 Order::Announce { place, frames } => {
                     if !self.later.announce(place, frames)
@@ -66,18 +66,19 @@ impl Worker {
         self.orders = orders;
     }
 
-    fn discard(&mut self, place: PortRef, pair: u8) {
-        let Some(vnic) = self.snapshot.vnic(place) else { return };
-        let Some(pair) = vnic.shared.port.pair(pair.into()) else { return };
+    /// Returns whether nothing is left to be discarded: the ring may be served now.
+    fn discard(&mut self, place: PortRef, pair: u8) -> bool {
+        let Some(vnic) = self.snapshot.vnic(place) else { return false };
         self.outlet.0.serve(place.slot);
-        let discarded = pair.discard();
+        let discarded = vnic.shared.port.discard(pair.into());
         self.outlet.0.rest();
-        let Some((frames, call)) = discarded else { return };
+        let Some(Discarded { frames, call, left }) = discarded else { return false };
         if let Some(cells) = vnic.shared.counters.of(self.id.writer()).filter(|_| frames > 0) {
             cells.drop(TX_DISABLED, frames);
         }
         if let Some(call) = call {
             call.signal();
         }
+        !left
     }
 }

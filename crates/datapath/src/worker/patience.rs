@@ -125,10 +125,11 @@ impl Habits {
         }
     }
 
-    /// Returns whether pairs of this slot beyond the first are polled.
+    /// Returns whether further pairs of the same vnic are polled.
     #[inline(always)]
-    pub fn has_further(&self, slot: u32) -> bool {
-        self.polled.get(slot as usize).is_some_and(|polled| *polled != 0)
+    pub fn has_further(&self, source: PollSource) -> bool {
+        let polled = source.slot().and_then(|slot| self.polled.get(slot as usize));
+        polled.is_some_and(|polled| *polled != 0)
     }
 
     /// Changes the number of a slot's pairs that are busy. Returns it.

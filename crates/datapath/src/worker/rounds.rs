@@ -9,7 +9,10 @@ use std::{
 };
 
 use butterfly_mem::cpu;
-use butterfly_vhost::ring::{FrameStore, Frames, Gathered};
+use butterfly_vhost::{
+    control::MAX_FURTHER_PAIRS,
+    ring::{FrameStore, Frames, Gathered},
+};
 use rustix::event::epoll;
 
 use super::{
@@ -53,6 +56,9 @@ const ORDERS_EVERY_US: u64 = 500;
 /// Microseconds between looks at a ring without a kick descriptor.
 const TIMER_US: u64 = 1000;
 const CALLS: usize = 4096;
+/// Most rings that are polled: one of each vnic, and as many further ones as descriptors are shared
+/// out for.
+const MAX_QUEUES: usize = MAX_SLOTS as usize + MAX_FURTHER_PAIRS;
 /// Most kicks that are taken at one look.
 const EVENTS: usize = 256;
 
@@ -138,9 +144,9 @@ impl Worker {
             id,
             poll,
             snapshot,
-            polled: Vec::with_capacity(MAX_SLOTS as usize),
+            polled: Vec::with_capacity(MAX_QUEUES),
             habits: Habits::new(),
-            timed: Vec::with_capacity(MAX_SLOTS as usize),
+            timed: Vec::with_capacity(MAX_QUEUES),
             orders: Vec::new(),
             now: 0,
             patience: Patience::new(),
@@ -322,35 +328,13 @@ impl Worker {
                 busy: false,
             };
             self.polled.push(polled);
-            self.share_part(source);
-        }
-    }
-
-    /// Marks the queues of a vnic that is polled by several, after one came or went.
-    #[inline(always)]
-    fn share_part(&mut self, source: PollSource) {
-        if let PollSource::Queue { place, pair } = source
-            && (pair > 0 || self.habits.has_further(place.slot))
-        {
-            self.divide_part(place.slot);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn divide_part(&mut self, slot: u32) {
-        let divided = self.habits.has_further(slot);
-        for polled in &mut self.polled {
-            if polled.source.slot() == Some(slot) {
-                polled.account.divided = divided;
-            }
         }
     }
 
     /// Returns how many queues of this one's vnic are busy. This one is.
     fn busy_queues(&mut self, at: usize) -> usize {
         let Some(polled) = self.polled.get_mut(at) else { return 1 };
-        let Some(slot) = polled.source.slot().filter(|_| polled.account.divided) else { return 1 };
+        let Some(slot) = polled.source.slot() else { return 1 };
         if !std::mem::replace(&mut polled.busy, true) {
             self.habits.busy(slot, 1);
         }
@@ -449,7 +433,6 @@ impl Worker {
                 self.no_more_busy(at);
                 let left = self.polled.swap_remove(at);
                 self.habits.end(left.source, left.rhythm);
-                self.share_part(left.source);
             }
         }
         match (moved, waiting) {
@@ -478,20 +461,22 @@ impl Worker {
     fn charge(&mut self, at: usize, frames: usize) {
         let now = cpu::tsc();
         let spent = self.bill.close(now);
-        if self.polled.get(at).is_some_and(|polled| self.fair.is_owed(&polled.account, spent.0)) {
-            self.owe(at, spent, frames, now);
+        let Some(polled) = self.polled.get(at) else { return };
+        let several = self.habits.has_further(polled.source);
+        if several || self.fair.is_owed(&polled.account, spent.0) {
+            self.owe(at, spent, frames, (now, several));
         }
     }
 
     #[cold]
-    fn owe(&mut self, at: usize, spent: (u64, u64), frames: usize, now: u64) {
+    fn owe(&mut self, at: usize, spent: (u64, u64), frames: usize, (now, several): (u64, bool)) {
         let cost = self.bill.cost(spent, frames);
         let longest = &self.handle.stats.longest;
         if cost.cycles > longest.load(Ordering::Relaxed) {
             longest.store(cost.cycles, Ordering::Relaxed);
         }
         let rings = self.polled.len();
-        let queues = self.busy_queues(at);
+        let queues = if several { self.busy_queues(at) } else { 1 };
         match self.polled.get_mut(at) {
             Some(polled) if rings == 1 => polled.account.settle(),
             Some(polled) => self.fair.owe(&mut polled.account, cost, rings, queues, now),

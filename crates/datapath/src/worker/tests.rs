@@ -3,10 +3,11 @@ use std::{
     sync::{Arc, OnceLock, atomic::Ordering},
 };
 
+use butterfly_guest_driver::guest::Guest;
 use butterfly_mem::cpu;
 use butterfly_packet::{build, mac::Mac};
 use butterfly_uplink::{Inward, Outward};
-use butterfly_vhost::net::NetHeader;
+use butterfly_vhost::{net::NetHeader, ring::BATCH};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
@@ -149,6 +150,51 @@ fn a_ring_that_comes_back_has_a_price_of_today() {
     assert!(first < fair::WHOLE);
     worker.fair.owe(account, fair::Cost { cycles: 1, signals: 0, frames: 1 }, 100, 1, cpu::tsc());
     assert!(account.size <= 2 * first, "{} after {first}", account.size);
+}
+
+/// A machine that floods by many queues sends no more than one that floods by a single one, and
+/// each of its queues gets on.
+#[test]
+fn many_queues_have_the_part_of_one() {
+    const QUEUES: u32 = 8;
+    const ROUNDS: usize = 400;
+    let mut host = crowd(3);
+    let mut further: Vec<_> =
+        (1..QUEUES).map(|pair| host.further_pair("v0", pair).unwrap()).collect();
+    host.settle();
+    host.moved();
+    // Without prices each batch is whole, and costs the same.
+    let frame = |from| {
+        build::ethernet(Mac([2, 0, 0, 0, 0, from]), Mac([2, 0, 0, 0, 0, 2]))
+            .payload(0x88b5, &[0; 46])
+    };
+    let fill = |guest: &mut Guest, frame: &[u8]| {
+        while guest.enqueue(frame, NetHeader::default()).is_ok() {}
+        guest.flush();
+    };
+    let mut rounds = |both: bool| {
+        for _ in 0..ROUNDS {
+            fill(host.guest("v0").unwrap(), &frame(0));
+            for guest in &mut further {
+                fill(guest, &frame(0));
+            }
+            if both {
+                fill(host.guest("v1").unwrap(), &frame(1));
+            }
+            host.inside().1.turn();
+        }
+        let moved = host.moved();
+        let sent = |id: &str| moved.get(&format!("{id}.in.packets")).copied().unwrap_or(0);
+        let each: Vec<_> = further.iter().map(|guest| guest.stats().sent).collect();
+        (sent("v0"), sent("v1"), each)
+    };
+    let (many, one, before) = rounds(true);
+    assert!(one * 9 < many * 10 && many * 9 < one * 10, "{many} by {QUEUES} queues, {one} by one");
+    // Debts are forgiven as soon as nobody else has frames: each turn serves one ring at least.
+    let (alone, _, after) = rounds(false);
+    assert!(alone * 11 > (ROUNDS * BATCH * 10) as u64, "{alone}");
+    let got: Vec<_> = after.iter().zip(&before).map(|(after, before)| after - before).collect();
+    assert!(got.iter().all(|frames| *frames * u64::from(QUEUES) * 2 > alone), "{got:?}");
 }
 
 /// Debts are the vnic's, not its slot's.

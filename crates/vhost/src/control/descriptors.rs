@@ -18,8 +18,10 @@ use crate::maps;
 const USUAL: usize = 8;
 /// Open files of a pair of queues beyond the first.
 const OF_A_PAIR: usize = 4;
-/// The largest share. It bounds the pairs that run beyond each vnic's first, too.
-const LARGEST: usize = OF_A_PAIR << 16;
+/// Most pairs of queues beyond each front end's first, of all front ends together.
+pub const MAX_FURTHER_PAIRS: usize = 1 << 16;
+/// The largest share. It bounds the pairs, too.
+const LARGEST: usize = OF_A_PAIR * MAX_FURTHER_PAIRS;
 
 /// The share: a quarter of what may be open when it is first needed, and half of what may be
 /// mapped.

@@ -43,6 +43,7 @@ use session::Session;
 use shared::Shared;
 use socket::Listener;
 
+pub use descriptors::MAX_FURTHER_PAIRS;
 pub use events::DeviceEvents;
 pub use farewell::Farewell;
 pub use noted::check as check_state;

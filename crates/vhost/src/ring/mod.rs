@@ -32,7 +32,7 @@ pub use rx::{NotDelivered, RxRing};
 pub(crate) use split::Split;
 pub use split::{RingError, RingSetup, RingStatus};
 pub use touches::{TouchReport, Touches, look as look_at_workers, meter, own_memory};
-pub use tx::{Gathered, TxRing};
+pub use tx::{Discarded, Gathered, TxRing};
 
 /// Brings the cache line of `value` closer, for reading.
 #[inline(always)]

@@ -37,6 +37,16 @@ pub enum Gathered<'a> {
     Frames(Frames<'a>),
 }
 
+/// Result of [`TxRing::discard`].
+pub struct Discarded {
+    /// Frames that went back to the guest, unsent.
+    pub frames: u64,
+    /// How to interrupt the guest, if it wants that.
+    pub call: Option<Arc<CallFd>>,
+    /// Something may be left, now or in a while: call it again.
+    pub left: bool,
+}
+
 /// Reason why a chain was not opened.
 enum ChainFault {
     /// The batch has no room for so many descriptors; by itself it may have.
@@ -62,9 +72,14 @@ impl TxRing {
         self.idle_looks = 0;
     }
 
+    /// True if the guest disabled it.
+    pub(crate) fn is_disabled(&self) -> bool {
+        !self.split.wanted
+    }
+
     /// True if the ring holds what is to be discarded, at once or after a while.
     pub(crate) fn is_stale(&self) -> bool {
-        !self.split.wanted || self.split.stale > 0
+        self.is_disabled() || self.split.stale > 0
     }
 
     /// Gives the frames of a disabled ring back to the guest, unsent (vhost-user, "Ring states").
@@ -73,34 +88,38 @@ impl TxRing {
     /// The frames do not go back at once. A front end disables rings when it starts, and when it
     /// stops or moves its VM. The frames that wait then are to be sent afterwards, perhaps by
     /// another host. Only those of a ring that was enabled again while others went on go back at
-    /// once; then the ring is served. Returns how many went back, and the eventfd that interrupts
-    /// the guest.
-    pub fn discard(&mut self) -> (u64, Option<Arc<CallFd>>) {
-        if self.split.broken || self.split.enabled || self.split.held {
-            return (0, None);
+    /// once; then the ring is served.
+    pub fn discard(&mut self) -> Discarded {
+        let nothing = |left| Discarded { frames: 0, call: None, left };
+        if self.split.broken || self.split.enabled {
+            return nothing(false);
+        }
+        if self.split.held {
+            return nothing(true);
         }
         if self.split.stale == 0 && self.idle_looks < LOOKS_BEFORE_DISCARD {
             self.idle_looks += 1;
-            return (0, None);
+            return nothing(true);
         }
         touches::enter(&self.split.touches);
         if touches::rests(&self.split.touches) {
-            return (0, None);
+            return nothing(true);
         }
         let all = self.split.available().unwrap_or(0);
         let stale = self.split.stale;
-        let waiting = if stale > 0 { stale.min(all) } else { all }.min(MOST_DISCARDED);
-        for _ in 0..waiting {
+        let due = if stale > 0 { stale.min(all) } else { all };
+        let frames = due.min(MOST_DISCARDED);
+        for _ in 0..frames {
             self.split.push_used(self.split.head(0), 0);
             self.split.next_avail = self.split.next_avail.wrapping_add(1);
         }
         self.split.publish();
         touches::outside();
         // A guest may take back what it made available: then nothing of that is left.
-        self.split.rest_as_stale(if waiting == all { 0 } else { stale.saturating_sub(waiting) });
+        self.split.rest_as_stale(if frames == due { 0 } else { stale.saturating_sub(frames) });
         let call =
-            if waiting > 0 && self.split.wants_call() { self.split.call.clone() } else { None };
-        (waiting.into(), call)
+            if frames > 0 && self.split.wants_call() { self.split.call.clone() } else { None };
+        Discarded { frames: frames.into(), call, left: frames < due }
     }
 
     /// For the operator.

@@ -229,6 +229,11 @@ impl Session {
         Ok(())
     }
 
+    /// True if the guest sends by its first pair.
+    fn others_go_on(&self) -> bool {
+        self.ring(Queue::TX).running && self.enabled(Queue::TX)
+    }
+
     /// Notes a transmit ring that its guest ceases to use while it uses others: what is left in it
     /// will be older than what comes by them.
     fn note_lapse(&mut self, queue: Queue, before: bool) {
@@ -237,8 +242,7 @@ impl Session {
             // All pause.
             self.rings.iter_mut().for_each(|ring| ring.lapsed = false);
         } else if queue.kind() == QueueKind::Tx && before && !now {
-            let others_go_on = self.ring(Queue::TX).running && self.enabled(Queue::TX);
-            let lapsed = self.ring(queue).running && others_go_on;
+            let lapsed = self.ring(queue).running && self.others_go_on();
             self.ring_mut(queue).lapsed = lapsed;
         }
     }
@@ -335,8 +339,10 @@ impl Session {
                 Ok(position) => self.resumed |= position > 0 && !self.restoring,
                 Err(error) => return self.give_up(queue, error.to_string()),
             }
+            // What a dead device's guest had given up may have been so for long.
+            let lapsed = self.restoring && self.others_go_on() && !self.enabled(queue);
             let ring = self.ring_mut(queue);
-            (ring.running, ring.lapsed) = (true, false);
+            (ring.running, ring.lapsed) = (true, lapsed);
             // The device that drove the ring before may still owe the guest an interrupt.
             self.interrupt(queue);
         }
