@@ -502,7 +502,12 @@ fn lies() -> Vec<(&'static str, NetHeader, Vec<u8>)> {
             NetHeader { gso_type: NetHeader::GSO_UDP, gso_size: 1448, ..sum(&u4) },
             u4.clone(),
         ),
-        ("UDP segments", NetHeader { gso_type: 5, gso_size: 1448, ..sum(&u6) }, u6.clone()),
+        ("datagrams of TCP", NetHeader { gso_type: NetHeader::GSO_UDP_L4, ..gso(&t4) }, t4.clone()),
+        (
+            "datagrams of a byte",
+            NetHeader { gso_type: NetHeader::GSO_UDP_L4, gso_size: 1, ..sum(&u6) },
+            u6.clone(),
+        ),
         ("an unknown kind of segments", NetHeader { gso_type: 0x7f, ..gso(&t4) }, t4.clone()),
         ("ECN of nothing", NetHeader { gso_type: NetHeader::GSO_ECN, ..gso(&t4) }, t4.clone()),
         ("segments of nothing", NetHeader { gso_size: 0, ..gso(&t4) }, t4.clone()),

@@ -299,6 +299,13 @@ impl Port {
         ring.is_some_and(|ring| ring.as_ref().is_none_or(RxRing::is_read))
     }
 
+    /// True if the guest has given a pair's receive ring buffers that are not used. Never waits;
+    /// true for a ring that is held at this moment.
+    pub fn has_room(&self, pair: u8) -> bool {
+        let Some(pair) = self.pair(pair.into()) else { return false };
+        pair.try_rx().is_none_or(|ring| ring.as_ref().is_some_and(RxRing::has_room))
+    }
+
     /// Notes whether a pair receives. Its receive ring is locked.
     fn note_open(&self, queue: Queue, open: bool) {
         let bit = 1 << queue.pair();

@@ -215,11 +215,11 @@ fn nic_show_for_programs() {
         "features_refused": ["VIRTIO_NET_F_CSUM"],
         "protocol_features": ["REPLY_ACK"],
         "queues": [
-            {"name": "rx", "size": 1024, "running": true, "enabled": true, "next_avail": 65535, "used": 65535,
+            {"name": "rx", "pair": 0, "size": 1024, "running": true, "enabled": true, "next_avail": 65535, "used": 65535,
              "guest_avail": 3, "broken": true, "trouble": null},
-            {"name": "tx", "size": 256, "running": true, "enabled": false, "next_avail": 7, "used": 7,
+            {"name": "tx", "pair": 0, "size": 256, "running": true, "enabled": false, "next_avail": 7, "used": 7,
              "guest_avail": 7, "broken": false, "trouble": null},
-            {"name": "aux", "size": null, "running": false, "enabled": false, "next_avail": null, "used": null,
+            {"name": "aux", "pair": 0, "size": null, "running": false, "enabled": false, "next_avail": null, "used": null,
              "guest_avail": null, "broken": false, "trouble": "no call\u{1b}[2J"},
         ],
         "memory_regions": [

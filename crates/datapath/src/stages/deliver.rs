@@ -238,9 +238,9 @@ fn steer_each(
         let Verdict::Deliver(slot) = meta.verdict else { continue };
         if let Some((vnic, steering)) = steering_of(context, slot) {
             let port = &vnic.shared.port;
-            let is_read = |pair| port.is_read(pair);
+            let look = (|pair| port.is_read(pair), |pair| port.has_room(pair));
             let head = batch.frames.head(index);
-            *pair = steering.pair_of(head, port.open(), (tenths, real), is_read);
+            *pair = steering.pair_of(head, port.open(), (tenths, real), look);
         }
         note(receivers, Receiver { slot, pair: *pair, frames: 1 });
     }
@@ -284,6 +284,21 @@ pub(crate) fn deliver<O: Outlet>(
         deliver_lone(batch, context, calls, receiver, outlet);
         return (Some((slot, FIRST_PAIR)), true);
     }
+    deliver_all(batch, context, room, departures, calls, turn, outlet)
+}
+
+/// Does the work of [`deliver`] for any batch. Apart, so that a lone frame saves no registers for
+/// it.
+#[inline(never)]
+fn deliver_all<O: Outlet>(
+    batch: &mut Batch<'_>,
+    context: &Context<'_>,
+    room: &FilterRoom,
+    departures: &mut Departures,
+    calls: &mut Calls,
+    turn: &Turn,
+    outlet: &O,
+) -> (Option<(u32, u8)>, bool) {
     let mut receivers = Receivers::new();
     let planned = plan(batch, &mut receivers);
     let pairs = steer::<O>(batch, context, &mut receivers);

@@ -101,6 +101,8 @@ pub(super) struct Habits {
     further: Vec<Habit>,
     /// Of each slot, a bit for each pair beyond the first that is polled.
     polled: Vec<u16>,
+    /// Number of all of those.
+    further_polled: usize,
     /// Of each slot with several pairs, the number of those that are busy.
     busy: Vec<u8>,
     uplink: Habit,
@@ -119,6 +121,7 @@ impl Habits {
             vnics: vec![[0; 2]; MAX_SLOTS as usize],
             further: vec![[0; 2]; FURTHER],
             polled: vec![0; MAX_SLOTS as usize],
+            further_polled: 0,
             busy: vec![0; MAX_SLOTS as usize],
             uplink: [0; 2],
             waiting: [0; 2],
@@ -128,6 +131,9 @@ impl Habits {
     /// Returns whether further pairs of the same vnic are polled.
     #[inline(always)]
     pub fn has_further(&self, source: PollSource) -> bool {
+        if self.further_polled == 0 {
+            return false;
+        }
         let polled = source.slot().and_then(|slot| self.polled.get(slot as usize));
         polled.is_some_and(|polled| *polled != 0)
     }
@@ -162,6 +168,7 @@ impl Habits {
                 return None;
             }
             *polled |= 1 << pair;
+            self.further_polled += 1;
             let [found, twice] = self.get_mut(source)?;
             return Some(Rhythm { looks: 0, kicked: true, found: *found, gap: *twice >> 1 });
         }
@@ -177,8 +184,10 @@ impl Habits {
         }
         if let PollSource::Queue { place, pair: pair @ 1.. } = source
             && let Some(polled) = self.polled.get_mut(place.slot as usize)
+            && *polled >> pair & 1 == 1
         {
             *polled &= !(1 << pair);
+            self.further_polled -= 1;
         }
     }
 

@@ -60,14 +60,15 @@ impl Steering {
 
     /// Returns the pair by which the machine gets a frame, and keeps that in mind if the frame is
     /// `real`. `open` has a bit for each pair that may be, `is_read` tells whether the machine has
-    /// read all that a pair's ring held.
+    /// read all that a pair's ring held, `has_room` whether it gave the ring buffers: Linux does so
+    /// a moment after it began to use a pair.
     #[inline(always)]
     pub fn pair_of(
         &self,
         head: &[u8],
         open: u16,
         (tenths, real): (u32, bool),
-        is_read: impl Fn(u8) -> bool,
+        (is_read, has_room): (impl Fn(u8) -> bool, impl Fn(u8) -> bool),
     ) -> u8 {
         let hash = hash(self.key, head);
         let Some(entry) = self.entries.get(hash as usize % ENTRIES) else { return 0 };
@@ -88,10 +89,15 @@ impl Steering {
         if wanted == current || !may_move() {
             return current;
         }
-        if real {
-            entry.current.store(wanted, Relaxed);
+        let to = match (has_room(wanted), is_open(current)) {
+            (true, _) => wanted,
+            (false, true) => current,
+            (false, false) => 0,
+        };
+        if real && to != current {
+            entry.current.store(to, Relaxed);
         }
-        wanted
+        to
     }
 }
 
@@ -165,8 +171,9 @@ mod tests {
             .udp(ports.0, ports.1, &[0; 20])
     }
 
-    const READ: fn(u8) -> bool = |_| true;
-    const UNREAD: fn(u8) -> bool = |_| false;
+    type Look = fn(u8) -> bool;
+    const READ: (Look, Look) = (|_| true, |_| true);
+    const UNREAD: (Look, Look) = (|_| false, |_| true);
 
     #[test]
     fn a_flow_comes_by_the_pair_by_which_it_is_sent() {
@@ -209,7 +216,7 @@ mod tests {
         steering.sent(&out, 2);
         assert_eq!(steering.pair_of(&back, 0b111, (7, true), UNREAD), 1);
         assert_eq!(steering.pair_of(&back, 0b111, (8, true), UNREAD), 1);
-        assert_eq!(steering.pair_of(&back, 0b111, (8, true), |pair| pair == 1), 2);
+        assert_eq!(steering.pair_of(&back, 0b111, (8, true), (|pair| pair == 1, |_| true)), 2);
         steering.sent(&out, 0);
         assert_eq!(steering.pair_of(&back, 0b111, (9, true), UNREAD), 2);
         assert_eq!(
@@ -222,6 +229,33 @@ mod tests {
         assert_eq!(steering.pair_of(&back, 0b110, (11, true), UNREAD), 2);
         assert_eq!(steering.pair_of(&back, 0b001, (11, true), UNREAD), 0);
         assert_eq!(steering.pair_of(&back, 0, (11, true), UNREAD), 0, "no pair is open");
+    }
+
+    /// A machine that begins to use a pair gives it buffers a moment later.
+    #[test]
+    fn a_pair_without_buffers_gets_nothing_yet() {
+        let steering = Steering::default();
+        let (out, back) = (udp(1, 1, false), udp(1, 1, true));
+        let empty: (Look, Look) = (|_| true, |pair| pair == 0);
+        steering.sent(&out, 2);
+        assert_eq!(steering.pair_of(&back, 0b111, (1, true), empty), 0);
+        let unread_at_0: (Look, Look) = (|pair| pair != 0, |_| true);
+        assert_eq!(steering.pair_of(&back, 0b111, (1, true), unread_at_0), 0, "in order");
+        assert_eq!(steering.pair_of(&back, 0b111, (1, true), READ), 2);
+        steering.sent(&out, 1);
+        assert_eq!(steering.pair_of(&back, 0b111, (1, true), empty), 2);
+        assert_eq!(steering.pair_of(&back, 0b011, (1, true), empty), 0, "its pair closed");
+    }
+
+    /// An explanation changes nothing.
+    #[test]
+    fn what_is_not_real_leaves_no_trace() {
+        let steering = Steering::default();
+        let (out, back) = (udp(1, 1, false), udp(1, 1, true));
+        steering.sent(&out, 1);
+        assert_eq!(steering.pair_of(&back, 0b111, (1, false), READ), 1);
+        steering.sent(&out, 2);
+        assert_eq!(steering.pair_of(&back, 0b111, (1, true), UNREAD), 2, "it was nowhere yet");
     }
 
     #[test]

@@ -128,6 +128,11 @@ impl RxRing {
         self.split.awaits_next() || self.split.has_all_entries()
     }
 
+    /// True if the guest has made buffers available that are not used.
+    pub fn has_room(&self) -> bool {
+        self.split.has_entries()
+    }
+
     /// Shows the guest everything delivered so far. Returns how to interrupt it, if it wants that.
     #[inline(always)]
     pub fn publish(&mut self) -> Option<Arc<CallFd>> {

@@ -424,6 +424,11 @@ impl Split {
         self.event_idx && self.published != 0 && event() == self.published
     }
 
+    /// True if the guest has made entries available that the device did not take.
+    pub fn has_entries(&self) -> bool {
+        self.avail_u16(1).load(Ordering::Acquire) != self.next_avail
+    }
+
     /// True if the device has all entries of the ring, so the guest has none.
     pub fn has_all_entries(&self) -> bool {
         let avail = self.avail_u16(1).load(Ordering::Acquire);
