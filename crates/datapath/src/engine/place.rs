@@ -10,6 +10,16 @@ pub(crate) struct PortRef {
 /// Most vnics of a switch. File descriptors run out earlier. An FDB entry has room for 24 bits.
 pub(crate) const MAX_SLOTS: u32 = 1 << 20;
 
+/// Returns a vnic's slot and one of its pairs of queues as one number: for the first pair, the slot.
+pub(crate) const fn likely_of(slot: u32, pair: u8) -> u32 {
+    (slot % MAX_SLOTS) | ((pair as u32) << MAX_SLOTS.trailing_zeros())
+}
+
+/// Returns what [`likely_of`] was made of.
+pub(crate) const fn of_likely(likely: u32) -> (u32, u8) {
+    (likely % MAX_SLOTS, (likely >> MAX_SLOTS.trailing_zeros()) as u8)
+}
+
 /// Place of a network in the snapshot that a batch is judged by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NetworkRef(pub u32);

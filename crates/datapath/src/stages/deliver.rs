@@ -16,6 +16,7 @@ use crate::engine::writer::Writer;
 use crate::engine::{
     batch::{Batch, Meta, Verdict},
     counters::Counter,
+    place::likely_of,
     reason::{DropReason, drop_reasons},
 };
 use crate::stages::{
@@ -105,6 +106,7 @@ const FLOOD_BURST: u64 = 65_536;
 /// Interrupts to send once no ring is held any more.
 pub(crate) type Calls = Vec<Arc<CallFd>>;
 
+#[inline(always)]
 pub(crate) fn call(calls: &mut Calls, call: Option<Arc<CallFd>>) {
     if let Some(call) = call {
         if calls.len() < calls.capacity() {
@@ -262,8 +264,8 @@ fn note(receivers: &mut Receivers, run: Receiver) {
 
 /// Carries out the verdicts, as far as this turn goes, and gives the frames back to the sender.
 ///
-/// Returns the slot and the pair that most of the next frames will go to, and whether all is done.
-/// If not, the only frame stays in its ring.
+/// Returns where most of the next frames will go, see [`likely_of`], and whether all is done. If
+/// not, the only frame stays in its ring.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn deliver<O: Outlet>(
     batch: &mut Batch<'_>,
@@ -273,16 +275,16 @@ pub(crate) fn deliver<O: Outlet>(
     calls: &mut Calls,
     turn: &Turn,
     outlet: &O,
-) -> (Option<(u32, u8)>, bool) {
+) -> (Option<u32>, bool) {
     if let [meta] = batch.metas()
         && let Verdict::Deliver(slot) = meta.verdict
         && let Some(receiver) = context.snapshot.vnics.get(slot)
         && context.watched.is_none()
         && receiver.rules.limits.to_guest.is_none()
-        && receiver.shared.steering.get().is_none()
+        && receiver.shared.port.open() <= 1
     {
         deliver_lone(batch, context, calls, receiver, outlet);
-        return (Some((slot, FIRST_PAIR)), true);
+        return (Some(slot), true);
     }
     deliver_all(batch, context, room, departures, calls, turn, outlet)
 }
@@ -298,7 +300,7 @@ fn deliver_all<O: Outlet>(
     calls: &mut Calls,
     turn: &Turn,
     outlet: &O,
-) -> (Option<(u32, u8)>, bool) {
+) -> (Option<u32>, bool) {
     let mut receivers = Receivers::new();
     let planned = plan(batch, &mut receivers);
     let pairs = steer::<O>(batch, context, &mut receivers);
@@ -365,7 +367,7 @@ fn deliver_all<O: Outlet>(
         answer(context, departures, calls, outlet);
     }
     let most = receivers.iter().max_by_key(|receiver| receiver.frames);
-    (most.map(|receiver| (receiver.slot, receiver.pair)), done)
+    (most.map(|receiver| likely_of(receiver.slot, receiver.pair)), done)
 }
 
 /// Returns the slots of sorted receivers, each once.

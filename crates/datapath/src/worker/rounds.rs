@@ -11,6 +11,7 @@ use std::{
 use butterfly_mem::cpu;
 use butterfly_vhost::{
     control::MAX_FURTHER_PAIRS,
+    port::Pair,
     ring::{FrameStore, Frames, Gathered},
 };
 use rustix::event::epoll;
@@ -35,7 +36,7 @@ use crate::engine::writer::Writer;
 use crate::engine::{
     batch::{Batch, Metas},
     budget::Budget,
-    place::PollSource,
+    place::{PollSource, PortRef, of_likely},
 };
 use crate::stages::{deliver::Calls, leave::Departures, outlet::Rings};
 use crate::stages::{pipeline::Scratches, stage::StageConfig};
@@ -68,7 +69,7 @@ pub(super) struct Polled {
     pub(super) source: PollSource,
     pub(super) rhythm: Rhythm,
     /// Slot and pair that most of the last batch went to: its ring is fetched ahead.
-    pub(super) likely: (u32, u8),
+    pub(super) likely: u32,
     pub(super) account: Account,
     /// Number of receivers that have the first waiting frame, a flood that takes several turns.
     pub(super) flooded: u32,
@@ -321,7 +322,7 @@ impl Worker {
             let polled = Polled {
                 source,
                 rhythm,
-                likely: (u32::MAX, 0),
+                likely: u32::MAX,
                 // It may have slept since the last look.
                 account: self.fair.open(source.slot().is_none(), cpu::tsc()),
                 flooded: 0,
@@ -557,12 +558,10 @@ impl Worker {
             ring.disarm(); // it has just come back by its kick
         }
         let Some(network) = self.snapshot.networks.get(sender.network) else { return Looked::Gone };
-        let (slot, pair) = polled.likely;
         let likely = match n < FEW {
             true => None,
-            false => self.snapshot.vnics.get(slot).filter(|vnic| vnic.place != place),
+            false => likely(&self.snapshot, polled.likely, place),
         };
-        let likely = likely.and_then(|vnic| Some((slot, vnic.shared.port.pair(pair.into())?)));
         if n >= FEW {
             ring.prefetch(n);
         }
@@ -626,6 +625,14 @@ impl Worker {
         }
         Looked::Frames(walked.frames)
     }
+}
+
+/// Returns where most frames of the last batch went, unless to the sender itself.
+#[inline(always)]
+fn likely(snapshot: &Snapshot, likely: u32, sender: PortRef) -> Option<(u32, &Pair)> {
+    let (slot, pair) = of_likely(likely);
+    let vnic = snapshot.vnics.get(slot).filter(|vnic| vnic.place != sender)?;
+    Some((slot, vnic.shared.port.pair(pair.into())?))
 }
 
 /// Notes by which pair a machine with several sends its flows.

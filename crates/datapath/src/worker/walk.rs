@@ -19,8 +19,8 @@ use crate::world::{limits::Limit, snapshot::Vnic};
 
 /// Outcome of a batch.
 pub(super) struct Walked {
-    /// Slot and pair that most of the next frames will go to.
-    pub likely: Option<(u32, u8)>,
+    /// Slot and pair that most of the next frames will go to, as one number.
+    pub likely: Option<u32>,
     /// Frames that were taken. Frames that did not fit the turn stay in their ring.
     pub frames: usize,
     /// Receivers that have an unfinished flood, the decision on it, and the hash that recognises
