@@ -10,7 +10,8 @@ pub(crate) struct PortRef {
 /// Most vnics of a switch. File descriptors run out earlier. An FDB entry has room for 24 bits.
 pub(crate) const MAX_SLOTS: u32 = 1 << 20;
 
-/// Returns a vnic's slot and one of its pairs of queues as one number: for the first pair, the slot.
+/// Returns a vnic's slot and one of its pairs of queues as one number: the slot alone for the first
+/// pair.
 pub(crate) const fn likely_of(slot: u32, pair: u8) -> u32 {
     (slot % MAX_SLOTS) | ((pair as u32) << MAX_SLOTS.trailing_zeros())
 }

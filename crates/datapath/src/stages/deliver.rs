@@ -240,7 +240,9 @@ fn steer_each(
         let Verdict::Deliver(slot) = meta.verdict else { continue };
         if let Some((vnic, steering)) = steering_of(context, slot) {
             let port = &vnic.shared.port;
-            let look = (|pair| port.is_read(pair), |pair| port.has_room(pair));
+            // What comes before it in this batch is not read.
+            let chosen = |pair| receivers.iter().any(|it| (it.slot, it.pair) == (slot, pair));
+            let look = (|pair| !chosen(pair) && port.is_read(pair), |pair| port.has_room(pair));
             let head = batch.frames.head(index);
             *pair = steering.pair_of(head, port.open(), (tenths, real), look);
         }

@@ -144,7 +144,15 @@ fn rebuild(
         NetHeader::GSO_TCPV6 => layout.protocol == protocol::TCP && layout.v6,
         // A message of DHCP is judged whole, so each has a frame.
         NetHeader::GSO_UDP_L4 => {
-            layout.protocol == protocol::UDP && ecn == 0 && !is_dhcp(frames.head(index), &layout)
+            let head = frames.head(index);
+            let length = head.get(layout.l4 + udp::LENGTH_OFFSET..);
+            let length = length.and_then(|rest| rest.first_chunk()).copied();
+            layout.protocol == protocol::UDP
+                && ecn == 0
+                && length.is_some_and(|length| {
+                    usize::from(u16::from_be_bytes(length)) == layout.end - layout.l4
+                })
+                && !is_dhcp(head, &layout)
         }
         _ => false,
     };

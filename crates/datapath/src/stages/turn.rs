@@ -74,7 +74,9 @@ impl Turn {
 /// Returns the number of segments that a frame may have to be cut into.
 fn segments(meta: &Meta, len: u32) -> u64 {
     match meta.net.gso_size {
-        size if meta.offload && size > 0 => u64::from(len / u32::from(size)),
+        size if meta.offload && size > 0 => {
+            u64::from(len.saturating_sub(meta.payload.into()).div_ceil(size.into()))
+        }
         _ => 0,
     }
 }

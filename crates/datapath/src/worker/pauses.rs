@@ -11,6 +11,8 @@ pub(super) struct Pauses {
     ends: BinaryHeap<Reverse<(u64, u32)>>,
     /// A bit for each slot that is in `ends`.
     paused: Vec<u64>,
+    /// Number of pauses that ended.
+    ended: usize,
 }
 
 impl Pauses {
@@ -19,6 +21,7 @@ impl Pauses {
         Pauses {
             ends: BinaryHeap::with_capacity(MAX_SLOTS as usize),
             paused: vec![0; MAX_SLOTS as usize / 64],
+            ended: 0,
         }
     }
 
@@ -38,10 +41,16 @@ impl Pauses {
         self.ends.peek().map(|Reverse((end, _))| *end)
     }
 
+    /// Returns a number that is another one after each pause.
+    pub fn turn(&self) -> usize {
+        self.ended
+    }
+
     /// Returns a slot whose pause ended before `now`, without it from then on.
     pub fn ended(&mut self, now: u64) -> Option<u32> {
         self.next().filter(|end| *end <= now)?;
         let Reverse((_, slot)) = self.ends.pop()?;
+        self.ended = self.ended.wrapping_add(1);
         if let Some(word) = self.paused.get_mut(slot as usize / 64) {
             *word &= !(1 << (slot % 64));
         }

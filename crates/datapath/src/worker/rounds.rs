@@ -28,7 +28,7 @@ use super::{
     walk::walk,
 };
 
-use crate::engine::place::MAX_SLOTS;
+use crate::engine::place::{MAX_PAIRS, MAX_SLOTS};
 use crate::engine::tap::TapNotes;
 use crate::engine::writer::WorkerId;
 #[cfg(feature = "harness")]
@@ -310,8 +310,13 @@ impl Worker {
         while let Some(slot) = self.pauses.ended(now) {
             let Some(vnic) = self.snapshot.vnics.get(slot) else { continue };
             let (place, shared) = (vnic.place, vnic.shared.clone());
-            for (pair, _) in shared.port.pairs() {
-                self.add(PollSource::Queue { place, pair: pair as u8 });
+            // Another pair is the first one each time: who comes first may take all the room.
+            let first = self.pauses.turn();
+            for at in 0..MAX_PAIRS {
+                let pair = (first + at) % MAX_PAIRS;
+                if shared.port.pair(pair).is_some() {
+                    self.add(PollSource::Queue { place, pair: pair as u8 });
+                }
             }
         }
     }
