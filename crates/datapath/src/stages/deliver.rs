@@ -278,31 +278,6 @@ pub(crate) fn deliver<O: Outlet>(
     turn: &Turn,
     outlet: &O,
 ) -> (Option<u32>, bool) {
-    if let [meta] = batch.metas()
-        && let Verdict::Deliver(slot) = meta.verdict
-        && let Some(receiver) = context.snapshot.vnics.get(slot)
-        && context.watched.is_none()
-        && receiver.rules.limits.to_guest.is_none()
-        && receiver.shared.port.open() <= 1
-    {
-        deliver_lone(batch, context, calls, receiver, outlet);
-        return (Some(slot), true);
-    }
-    deliver_all(batch, context, room, departures, calls, turn, outlet)
-}
-
-/// Does the work of [`deliver`] for any batch. Apart, so that a lone frame saves no registers for
-/// it.
-#[inline(never)]
-fn deliver_all<O: Outlet>(
-    batch: &mut Batch<'_>,
-    context: &Context<'_>,
-    room: &FilterRoom,
-    departures: &mut Departures,
-    calls: &mut Calls,
-    turn: &Turn,
-    outlet: &O,
-) -> (Option<u32>, bool) {
     let mut receivers = Receivers::new();
     let planned = plan(batch, &mut receivers);
     let pairs = steer::<O>(batch, context, &mut receivers);
@@ -394,9 +369,22 @@ fn to_pair<O: Outlet>(
     });
 }
 
-/// Delivers a frame that came alone to its only receiver, which nobody watches.
+/// Returns the receiver of a batch of one frame that needs nothing but a copy: one receiver, by its
+/// first pair of queues, without a limit, and nobody watches.
 #[inline(always)]
-fn deliver_lone<O: Outlet>(
+pub(crate) fn lone<'a>(batch: &Batch<'_>, context: &Context<'a>) -> Option<&'a Vnic> {
+    let [Meta { verdict: Verdict::Deliver(slot), .. }] = batch.metas() else { return None };
+    let plain = |receiver: &&Vnic| {
+        context.watched.is_none()
+            && receiver.rules.limits.to_guest.is_none()
+            && receiver.shared.port.open() <= 1
+    };
+    context.snapshot.vnics.get(*slot).map(|vnic| &**vnic).filter(plain)
+}
+
+/// Does the work of [`deliver`] for the frame of [`lone`].
+#[inline(never)] // as `deliver`; it saves no registers for that one's loops
+pub(crate) fn deliver_lone<O: Outlet>(
     batch: &mut Batch<'_>,
     context: &Context<'_>,
     calls: &mut Calls,

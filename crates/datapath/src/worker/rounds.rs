@@ -77,6 +77,18 @@ pub(super) struct Polled {
     busy: bool,
 }
 
+impl Polled {
+    /// Notes that it is not busy any more.
+    #[inline(always)]
+    fn rest(&mut self, habits: &mut Habits) {
+        if std::mem::take(&mut self.busy)
+            && let Some(slot) = self.source.slot()
+        {
+            habits.busy(slot, -1);
+        }
+    }
+}
+
 /// Outcome of a look at all rings.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
@@ -347,19 +359,6 @@ impl Worker {
         self.habits.busy(slot, 0).max(1)
     }
 
-    /// Notes that a queue is not busy any more.
-    #[inline(always)]
-    fn no_more_busy(&mut self, at: usize) {
-        if let Some(polled) = self.polled.get_mut(at)
-            && polled.busy
-        {
-            polled.busy = false;
-            polled.source.slot().into_iter().for_each(|slot| {
-                self.habits.busy(slot, -1);
-            });
-        }
-    }
-
     /// Looks at kicks and orders, then at every polled ring once. For tests and fixed-work
     /// measurements.
     #[inline(never)]
@@ -416,10 +415,7 @@ impl Worker {
                     true
                 }
                 Looked::Held => true,
-                Looked::Empty => {
-                    self.no_more_busy(at);
-                    self.stays_though_empty(at)
-                }
+                Looked::Empty => self.stays_though_empty(at),
                 Looked::Gone | Looked::Limited => false,
             };
             if !self.calls.is_empty() {
@@ -436,8 +432,8 @@ impl Worker {
                 at += 1;
             } else {
                 self.bill.looked();
-                self.no_more_busy(at);
-                let left = self.polled.swap_remove(at);
+                let mut left = self.polled.swap_remove(at);
+                left.rest(&mut self.habits);
                 self.habits.end(left.source, left.rhythm);
             }
         }
@@ -511,6 +507,7 @@ impl Worker {
     /// guest is asked to kick. The ring leaves unless the guest added a frame meanwhile.
     fn stays_though_empty(&mut self, at: usize) -> bool {
         let Some(polled) = self.polled.get_mut(at) else { return false };
+        polled.rest(&mut self.habits);
         if polled.rhythm.miss(self.now, &self.patience) {
             return true;
         }

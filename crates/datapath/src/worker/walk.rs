@@ -8,7 +8,7 @@ use crate::engine::{
 };
 use crate::stages::{
     context::Context,
-    deliver::{Calls, deliver},
+    deliver::{Calls, deliver, deliver_lone, lone},
     filter::Judged,
     leave::Departures,
     outlet::Rings,
@@ -57,8 +57,13 @@ pub(super) fn walk(
     let counts = batch.origin == BatchOrigin::Port;
     let bytes = batch.frames.frames().iter().map(|frame| u64::from(frame.len)).sum();
     let print = if turn.part { under_way::print(&mut batch.frames) } else { None };
-    let (likely, done) =
-        deliver(&mut batch, context, &scratches.filter, departures, calls, turn, &outlet);
+    let (likely, done) = match lone(&batch, context) {
+        Some(receiver) => {
+            deliver_lone(&mut batch, context, calls, receiver, &outlet);
+            (Some(receiver.place.slot), true)
+        }
+        None => deliver(&mut batch, context, &scratches.filter, departures, calls, turn, &outlet),
+    };
     if !done {
         let judged = scratches.filter.first_flood(context.snapshot.version);
         return Walked { likely, frames: 0, flooded: turn.receivers.end as u32, judged, print };
