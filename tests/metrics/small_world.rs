@@ -53,10 +53,18 @@ fn worked_off(stations: &mut [&mut Station]) {
     }
 }
 
-/// Returns true if a frame arrives within 50 ms. A dropped frame causes no event to wait for.
-fn arrives(station: &mut Station) -> bool {
+/// Returns the frames that wait, or else one that arrives within 50 ms. A dropped frame causes no
+/// event to wait for.
+fn arriving(station: &mut Station) -> Vec<Vec<u8>> {
     let arrived = station.vm.guest.recv_wait(Duration::from_millis(50)).unwrap();
-    arrived.is_some()
+    let mut frames: Vec<_> = arrived.into_iter().map(|(_, frame)| frame).collect();
+    frames.append(&mut station.pending());
+    frames
+}
+
+/// Number of sessions that the daemon refused because their table was full.
+fn refused(daemon: &Daemon) -> u64 {
+    Scrape::of(daemon).count("butterfly_drops_total{reason=\"sessions-full\"}")
 }
 
 impl SmallWorld {
@@ -164,10 +172,13 @@ impl SmallWorld {
             seen();
         }
         // More sessions than the table has room for: those that were answered stay.
-        for port in 0..SESSIONS + 8 {
-            self.a.send(&ip(1, 3).udp(2000 + port, 53, b"?"));
-            if arrives(&mut self.filtered) {
-                self.filtered.send(&ip(3, 1).udp(53, 2000 + port, b"!"));
+        let mut ports = 2000..2000 + 8 * SESSIONS;
+        while refused(self.host.daemon()) < 8 {
+            let port = ports.next().expect("a full table refuses sessions");
+            self.a.send(&ip(1, 3).udp(port, 53, b"?"));
+            for frame in arriving(&mut self.filtered) {
+                let asked = u16::from_be_bytes([frame[34], frame[35]]);
+                self.filtered.send(&ip(3, 1).udp(53, asked, b"!"));
             }
         }
         // A guest that attaches and leaves again and again.

@@ -71,10 +71,15 @@ impl Host {
         processes.collect()
     }
 
-    /// Stops the daemon and its holder.
+    /// Stops the daemon and its holder, and waits until its writer has closed the store.
     fn stop(&mut self) {
         self.ask("app_quit: true");
         self.daemon.wait().unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while !self.processes().is_empty() {
+            assert!(Instant::now() < deadline, "{:?} do not end", self.processes());
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     fn restart(&mut self) {
