@@ -159,11 +159,13 @@ impl Interrupts {
     fn too_much(&self, ns: u64, now: u64) -> bool {
         self.worst_ns.fetch_max(ns, Relaxed);
         let over = ns.saturating_sub(NORMAL);
-        let passed = self.nanos(now.saturating_sub(self.excess_at.swap(now, Relaxed)));
-        let excess = self.excess.load(Relaxed).saturating_sub(passed >> DECAY).saturating_add(over);
-        let too_much = over > 0 && excess >= EXCESS;
-        self.excess.store(if too_much { 0 } else { excess }, Relaxed);
-        too_much
+        let passed = self.nanos(now.saturating_sub(self.excess_at.fetch_max(now, Relaxed)));
+        let sum = |excess: u64| excess.saturating_sub(passed >> DECAY).saturating_add(over);
+        let too_much = |excess: u64| over > 0 && excess >= EXCESS;
+        // Several workers may signal one machine.
+        let add = |excess| Some(if too_much(sum(excess)) { 0 } else { sum(excess) });
+        let before = self.excess.fetch_update(Relaxed, Relaxed, add).unwrap_or(0);
+        too_much(sum(before))
     }
 
     fn suspect(&self, now: u64) {

@@ -12,7 +12,7 @@ use std::{
     collections::VecDeque,
     io, ptr,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicPtr, AtomicUsize, Ordering},
     },
     thread::{Builder, Thread},
@@ -35,9 +35,10 @@ const REST: u32 = 3;
 
 static HANDED: AtomicPtr<CallFd> = AtomicPtr::new(ptr::null_mut());
 static THREAD: OnceLock<Thread> = OnceLock::new();
-/// The processor that a worker has to itself, plus one. A slow signal is sent with interrupts
-/// disabled: not there.
-static WORKERS: AtomicUsize = AtomicUsize::new(0);
+/// Processors that workers have to themselves, and their number. A slow signal is sent with
+/// interrupts disabled: not there.
+static WORKERS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static KNOWN: AtomicUsize = AtomicUsize::new(0);
 
 /// Starts the thread, if it does not run.
 pub(super) fn start() -> io::Result<()> {
@@ -67,7 +68,11 @@ pub(super) fn keep_off() {
         && set.count() == 1
         && let Some(only) = (0..CpuSet::MAX_CPU).find(|cpu| set.is_set(*cpu))
     {
-        WORKERS.store(only + 1, Ordering::Relaxed);
+        let mut workers = WORKERS.lock().unwrap_or_else(PoisonError::into_inner);
+        if !workers.contains(&only) {
+            workers.push(only);
+            KNOWN.store(workers.len(), Ordering::Release);
+        }
     }
 }
 
@@ -110,9 +115,10 @@ fn run() {
     let mut resting = Instant::now();
     let mut kept_off = 0;
     loop {
-        let workers = WORKERS.load(Ordering::Relaxed);
-        if workers != std::mem::replace(&mut kept_off, workers) {
-            leave(workers - 1);
+        let known = KNOWN.load(Ordering::Acquire);
+        if known != std::mem::replace(&mut kept_off, known) {
+            let workers = WORKERS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            workers.into_iter().for_each(leave);
         }
         for call in take() {
             if call.of.slow() {

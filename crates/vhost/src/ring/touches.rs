@@ -137,14 +137,16 @@ impl Touches {
     fn charge(&self, faults: u64, now: u64, hz: u64) {
         let pages = faults.saturating_mul(self.each.load(Relaxed));
         self.pages.fetch_add(pages, Relaxed);
-        let passed = now.saturating_sub(self.filled.swap(now, Relaxed));
+        let passed = now.saturating_sub(self.filled.fetch_max(now, Relaxed));
         let (burst, rate) = *BUDGET.get_or_init(|| (BURST, RATE));
         let per_second = u128::from(rate.unsigned_abs().max(1));
         let earned =
             i64::try_from(u128::from(passed) * per_second / u128::from(hz.max(1))).unwrap_or(burst);
-        let left = self.budget.load(Relaxed).saturating_add(earned).min(burst);
-        let left = left.saturating_sub(i64::try_from(pages).unwrap_or(i64::MAX));
-        self.budget.store(left, Relaxed);
+        let spent = i64::try_from(pages).unwrap_or(i64::MAX);
+        // Several workers may touch one machine's memory.
+        let rest = |budget: i64| budget.saturating_add(earned).min(burst).saturating_sub(spent);
+        let before = self.budget.fetch_update(Relaxed, Relaxed, |budget| Some(rest(budget)));
+        let left = rest(before.unwrap_or(0));
         if left < 0 && pages > 0 {
             self.rests.fetch_add(1, Relaxed);
             // Until it has a hundredth of what a second earns.
