@@ -34,8 +34,8 @@ const SIZE: u64 = 0x4000;
 struct Nobody;
 
 impl PortEvents for Nobody {
-    fn tx_started(&self, _: usize, _: Option<BorrowedFd<'_>>) {}
-    fn tx_stopped(&self, _: usize, kick: Option<BorrowedFd<'_>>) {
+    fn tx_started(&self, _: usize, _: Option<&Arc<OwnedFd>>) {}
+    fn tx_stopped(&self, _: usize, kick: Option<&Arc<OwnedFd>>) {
         if let Some(fd) = kick {
             rustix::io::fcntl_getfd(fd).expect("an open descriptor");
         }
@@ -297,7 +297,7 @@ fn work(port: &Port) {
     });
     port.pairs().for_each(|(number, pair)| {
         work_pair(pair);
-        let _ = (port.is_read(number as u8), port.open());
+        let _ = (port.to_leave(number as u8, number % 2 == 0).is_some(), port.open());
     });
 }
 

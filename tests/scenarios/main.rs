@@ -41,3 +41,4 @@ mod tunnel_lasting;
 mod upgrade;
 mod uplink;
 mod way_back;
+mod workers;

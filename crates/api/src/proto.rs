@@ -18,7 +18,7 @@ pub use payload::{
     SessionFilter, SessionFlushRes, SessionListReq, SessionListRes, SessionTable, Sg,
     SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, SgRuleStats, Status, TraceOptions,
     TraceReq, TraceRes, TraceTarget, TracedPacket, TunnelPeer, TunnelShow, TunnelShowReq,
-    UpgradeCommitRes, UpgradeReq, UplinkShow, Worker, apply_res, capture_req, drop_list_res,
-    explain_walk, fdb_entry, message_v0, nic, nic_show, rule, session, session_admission,
-    session_table, trace_req, traced_packet, tunnel_show,
+    UpgradeCommitRes, UpgradeReq, UplinkShow, Worker, WorkerRing, apply_res, capture_req,
+    drop_list_res, explain_walk, fdb_entry, message_v0, nic, nic_show, rule, session,
+    session_admission, session_table, trace_req, traced_packet, tunnel_show,
 };

@@ -82,6 +82,8 @@ pub trait Dataplane {
 
     /// Gives learnt addresses so many silent seconds.
     fn set_fdb_ageing(&mut self, seconds: u32);
+    /// Changes the number of workers, and their cores. What is refused changes nothing.
+    fn set_workers(&mut self, workers: usize, cores: &[usize]) -> Result<(), String>;
 
     /// The tunnel endpoint, if there is an uplink.
     fn tunnel(&self) -> Option<TunnelReport>;
@@ -191,6 +193,10 @@ impl Dataplane for Arc<Switch> {
 
     fn set_session_times(&mut self, timeouts: Timeouts, tcp_pickup: u32) {
         Switch::set_session_times(self, timeouts, tcp_pickup);
+    }
+
+    fn set_workers(&mut self, workers: usize, cores: &[usize]) -> Result<(), String> {
+        Switch::set_workers(self, workers, cores)
     }
 
     fn set_fdb_ageing(&mut self, seconds: u32) {

@@ -126,8 +126,8 @@ impl Host {
                 let config = GuestConfig::default();
                 let memory = Memory::new(&MemoryConfig::new(config.memory_needed()))?;
                 let guest = Guest::new(&memory, WIRE, &config)?;
-                let handle = plane.workers.first().ok_or("no worker")?.clone();
-                attach_rings(&port, &Attachment::uplink(handle), &guest, WIRE)?;
+                let handle = plane.board.first().ok_or("no worker")?;
+                attach_rings(&port, &Attachment::Uplink(handle), &guest, WIRE)?;
                 Some(guest)
             }
         };
@@ -140,7 +140,7 @@ impl Host {
             Ok::<_, Error>(Worker::without_prices(plane.shared.clone(), handle.clone(), id))
         };
         Ok(Host {
-            workers: plane.workers.iter().map(worker).collect::<Result<_, _>>()?,
+            workers: plane.board.handles().iter().map(worker).collect::<Result<_, _>>()?,
             plane: plane.into(),
             wire,
             vnics: BTreeMap::new(),

@@ -52,6 +52,7 @@ pub use checkpoint::moved::{ExportedVnic, Imported, Moved, MovedVnic};
 pub use checkpoint::{Former, Noted, TakenOver, check as check_checkpoint};
 pub use engine::events::{About, Happening, SwitchEvents};
 pub use engine::reason::{DropReason, ReasonInfo};
+pub use engine::writer::MAX_WORKERS;
 pub use plane::AddError;
 pub use plane::moves::{ImportedSessions, NotAHost};
 pub use plane::sessions::{Admission, SessionEnd, SessionFilter, SessionRow, SessionTable};

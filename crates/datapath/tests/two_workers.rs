@@ -129,6 +129,20 @@ fn no_count_is_lost_and_nothing_passes_that_no_rule_admits() {
     let mut host = host();
     let mut sums = Sums::default();
     host.at_once(|guests| sums.play(guests));
+    all_is_counted(&mut host, sums);
+}
+
+#[test]
+fn nor_while_rings_go_from_worker_to_worker() {
+    let mut host = host();
+    let mut sums = Sums::default();
+    let ((), moves) = host.at_once_moving(|guests| sums.play(guests));
+    println!("{moves} moves");
+    assert!(moves > 500, "{moves} moves");
+    all_is_counted(&mut host, sums);
+}
+
+fn all_is_counted(host: &mut Host, mut sums: Sums) {
     host.at_once(|guests| sums.read(guests));
     let moved = host.moved();
     let of = |name: String| moved.get(&name).copied().unwrap_or(0);
@@ -151,4 +165,73 @@ fn no_count_is_lost_and_nothing_passes_that_no_rule_admits() {
     // A flood beyond its vnic's share is one drop instead of one for each receiver.
     assert_eq!(ends + limited * u64::from(VNICS - 2), floods + others, "{moved:?}");
     assert_eq!(sums.wrong, 0);
+}
+
+/// Numbers of a vnic that is moved a thousand times arrive in order and once each, also floods,
+/// which take several turns.
+#[test]
+fn order_holds_while_a_ring_is_moved() {
+    let mut host = Host::with_workers(2).unwrap();
+    let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+    for n in 0..VNICS {
+        host.vnic(&id(n), mac(n), VNI, &policy).unwrap();
+    }
+    host.settle();
+    let ((sent, got), moves) = host.at_once_moving(|guests| {
+        let start = Instant::now();
+        let mut sent = 0u32;
+        let mut got = BTreeMap::<String, Vec<u32>>::new();
+        let mut read = |guests: &mut Guests<'_>| {
+            for n in 1..VNICS {
+                while let Some((_, frame)) = guests.guest(&id(n)).unwrap().recv().unwrap() {
+                    let number = frame[14..18].try_into().unwrap();
+                    got.entry(id(n)).or_default().push(u32::from_be_bytes(number));
+                }
+            }
+        };
+        while start.elapsed() < LASTS {
+            // A receiver that has no buffers left would drop.
+            for _ in 0..64 {
+                let to = if sent % 16 == 5 { Mac::BROADCAST } else { mac(1) };
+                let mut payload = [0u8; 46];
+                payload[..4].copy_from_slice(&sent.to_be_bytes());
+                let frame = build::ethernet(mac(0), to).payload(0x88b5, &payload);
+                guests.guest(&id(0)).unwrap().enqueue(&frame, NetHeader::default()).unwrap();
+                sent += 1;
+            }
+            guests.guest(&id(0)).unwrap().flush();
+            let limit = Instant::now() + Duration::from_secs(20);
+            while !guests.guest(&id(0)).unwrap().drain(Duration::ZERO).unwrap() {
+                assert!(Instant::now() < limit, "nobody serves the ring");
+                read(guests);
+            }
+            read(guests);
+        }
+        (sent, got)
+    });
+    println!("{sent} frames, {moves} moves");
+    assert!(moves > 500 && sent > 10_000, "{sent} frames, {moves} moves");
+    let mut late = BTreeMap::new();
+    host.at_once(|guests| {
+        for n in 1..VNICS {
+            let waits = guests.guest(&id(n)).unwrap();
+            let frames = std::iter::from_fn(|| waits.recv().unwrap());
+            let numbers = frames.map(|(_, frame)| frame[14..18].try_into().unwrap());
+            late.insert(id(n), numbers.map(u32::from_be_bytes).collect::<Vec<_>>());
+        }
+    });
+    let limited =
+        host.moved().iter().filter(|(name, _)| name.contains("drop")).map(|it| *it.1).sum::<u64>();
+    for n in 1..VNICS {
+        let numbers = [got.get(&id(n)).cloned().unwrap_or_default(), late[&id(n)].clone()].concat();
+        // Floods of a batch are delivered before the rest of it: those of each kind are in order.
+        let (floods, others): (Vec<u32>, Vec<u32>) = numbers.iter().partition(|n| **n % 16 == 5);
+        for kind in [floods, others] {
+            let wrong = kind.windows(2).find(|pair| pair[0] >= pair[1]);
+            assert!(wrong.is_none(), "{} got numbers twice or out of order: {wrong:?}", id(n));
+        }
+        let all = if n == 1 { sent } else { sent.div_ceil(16) };
+        assert_eq!(limited, 0, "{:?}", host.moved());
+        assert!(numbers.len() as u32 + 1 >= all, "{} got {} of {all}", id(n), numbers.len());
+    }
 }

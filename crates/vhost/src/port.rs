@@ -14,7 +14,7 @@
 
 use std::{
     fmt,
-    os::fd::BorrowedFd,
+    os::fd::OwnedFd,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError,
         atomic::{AtomicBool, AtomicU16, Ordering::Relaxed},
@@ -119,10 +119,10 @@ pub trait PortEvents: Send + Sync {
     /// The transmit ring of a pair runs and is enabled now, or is another one than before: look at
     /// it once, then wait for kicks. Without a kick descriptor it has to be polled now and then. A
     /// ring that changes is announced by `tx_stopped` and `tx_started`.
-    fn tx_started(&self, pair: usize, kick: Option<BorrowedFd<'_>>);
+    fn tx_started(&self, pair: usize, kick: Option<&Arc<OwnedFd>>);
     /// The transmit ring of a pair stopped or was disabled: `kick` is what the last `tx_started`
-    /// was given and may be closed soon.
-    fn tx_stopped(&self, pair: usize, kick: Option<BorrowedFd<'_>>);
+    /// was given. Who kept it has to let go of it.
+    fn tx_stopped(&self, pair: usize, kick: Option<&Arc<OwnedFd>>);
 }
 
 /// A pair of rings.
@@ -292,11 +292,13 @@ impl Port {
         self.open.load(Relaxed)
     }
 
-    /// True if the guest has taken everything out of a pair's receive ring. Never waits; false for
+    /// Locks a pair's receive ring if a flow may leave it: the guest has taken everything out of
+    /// it, or the flow was `quiet` for so long that nothing of it is there. Never waits; `None` for
     /// a ring that is held at this moment.
-    pub fn is_read(&self, pair: u8) -> bool {
-        let ring = self.pair(pair.into()).and_then(Pair::try_rx);
-        ring.is_some_and(|ring| ring.as_ref().is_none_or(RxRing::is_read))
+    pub fn to_leave(&self, pair: u8, quiet: bool) -> Option<MutexGuard<'_, Option<RxRing>>> {
+        let ring = self.pair(pair.into()).and_then(Pair::try_rx)?;
+        let may = quiet || ring.as_ref().is_none_or(RxRing::is_read);
+        may.then_some(ring)
     }
 
     /// True if the guest has given a pair's receive ring buffers that are not used. Never waits;

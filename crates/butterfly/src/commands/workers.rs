@@ -4,18 +4,20 @@ use crate::daemon::session::Session;
 use crate::failure::Failure;
 use crate::line::options::json;
 use crate::line::reader::Arguments;
-use crate::text::table::{Align, table};
+use crate::text::table::{Align, safe, table};
 use crate::tree::Node;
-use butterfly_api::proto::{Request, Worker};
+use butterfly_api::proto::{Request, Worker, WorkerRing};
 use clap::Command;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// `workers`.
 pub fn node() -> Node {
     Node::run(
         Command::new("workers")
             .about(
-                "Prints what each worker did since the daemon started. All counts are cumulative.",
+                "Prints what each worker did since the daemon started, its load of late, and, if there \
+                 are several, which queues each serves. All counts are cumulative.",
             )
             .arg(json())
             .after_help(
@@ -46,7 +48,10 @@ fn page(workers: &[Worker]) -> String {
                 worker.id().to_string(),
                 worker.core.map_or("any".into(), |core| core.to_string()),
                 if worker.polling() { "polls" } else { "sleeps" }.to_owned(),
+                format!("{:.1}", f64::from(worker.load()) / 10.0),
+                worker.rings.len().to_string(),
                 worker.active_rings().to_string(),
+                worker.moves().to_string(),
                 worker.packets().to_string(),
                 worker.batches().to_string(),
                 ratio(worker.packets(), worker.batches()),
@@ -62,7 +67,10 @@ fn page(workers: &[Worker]) -> String {
         ("worker", Align::Right),
         ("core", Align::Right),
         ("idle", Align::Left),
+        ("load %", Align::Right),
         ("rings", Align::Right),
+        ("polled", Align::Right),
+        ("moves", Align::Right),
         ("packets", Align::Right),
         ("batches", Align::Right),
         ("per batch", Align::Right),
@@ -76,7 +84,32 @@ fn page(workers: &[Worker]) -> String {
     for worker in workers {
         page.push_str(&batch_sizes(worker));
     }
+    if workers.len() > 1 {
+        page.push_str(&served(workers));
+    }
     page
+}
+
+/// Returns who serves what: the NICs of each worker, with those of their queues that it has.
+fn served(workers: &[Worker]) -> String {
+    let mut rows = Vec::new();
+    for worker in workers {
+        let mut nics: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for ring in &worker.rings {
+            nics.entry(ring.nic_id()).or_default().push(ring.pair().to_string());
+        }
+        let nics = nics.into_iter();
+        rows.extend(
+            nics.map(|(nic, pairs)| {
+                [worker.id().to_string(), safe(nic).to_string(), pairs.join(",")]
+            }),
+        );
+    }
+    if rows.is_empty() {
+        return String::new();
+    }
+    let heading = [("worker", Align::Right), ("nic", Align::Left), ("pairs", Align::Left)];
+    format!("\nserves\n{}", table(2, heading, &rows))
 }
 
 /// Returns how many batches of each size a worker had; empty when it had none.
@@ -122,6 +155,10 @@ fn busy_time(worker: &Worker) -> String {
     }
 }
 
+fn ring_json(ring: &WorkerRing) -> Value {
+    json!({ "nic_id": ring.nic_id(), "pair": ring.pair() })
+}
+
 fn worker_json(worker: &Worker) -> Value {
     json!({
         "id": worker.id(),
@@ -135,5 +172,8 @@ fn worker_json(worker: &Worker) -> Value {
         "batch_sizes": worker.batch_sizes,
         "tsc_hz": worker.tsc_hz,
         "active_rings": worker.active_rings,
+        "load": worker.load,
+        "moves": worker.moves,
+        "rings": worker.rings.iter().map(ring_json).collect::<Value>(),
     })
 }

@@ -2,17 +2,19 @@
 
 use std::net::IpAddr;
 
-use butterfly_datapath::{Timeouts, TunnelSpec};
+use butterfly_datapath::{MAX_WORKERS, Timeouts, TunnelSpec};
 
 use crate::config::{
-    Config,
+    Config, Workers,
     dpdk::{self, Dpdk},
     encryption,
     options::Options,
     problems::Problems,
     timeouts::{self, Timeout},
     tunnel,
-    values::{api_endpoints, core, directory, level, metrics, name, number, seconds, state_dir},
+    values::{
+        api_endpoints, core, cores, directory, level, metrics, name, number, seconds, state_dir,
+    },
 };
 
 /// Time that IEEE 802.1Q recommends for learnt addresses.
@@ -39,14 +41,15 @@ pub(super) fn check(mut options: Options, problems: &mut Problems) -> Option<Con
         notice.into_iter().for_each(|notice| problems.notice(notice));
         Some(mtu)
     });
-    let socket_dir = options.socket_dir.and_then(|path| problems.sort_out(directory(&path)));
+    let socket_dir =
+        options.socket_dir.as_deref().and_then(|path| problems.sort_out(directory(path)));
     let state_dir = options.state_dir.as_deref().map(|path| problems.sort_out(state_dir(path)));
     let name = options.name.as_deref().map(|text| problems.sort_out(name(text)));
     let metrics = problems.sort_out(metrics(options.metrics.as_deref().unwrap_or_default()));
     let encryption =
         problems.sort_out(encryption::load(options.key.as_deref(), !options.no_legacy_encryption));
     let log_level = problems.sort_out(level(options.log_level.as_deref().unwrap_or("error")));
-    let core = problems.sort_out(core(options.graph_cpu_core.as_deref().unwrap_or("0")));
+    let workers = workers(&options, problems);
     let fdb_ageing = match &options.fdb_ageing {
         None => Some(DEFAULT_FDB_AGEING),
         Some(text) => problems.sort_out(seconds(text)),
@@ -73,7 +76,7 @@ pub(super) fn check(mut options: Options, problems: &mut Problems) -> Option<Con
         metrics: metrics?,
         encryption: encryption?,
         log_level: log_level?,
-        core: core?,
+        workers: workers?,
         poll: options.poll,
         fdb_ageing: fdb_ageing?,
         sessions: sessions?,
@@ -91,6 +94,36 @@ pub(super) fn check(mut options: Options, problems: &mut Problems) -> Option<Con
         packet_trace: options.packet_trace,
         syslog: !options.no_syslog,
     })
+}
+
+/// Returns how many workers there are, and their cores.
+fn workers(options: &Options, problems: &mut Problems) -> Option<Workers> {
+    let first = options.graph_cpu_core.as_deref();
+    let core = problems.sort_out(core(first.unwrap_or("0")))?;
+    let cores = match &options.worker_cores {
+        None => vec![core],
+        Some(text) => {
+            let cores = problems.sort_out(cores(text))?;
+            if first.is_some() && cores.first() != Some(&core) {
+                problems.notice(format!(
+                    "graph-core-id={core} has no effect beside worker-cores={text}: remove it"
+                ));
+            }
+            cores
+        }
+    };
+    let most = MAX_WORKERS as u32;
+    let count = match &options.workers {
+        None => cores.len(),
+        Some(text) => problems.sort_out(number("workers", text, 1, most))? as usize,
+    };
+    if options.worker_cores.is_some() && cores.len() > count {
+        problems.notice(format!(
+            "worker-cores names {} cores for workers={count}: the last ones have no worker",
+            cores.len()
+        ));
+    }
+    Some(Workers { count, cores })
 }
 
 /// Refuses options without an address and a folder.

@@ -2,7 +2,7 @@
 
 use crate::{
     config::{
-        Config,
+        Config, Workers,
         timeouts::{self, Timeout},
     },
     log::Level,
@@ -22,6 +22,7 @@ pub struct Difference {
     /// Those of the time-outs that are others, with their seconds.
     pub timeouts: Vec<(&'static str, u32)>,
     pub tcp_pickup: Option<u32>,
+    pub workers: Option<Workers>,
     /// Peers that are named, and were not.
     pub named: Vec<IpAddr>,
     /// Peers that were named, and are not.
@@ -55,6 +56,7 @@ impl Config {
                 .then_some((new.timeouts, new.tcp_pickup)),
             timeouts,
             tcp_pickup,
+            workers: other(&self.workers, &new.workers),
             named,
             unnamed,
             later,
@@ -68,6 +70,7 @@ impl Config {
         self.fdb_ageing = new.fdb_ageing;
         self.timeouts = new.timeouts;
         self.tcp_pickup = new.tcp_pickup;
+        self.workers = new.workers;
         self.notices = new.notices;
         if let Some(tunnel) = &mut self.tunnel {
             tunnel.peers.retain(|peer| !difference.unnamed.contains(peer));
@@ -98,7 +101,7 @@ impl Config {
             metrics: _,
             encryption,
             log_level: _,
-            core,
+            workers: _,
             poll,
             fdb_ageing: _,
             sessions,
@@ -124,7 +127,6 @@ impl Config {
             ("name", *name != new.name),
             ("endpoint", *endpoints != new.endpoints),
             ("encryption", !same_encryption),
-            ("graph-core-id", *core != new.core),
             ("poll", *poll != new.poll),
             ("sessions", *sessions != new.sessions),
             ("session-share", *session_share != new.session_share),
@@ -197,7 +199,7 @@ mod tests {
         let uplink = "-i 192.0.2.1 --uplink eth0";
         let mut old = config(&format!("{uplink} --peer 192.0.2.2,192.0.2.3"));
         let new = config(&format!(
-            "{uplink} --peer 192.0.2.4,192.0.2.3 -l debug --metrics 127.0.0.1:0 --fdb-ageing 10 --tcp-pickup 9 --timeout other=7 \
+            "{uplink} --peer 192.0.2.4,192.0.2.3 --workers 2 -l debug --metrics 127.0.0.1:0 --fdb-ageing 10 --tcp-pickup 9 --timeout other=7 \
              --timeout tcp-new=8"
         ));
         let difference = old.difference(&new);
@@ -211,6 +213,7 @@ mod tests {
                 times: Some((Timeouts { other: 7, tcp_new: 8, ..Timeouts::default() }, 9)),
                 timeouts: vec![("tcp-new", 8), ("other", 7)],
                 tcp_pickup: Some(9),
+                workers: Some(Workers { count: 2, cores: vec![0] }),
                 named: vec![address("192.0.2.4")],
                 unnamed: vec![address("192.0.2.2")],
                 later: vec![],
@@ -238,7 +241,6 @@ mod tests {
             ("-i 192.0.2.1/24 --uplink eth0 -m 1600", "nic-mtu"),
             ("-i 192.0.2.1/24 --uplink eth0 --name x", "name"),
             ("-i 192.0.2.1/24 --uplink eth0 -e ipc://x", "endpoint"),
-            ("-i 192.0.2.1/24 --uplink eth0 -u 1", "graph-core-id"),
             ("-i 192.0.2.1/24 --uplink eth0 --poll", "poll"),
             ("-i 192.0.2.1/24 --uplink eth0 --sessions 1000", "sessions"),
             ("-i 192.0.2.1/24 --uplink eth0 --session-share 9", "session-share"),

@@ -45,6 +45,8 @@ pub(super) fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut
     options.timeouts.extend(
         timeouts.filter_map(|name| Some(format!("{name}={}", ini.take("timeouts", name)?))),
     );
+    stronger(&mut options.workers, ini.take("general", "workers"));
+    stronger(&mut options.worker_cores, ini.take("general", "worker-cores"));
     stronger(&mut options.dpdk_args, ini.take("general", "dpdk-args"));
     stronger(&mut options.dpdk_port, ini.take("general", "dpdk-port"));
     stronger(&mut options.nic_mtu, ini.take("general", "nic-mtu"));

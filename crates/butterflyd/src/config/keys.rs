@@ -17,6 +17,8 @@ pub fn keys() -> impl Iterator<Item = (&'static str, &'static str, &'static str)
         "poll",
         "fdb-ageing",
         "sessions",
+        "workers",
+        "worker-cores",
         "session-share",
         "tcp-pickup",
         "uplink",

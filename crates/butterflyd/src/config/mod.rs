@@ -39,6 +39,22 @@ use crate::{
     log::Level,
 };
 
+/// The packet threads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workers {
+    /// Their number.
+    pub count: usize,
+    /// Their cores. Those beyond the last are not pinned.
+    pub cores: Vec<usize>,
+}
+
+impl fmt::Display for Workers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cores: Vec<String> = self.cores.iter().map(ToString::to_string).collect();
+        write!(f, "{} on core {}", self.count, cores.join(","))
+    }
+}
+
 /// A configuration with nothing left to doubt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -58,8 +74,8 @@ pub struct Config {
     pub encryption: Option<Encryption>,
     /// Least severity of logged events.
     pub log_level: Level,
-    /// The core of the packet thread.
-    pub core: usize,
+    /// The packet threads.
+    pub workers: Workers,
     /// True if the workers never sleep.
     pub poll: bool,
     /// Seconds a learnt address lives without traffic.

@@ -49,10 +49,19 @@ pub struct Options {
     /// none, error, warning, info or debug [default: error]
     #[arg(short, long, value_name = "LEVEL")]
     pub log_level: Option<String>,
-    /// Core of the packet thread; one that does not exist leaves it unpinned [default: 0]
+    /// Threads that move packets, 1 to 32; each serves some of the machines' queues, by load
+    /// [default: one for each core of --worker-cores, else 1]
+    #[arg(long, value_name = "N")]
+    pub workers: Option<String>,
+    /// Cores of these threads, one for each, as 2,4-6; a thread beyond the last is not pinned
+    /// [default: the core of --graph-cpu-core for the first]
+    #[arg(long, value_name = "LIST")]
+    pub worker_cores: Option<String>,
+    /// Core of the first packet thread, where --worker-cores does not tell; one that does not exist
+    /// leaves it unpinned [default: 0]
     #[arg(short = 'u', long, value_name = "ID")]
     pub graph_cpu_core: Option<String>,
-    /// Never let the packet thread sleep
+    /// Never let packet threads sleep
     #[arg(long)]
     pub poll: bool,
     /// Forget a learnt address after so many silent seconds [default: 300]

@@ -33,7 +33,7 @@ fn the_least_is_an_address_and_a_directory() {
         metrics: None,
         encryption: None,
         log_level: Level::Error,
-        core: 0,
+        workers: Workers { count: 1, cores: vec![0] },
         poll: false,
         fdb_ageing: 300,
         sessions: 1_000_000,
@@ -116,7 +116,7 @@ fn the_file_overrides_the_command_line() {
         metrics: Some("[::1]:9998".parse().unwrap()),
         encryption: None,
         log_level: Level::Debug,
-        core: 3,
+        workers: Workers { count: 1, cores: vec![3] },
         poll: false,
         fdb_ageing: 60,
         sessions: 2000,
@@ -151,13 +151,13 @@ fn the_socket_folder_is_where_it_really_is() {
 fn both_spellings_of_the_core_are_read() {
     for key in ["graph-core-id", "graph-cpu-core"] {
         let ini = format!("[general]\n{key}=5");
-        assert_eq!(load("-c INI -i ::2 -s DIR", &ini).1.unwrap().core, 5, "{key}");
+        assert_eq!(load("-c INI -i ::2 -s DIR", &ini).1.unwrap().workers.cores, [5], "{key}");
     }
     let same = load("-c INI -i ::2 -s DIR", "[general]\ngraph-core-id=5\ngraph-cpu-core=5");
-    assert_eq!(same.1.unwrap().core, 5);
+    assert_eq!(same.1.unwrap().workers.cores, [5]);
     let unlike =
         load("-c INI -i ::2 -s DIR", "[general]\ngraph-core-id=5\ngraph-cpu-core=6").1.unwrap();
-    assert_eq!(unlike.core, 5);
+    assert_eq!(unlike.workers.cores, [5]);
     assert_eq!(
         unlike.notices,
         [
@@ -504,4 +504,26 @@ fn state_directories_are_found_in_a_wrong_configuration() {
     );
     assert_eq!(found(&["butterflyd", "--state-dir=/b", "-c", ini]), ["/b", "/a"]);
     assert_eq!(found(&["butterflyd", "-c", "/does/not/exist"]), [""; 0]);
+}
+
+#[test]
+fn workers_are_counted_or_named_by_their_cores() {
+    let workers = |words: &str| {
+        let config = load(&format!("-c INI -i ::2 -s DIR {words}"), "").1.unwrap();
+        (config.workers.count, config.workers.cores, config.notices.len())
+    };
+    assert_eq!(workers("--workers 3"), (3, vec![0], 0));
+    assert_eq!(workers("--workers 3 -u 1"), (3, vec![1], 0));
+    assert_eq!(workers("--worker-cores 2,4-6"), (4, vec![2, 4, 5, 6], 0));
+    assert_eq!(workers("--worker-cores 2,3 --workers 4"), (4, vec![2, 3], 0));
+    assert_eq!(workers("--worker-cores 2,3 --workers 1"), (1, vec![2, 3], 1));
+    assert_eq!(workers("--worker-cores 2,3 -u 2"), (2, vec![2, 3], 0));
+    assert_eq!(workers("--worker-cores 2,3 -u 3"), (2, vec![2, 3], 1));
+    for wrong in ["0", "33", "x", "-1", ""] {
+        assert!(load(&format!("-c INI -i ::2 -s DIR --workers={wrong}"), "").1.is_err(), "{wrong}");
+    }
+    for wrong in ["", "a", "1,", "1,1", "3-2", "0-3,2", "0-40", "1-", "65536", "-1"] {
+        let words = format!("-c INI -i ::2 -s DIR --worker-cores={wrong}");
+        assert!(load(&words, "").1.is_err(), "{wrong}");
+    }
 }

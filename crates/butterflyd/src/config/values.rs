@@ -7,6 +7,7 @@ use std::{
 };
 
 use butterfly_api::server;
+use butterfly_datapath::MAX_WORKERS;
 
 use crate::log::Level;
 
@@ -90,6 +91,30 @@ pub(super) fn level(text: &str) -> Result<Level, String> {
 
 pub(super) fn core(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| format!("core {text:?} is refused: it is a number from 0"))
+}
+
+/// Reads a list of cores, as 2,4-6.
+pub(super) fn cores(text: &str) -> Result<Vec<usize>, String> {
+    let refused = || {
+        format!(
+            "worker-cores {text:?} is refused: it is a list of numbers from 0, as 2,4-6, each once, \
+             {MAX_WORKERS} at most"
+        )
+    };
+    let mut cores = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |text: &str| text.trim().parse::<u16>().map_err(|_| refused());
+        let range = usize::from(number(first)?)..=usize::from(number(last)?);
+        if range.is_empty() || range.clone().any(|core| cores.contains(&core)) {
+            return Err(refused());
+        }
+        cores.extend(range);
+        if cores.len() > MAX_WORKERS {
+            return Err(refused());
+        }
+    }
+    Ok(cores)
 }
 
 pub(super) fn seconds(text: &str) -> Result<u32, String> {

@@ -6,7 +6,7 @@
 
 use super::Daemon;
 use crate::{
-    config::{Config, difference::Difference, options::Options},
+    config::{Config, Workers, difference::Difference, options::Options},
     dataplane::Dataplane,
     events::{Kind, counted},
     holding::Holding,
@@ -96,10 +96,21 @@ impl<D: Dataplane> Daemon<D> {
             Some(None) => Some(None),
             None => None,
         };
+        if let Some(Workers { count, cores }) = difference.workers.clone() {
+            self.turns.taken();
+            self.dataplane.set_workers(count, &cores)?;
+        }
         self.configuring(true);
         let changed = self.change_peers(&difference);
         self.configuring(false);
-        changed?;
+        if let Err(why) = changed {
+            if difference.workers.is_some() {
+                let Workers { count, cores } = &self.reload.in_force.workers;
+                // They were there a moment ago.
+                let _ = self.dataplane.set_workers(*count, cores);
+            }
+            return Err(why);
+        }
         // From here on nothing fails.
         if let Some((timeouts, tcp_pickup)) = difference.times {
             self.dataplane.set_session_times(timeouts, tcp_pickup);
@@ -221,6 +232,7 @@ fn changes(difference: &Difference) -> Vec<String> {
     };
     is("log-level", difference.log_level.map(|level| level.name().to_owned()));
     is("fdb-ageing", difference.fdb_ageing.map(|seconds| seconds.to_string()));
+    is("workers", difference.workers.as_ref().map(ToString::to_string));
     is("tcp-pickup", difference.tcp_pickup.map(|seconds| seconds.to_string()));
     for (name, seconds) in &difference.timeouts {
         is(name, Some(seconds.to_string()));

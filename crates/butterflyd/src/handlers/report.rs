@@ -5,7 +5,7 @@ use crate::{dataplane::Dataplane, handlers::convert, host::time::seconds_since_e
 use butterfly_api::{
     Answer, Failure,
     proto::{
-        FdbEntry, FdbListReq, NicShow, NicStats, Pings, Response, Worker, fdb_entry,
+        FdbEntry, FdbListReq, NicShow, NicStats, Pings, Response, Worker, WorkerRing, fdb_entry,
         nic_show::{Drop, FirstTouches, Interrupts, MemoryRegion, Mirror, Queue},
     },
 };
@@ -284,6 +284,10 @@ fn fdb_entry(row: FdbRow) -> FdbEntry {
     }
 }
 
+fn ring((nic, pair): (String, u8)) -> WorkerRing {
+    WorkerRing { nic_id: Some(nic), pair: Some(pair.into()), ..Default::default() }
+}
+
 fn worker(report: WorkerReport) -> Worker {
     Worker {
         id: u32::try_from(report.index).ok(),
@@ -297,6 +301,9 @@ fn worker(report: WorkerReport) -> Worker {
         batch_sizes: report.batch_sizes,
         tsc_hz: Some(report.tsc_hz),
         active_rings: u32::try_from(report.active_rings).ok(),
+        rings: report.rings.into_iter().map(ring).collect(),
+        load: u32::try_from(report.load).ok(),
+        moves: Some(report.moves),
         ..Default::default()
     }
 }

@@ -154,6 +154,10 @@ families! {
     WorkerIdlePolls = Counter "butterfly_worker_idle_polls_total" ["worker"];
     /// Rings that are polled now.
     WorkerActiveRings = Gauge "butterfly_worker_active_rings" ["worker"];
+    /// Transmit rings that it serves, busy or not.
+    WorkerRings = Gauge "butterfly_worker_rings" ["worker"];
+    /// Transmit rings that came from other workers, as those were busier.
+    WorkerMoves = Counter "butterfly_worker_moves_total" ["worker"];
     /// Seconds of the longest turn, one batch of one ring, that all others waited for. What the
     /// host took the processor away for is part of it.
     WorkerLongestTurn = Gauge "butterfly_worker_longest_turn_seconds" ["worker"];

@@ -150,6 +150,8 @@ impl Page {
         self.add(Family::WorkerSleeps, &[index], worker.sleeps);
         self.add(Family::WorkerIdlePolls, &[index], worker.idle_polls);
         self.add(Family::WorkerActiveRings, &[index], worker.active_rings);
+        self.add(Family::WorkerRings, &[index], worker.rings.len() as u64);
+        self.add(Family::WorkerMoves, &[index], worker.moves);
         self.add_exact(
             Family::WorkerLongestTurn,
             &[index],

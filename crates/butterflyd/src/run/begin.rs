@@ -268,7 +268,8 @@ fn prepare_switch(
         _ => "",
     };
     let switch_config = SwitchConfig {
-        core: Some(config.core),
+        workers: config.workers.count,
+        cores: config.workers.cores.clone(),
         poll: config.poll,
         fdb_ageing: config.fdb_ageing,
         sessions: config.sessions,

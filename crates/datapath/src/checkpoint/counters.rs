@@ -146,7 +146,7 @@ pub(crate) fn note(plane: &Plane, side: Option<&EndpointSide>, room: usize) -> N
         control: side.map(|side| pairs(side.control_counts())).unwrap_or_default(),
         peers: peers::note(plane),
         updates: named(plane.updates.list().into_iter()),
-        workers: plane.workers.iter().map(|worker| named(worker.stats.named())).collect(),
+        workers: plane.board.handles().iter().map(|worker| named(worker.stats.named())).collect(),
     };
     let mut gone = parts.vnics;
     let mut peers_out = 0;
@@ -244,8 +244,9 @@ fn of_the_rest(
             taken.unknown("kind of change", name);
         }
     }
-    // There is one worker, whose right to write this is. Others of a former process count for none.
-    if let (Some(counts), Some(handle)) = (text.workers.first(), plane.workers.first()) {
+    // The right to write this is the first worker's, so what all did counts for it.
+    let all = text.workers.iter().zip(std::iter::repeat(plane.board.first()));
+    for (counts, handle) in all.filter_map(|(counts, handle)| Some((counts, handle?))) {
         for (name, n) in sound(counts, taken) {
             if !handle.stats.add_former(worker, name, n) {
                 taken.unknown("counter of a worker", name);

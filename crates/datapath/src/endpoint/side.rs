@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     collections::BTreeMap,
+    os::fd::OwnedFd,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -26,7 +27,6 @@ use crate::endpoint::{
     open::{FormerUplink, OpenedUplink, TunnelSpec, UplinkSpec, check_peer},
 };
 use crate::engine::events::{About, Happening, SwitchEvents};
-use crate::engine::place::PollSource;
 use crate::overlay::Tunnel;
 use crate::plane::{Plane, attachment::Attachment};
 
@@ -79,11 +79,11 @@ struct Link {
 }
 
 impl PortEvents for Link {
-    fn tx_started(&self, pair: usize, kick: Option<std::os::fd::BorrowedFd<'_>>) {
+    fn tx_started(&self, pair: usize, kick: Option<&Arc<OwnedFd>>) {
         self.attachment.tx_started(pair, kick);
     }
 
-    fn tx_stopped(&self, pair: usize, kick: Option<std::os::fd::BorrowedFd<'_>>) {
+    fn tx_stopped(&self, pair: usize, kick: Option<&Arc<OwnedFd>>) {
         self.attachment.tx_stopped(pair, kick);
     }
 }
@@ -165,13 +165,10 @@ impl EndpointSide {
         let attached = Arc::new(AtomicBool::new(false));
         let device = match (ring, &spec.uplink) {
             (Some(port), UplinkSpec::VhostUser { path, role }) => {
-                let handle = plane
-                    .workers
-                    .first()
-                    .cloned()
-                    .ok_or_else(|| std::io::Error::other("no worker"))?;
+                let handle =
+                    plane.board.first().ok_or_else(|| std::io::Error::other("no worker"))?;
                 let link = Link {
-                    attachment: Attachment::uplink(handle),
+                    attachment: Attachment::Uplink(handle),
                     path: path.display().to_string(),
                     attached: attached.clone(),
                     keeper: keeper.clone(),
@@ -189,11 +186,10 @@ impl EndpointSide {
                 Some(start(config).map_err(std::io::Error::other)?)
             }
             _ => {
-                if let (Some(handle), Some(tunnel)) = (plane.workers.first(), &plane.shared.tunnel)
-                {
-                    tunnel.port.with_descriptor(|descriptor| {
-                        handle.started(PollSource::Uplink, Some(descriptor))
-                    });
+                if let (Some(handle), Some(tunnel)) = (plane.board.first(), &plane.shared.tunnel) {
+                    tunnel
+                        .port
+                        .with_descriptor(|descriptor| handle.uplink_started(Some(descriptor)));
                 }
                 None
             }

@@ -114,6 +114,12 @@ impl Counters {
         }
     }
 
+    /// Makes the cells that are missing for so many workers.
+    pub fn grow(&self, workers: usize) {
+        self.cells.grow(workers, CounterCells::default);
+        self.last.grow(workers, LastDrops::new);
+    }
+
     /// Counts a worker's drop and keeps the packet.
     #[cold]
     pub fn drop(&self, worker: Writer<'_>, reason: DropReason, packet: &Dropped<'_>) {

@@ -4,7 +4,10 @@
 //! counts, or mix two records. So each worker has a [`WorkerId`], which can neither be copied nor
 //! be lent to another thread, and [`PerWorker`] gives a cell only to who shows one.
 
-use std::{cell::Cell, marker::PhantomData};
+use std::{cell::Cell, marker::PhantomData, sync::OnceLock};
+
+/// Most workers of a switch.
+pub const MAX_WORKERS: usize = 32;
 
 /// Number of a worker, and its right to write its own cells. There is one of each number: it moves
 /// with its worker.
@@ -35,24 +38,41 @@ impl WorkerId {
     }
 }
 
-/// A cell for each worker, which that worker alone writes and any thread may read.
-pub(crate) struct PerWorker<T>(Box<[T]>);
+/// A cell for each worker, which that worker alone writes and any thread may read. A cell that was
+/// made stays, also when its worker ends: what was counted is not forgotten.
+pub(crate) struct PerWorker<T> {
+    first: T,
+    further: [OnceLock<Box<T>>; MAX_WORKERS - 1],
+}
 
 impl<T> PerWorker<T> {
     /// Makes a cell for each of `workers`.
     pub fn new(workers: usize, make: impl Fn() -> T) -> PerWorker<T> {
-        PerWorker((0..workers).map(|_| make()).collect())
+        let cells = PerWorker { first: make(), further: [const { OnceLock::new() }; _] };
+        cells.grow(workers, make);
+        cells
+    }
+
+    /// Makes the cells that are missing for so many workers.
+    pub fn grow(&self, workers: usize, make: impl Fn() -> T) {
+        for cell in self.further.iter().take(workers.saturating_sub(1)) {
+            cell.get_or_init(|| Box::new(make()));
+        }
     }
 
     /// Returns the writer's own cell. `None` if these cells are of a switch with fewer workers.
     #[inline(always)]
     pub fn of(&self, writer: Writer<'_>) -> Option<&T> {
-        self.0.get(writer.index)
+        match writer.index.checked_sub(1) {
+            None => Some(&self.first),
+            Some(further) => self.further.get(further)?.get().map(|cell| &**cell),
+        }
     }
 
     /// Returns all cells, to be read.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
-        self.0.iter()
+        let further = self.further.iter().filter_map(|cell| cell.get());
+        std::iter::once(&self.first).chain(further.map(|cell| &**cell))
     }
 }
 

@@ -55,6 +55,10 @@ impl Turns<'_> {
 
 impl Drop for Turns<'_> {
     fn drop(&mut self) {
-        self.plane.workers.iter().for_each(|handle| handle.running.store(false, Ordering::SeqCst));
+        self.plane
+            .board
+            .handles()
+            .iter()
+            .for_each(|handle| handle.running.store(false, Ordering::SeqCst));
     }
 }

@@ -1,6 +1,6 @@
 //! Rings of simulated guests, set up as a front end does it, and vnics with them.
 
-use std::{os::fd::AsFd, sync::Arc};
+use std::sync::Arc;
 
 use butterfly_guest_driver::guest::{Guest, RX, TX};
 use butterfly_vhost::{
@@ -80,6 +80,6 @@ pub(super) fn attach_pair(
         let queue = Queue::from_index(index).ok_or("no such pair")?;
         port.start(queue, &setup, 0, true)?;
     }
-    attachment.tx_started(pair as usize, Some(guest.queue(TX).kick_fd().as_fd()));
+    attachment.tx_started(pair as usize, Some(guest.queue(TX).kick_fd()));
     Ok(())
 }

@@ -32,6 +32,39 @@ impl Host {
         result
     }
 
+    /// Does the same as [`Self::at_once`] while every transmit ring goes from worker to worker,
+    /// again and again. Returns the number of moves, too.
+    pub fn at_once_moving<T>(&mut self, play: impl FnOnce(&mut Guests<'_>) -> T) -> (T, usize) {
+        let Host { plane, workers, vnics, .. } = self;
+        let handles = plane.board.handles();
+        handles.iter().for_each(|handle| handle.running.store(true, Ordering::SeqCst));
+        let (played, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let result = std::thread::scope(|scope| {
+            for worker in workers.iter_mut() {
+                scope.spawn(|| while worker.turn() || !over.load(Ordering::Acquire) {});
+            }
+            let mover = scope.spawn(|| {
+                let mut moves = 0;
+                while !played.load(Ordering::Acquire) {
+                    for from in 0..handles.len() {
+                        for (ring, _) in plane.board.rings_of(from) {
+                            let to = (from + 1) % handles.len();
+                            moves += usize::from(plane.hand_over(ring, to));
+                        }
+                    }
+                }
+                over.store(true, Ordering::Release);
+                moves
+            });
+            let result = play(&mut Guests { vnics });
+            played.store(true, Ordering::Release);
+            (result, mover.join().unwrap_or(0))
+        });
+        handles.iter().for_each(|handle| handle.running.store(false, Ordering::SeqCst));
+        self.settle();
+        result
+    }
+
     /// Counts the cost of batches from now on, as a switch does. Until then turns depend only on
     /// the frames in the rings.
     pub fn heed_prices(&mut self) {
@@ -41,7 +74,7 @@ impl Host {
     /// Returns the cycles of the longest batch of one ring since the last look.
     pub fn longest_turn(&self) -> u64 {
         self.plane
-            .workers
+            .board
             .first()
             .map_or(0, |worker| worker.stats.longest.swap(0, std::sync::atomic::Ordering::Relaxed))
     }
@@ -56,7 +89,11 @@ impl Host {
     /// changes are made, or let go of it.
     pub fn halves(&mut self) -> (Changes<'_>, Turns<'_>) {
         let Host { plane, workers, vnics, .. } = self;
-        plane.workers.iter().for_each(|handle| handle.running.store(true, Ordering::SeqCst));
+        plane
+            .board
+            .handles()
+            .iter()
+            .for_each(|handle| handle.running.store(true, Ordering::SeqCst));
         (Changes { plane }, Turns { plane, workers, vnics })
     }
 

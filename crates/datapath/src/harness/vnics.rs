@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    os::fd::AsFd,
     sync::{Arc, atomic::Ordering},
 };
 
@@ -175,7 +174,7 @@ impl Host {
             file.file_offset,
         )?);
         let [rx, tx] = setups(guest, guest.features(), Some(&log))?;
-        let kick = Some(guest.queue(TX).kick_fd().as_fd());
+        let kick = Some(guest.queue(TX).kick_fd());
         attachment.tx_stopped(0, kick);
         vnic.shared.port.replace(Queue::TX, &tx)?;
         vnic.shared.port.replace(Queue::RX, &rx)?;
@@ -196,7 +195,7 @@ impl Host {
         attached.vnic.shared.driving.store(false, Ordering::Relaxed);
         attached
             .attachment
-            .tx_stopped(0, attached.guest.as_ref().map(|guest| guest.queue(TX).kick_fd().as_fd()));
+            .tx_stopped(0, attached.guest.as_ref().map(|guest| guest.queue(TX).kick_fd()));
         attached.vnic.shared.port.stop(Queue::TX);
         attached.vnic.shared.port.stop(Queue::RX);
         attached.guest.take()

@@ -211,6 +211,12 @@ impl Tunnel {
         })
     }
 
+    /// Makes the counters that are missing for so many workers.
+    pub fn grow(&self, workers: usize) {
+        self.counters.grow(workers);
+        self.peers.grow(workers);
+    }
+
     /// Returns the sums of the counters of frames that belong to no network.
     pub fn totals(&self) -> Totals {
         let mut totals = self.counters.totals();

@@ -78,6 +78,11 @@ impl PeerTable {
         }
     }
 
+    /// Makes the counters that are missing for so many workers.
+    pub fn grow(&self, workers: usize) {
+        self.peers.iter().for_each(|peer| peer.counted.grow(workers, Counted::default));
+    }
+
     fn room(&self) -> MutexGuard<'_, PeerRoom> {
         self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }

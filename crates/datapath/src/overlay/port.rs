@@ -112,8 +112,8 @@ mod tests {
             let mut host = Host::on_wire(&config, small).unwrap();
             let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
             host.vnic("a", Mac([2, 0, 0, 0, 0, 0xa]), 42, &policy).unwrap();
-            let worker = &host.inside().0.workers[0];
-            worker.started(crate::engine::place::PollSource::Uplink, None);
+            let worker = &host.inside().0.board.first().unwrap();
+            worker.uplink_started(None);
             host.settle();
             let _ = done.send(host.received().unwrap().get("a").map_or(0, Vec::len));
         });

@@ -55,7 +55,7 @@ impl Plane {
             if !waits
                 && !vnic.is_mirror()
                 && vnic.shared.announcing.tick(room > 0)
-                && let Some(worker) = self.workers.get(slot as usize % self.workers.len().max(1))
+                && let Some(worker) = self.board.announcer(slot)
             {
                 room -= 1;
                 self.announced.store(slot, Relaxed);

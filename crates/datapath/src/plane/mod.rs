@@ -4,6 +4,8 @@
 mod adopted;
 pub(crate) mod announce;
 pub(crate) mod attachment;
+pub(crate) mod balance;
+pub(crate) mod board;
 mod claims;
 mod departed;
 pub(crate) mod drop_window;
@@ -40,11 +42,13 @@ use crate::engine::{
     writer::PerWorker,
 };
 use crate::overlay::Tunnel;
-use crate::plane::{departed::Departed, drop_window::DropWindow, gone::Gone, updates::Updates};
+use crate::plane::{
+    board::Board, departed::Departed, drop_window::DropWindow, gone::Gone, updates::Updates,
+};
 use crate::session::{
     self, FIRST_STAMP, FormerTable, HashKey, SessionConfig, SessionTimes, Shares, tally::Tally,
 };
-use crate::worker::{Handle, Shared};
+use crate::worker::Shared;
 use crate::world::{
     bindings::Bindings,
     fdb::Fdb,
@@ -107,7 +111,8 @@ impl State {
 /// The shared part and its control side.
 pub(crate) struct Plane {
     pub shared: Arc<Shared>,
-    pub workers: Vec<Arc<Handle>>,
+    /// Workers, and which rings they serve.
+    pub board: Arc<Board>,
     state: Mutex<State>,
     /// Vnics that left a moment ago, maybe for another host, by slot. Behind a lock of its own, as
     /// housekeeping does not wait for changes.
@@ -158,9 +163,7 @@ impl Plane {
         let adopted = former.iter().any(|former| former.adopted.is_some());
         let plane = Plane {
             shared: Arc::new(shared),
-            workers: (0..workers.max(1))
-                .map(|index| Handle::new(index, black_box.line(index)).map(Arc::new))
-                .collect::<Result<_, _>>()?,
+            board: Arc::new(Board::new(workers, &black_box)?),
             state: Mutex::new(State {
                 by_id: HashMap::new(),
                 incarnation: 0,
@@ -182,6 +185,31 @@ impl Plane {
             plane.await_adopted();
         }
         Ok(plane)
+    }
+
+    /// Makes the workers that are missing for so many, with all that they write. They get nothing
+    /// to serve yet.
+    pub fn add_workers(&self, workers: usize) -> Result<(), std::io::Error> {
+        let _state = self.state();
+        self.board.grow(workers, &self.black_box)?;
+        for (_, vnic) in self.shared.snapshot.load().vnics.iter() {
+            vnic.shared.counters.grow(workers);
+        }
+        if let Some(tunnel) = &self.shared.tunnel {
+            tunnel.grow(workers);
+        }
+        if let Some(rings) = &*self.rings.lock().unwrap_or_else(PoisonError::into_inner) {
+            rings.grow(workers, Ring::own);
+        }
+        Ok(())
+    }
+
+    /// Moves a transmit ring to another worker. Returns when that one has it.
+    pub fn hand_over(&self, ring: board::RingPlace, to: usize) -> bool {
+        self.board.hand_over(ring, to, |(place, _)| {
+            self.shared.stop.load(Ordering::Acquire)
+                || self.shared.snapshot.load().vnic(*place).is_none()
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -233,10 +261,11 @@ impl Plane {
         let epoch = self.shared.epoch.fetch_add(1, Ordering::AcqRel) + 1;
         // The other half is where a worker says that it runs.
         fence(Ordering::SeqCst);
-        for worker in &self.workers {
+        let workers = self.board.handles();
+        for worker in workers.iter() {
             worker.wake();
         }
-        for worker in &self.workers {
+        for worker in workers.iter() {
             let mut spins = 0u32;
             while worker.running.load(Ordering::Acquire)
                 && worker.seen.load(Ordering::Acquire) < epoch

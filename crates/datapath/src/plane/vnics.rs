@@ -19,7 +19,6 @@ use crate::plane::{
     updates::Update,
 };
 use crate::session::VnicSessions;
-use crate::worker::Handle;
 use crate::world::{
     bound::Bound,
     policy::VnicPolicy,
@@ -70,6 +69,7 @@ impl Plane {
         rules.bypass &= mirrors.is_none();
         let born = if inherited.is_some() { FIRST_VERSION } else { next.version };
         let shared = inherited.unwrap_or_else(|| self.vnic_state(false));
+        shared.counters.grow(self.board.handles().len());
         prepare(&rules, &shared);
         let place = state.place(slot);
         let vnic = Arc::new(Vnic {
@@ -105,14 +105,14 @@ impl Plane {
             self.forget(|learnt| learnt.vni == vni && learnt.mac == number(mac));
         }
         self.settle();
-        let worker = self.worker_of(slot);
-        Ok((vnic, Attachment { worker, vnic: Some(place) }))
+        let (board, shared) = (self.board.clone(), vnic.shared.clone());
+        Ok((vnic, Attachment::Vnic { board, place, vnic: shared }))
     }
 
     pub(super) fn vnic_state(&self, trunk: bool) -> Arc<VnicShared> {
         Arc::new(VnicShared {
             port: Arc::new(Port::default()),
-            counters: Counters::new(self.workers.len()),
+            counters: Counters::new(self.board.handles().len()),
             learnt: AtomicU32::new(0),
             floods: Default::default(),
             limits: Default::default(),
@@ -129,17 +129,11 @@ impl Plane {
             driving: AtomicBool::new(false),
             announcing: Default::default(),
             steering: OnceLock::new(),
+            serving: Default::default(),
             answered: Default::default(),
             dhcp: Default::default(),
             discovery: Default::default(),
         })
-    }
-
-    fn worker_of(&self, slot: u32) -> Arc<Handle> {
-        let index = slot as usize % self.workers.len();
-        // There is at least one, and index is below their number.
-        #[allow(clippy::indexing_slicing)]
-        self.workers[index].clone()
     }
 
     /// Takes a vnic out of the snapshot. Its rings must have stopped. When this returns, no worker
@@ -175,6 +169,7 @@ impl Plane {
         self.publish_for_waiting(next, vnic.network);
         self.gone.left(&leaving);
         leaving.iter().for_each(|vnic| self.shared.table.name(vnic.place.slot, None));
+        self.board.forget(place);
         self.updates.add(Update::VnicRemoved);
         let slot = trunk.as_ref().map(|trunk| trunk.place.slot);
         self.forget(|learnt| learnt.place == place || Some(learnt.place.slot) == slot);

@@ -27,7 +27,7 @@ use crate::plane::Plane;
 use crate::world::snapshot::Snapshot;
 
 /// Words of a worker's ring: 8 MiB, allocated only while there are sinks.
-const RING: usize = 1 << 20;
+const RING: usize = Ring::OWN;
 /// Words that are taken at once: a quarter of the ring. The rest is for records that come
 /// meanwhile.
 const TAKEN: usize = RING / 4;
@@ -141,9 +141,11 @@ impl Taps {
             return self.0.set_selection(|_| None);
         }
         let mut rings = self.0.rings.lock().unwrap_or_else(PoisonError::into_inner);
-        let workers = self.0.workers.len();
-        let made = || Arc::new(PerWorker::new(workers, || Ring::new(RING)));
-        let rings = Some(rings.get_or_insert_with(made).clone());
+        let workers = self.0.board.handles().len();
+        let made = || Arc::new(PerWorker::new(workers, Ring::own));
+        let rings = rings.get_or_insert_with(made).clone();
+        rings.grow(workers, Ring::own);
+        let rings = Some(rings);
         self.0.set_selection(|slot| Some(Arc::new(Selection::new(rings, sinks, slot))));
     }
 

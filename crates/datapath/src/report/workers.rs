@@ -15,6 +15,12 @@ pub struct WorkerReport {
     pub core: Option<usize>,
     /// True if it never sleeps.
     pub poll: bool,
+    /// Vnic and pair of each transmit ring that it serves.
+    pub rings: Vec<(String, u8)>,
+    /// Load of late, in thousandths of its processor.
+    pub load: u64,
+    /// Number of rings that came from other workers.
+    pub moves: u64,
     /// Cycles of rounds in which frames were found.
     pub busy_cycles: u64,
     /// Frames taken from guests.
@@ -35,13 +41,16 @@ pub struct WorkerReport {
     pub tsc_hz: u64,
 }
 /// Reads the counters of a worker.
-pub(crate) fn worker(handle: &Handle, core: Option<usize>, poll: bool) -> WorkerReport {
+pub(crate) fn worker(handle: &Handle, rings: Vec<(String, u8)>, poll: bool) -> WorkerReport {
     let stats = &handle.stats;
     let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
     WorkerReport {
         index: handle.index,
-        core,
+        core: usize::try_from(handle.core.load(Ordering::Relaxed)).ok(),
         poll,
+        rings,
+        load: read(&stats.load),
+        moves: read(&stats.moves),
         busy_cycles: read(&stats.busy_cycles),
         packets: read(&stats.packets),
         batches: read(&stats.batches),

@@ -4,7 +4,7 @@
 //! the sender's used index, then the receivers'. A crash in between may lose a batch, never repeat
 //! it, but for floods and copies.
 
-use std::{ops::Range, sync::Arc};
+use std::{cell::Cell, ops::Range, sync::Arc};
 
 use arrayvec::ArrayVec;
 use butterfly_vhost::{
@@ -165,10 +165,17 @@ struct Receiver {
     frames: u16,
 }
 
-/// The pair of queues for each frame of a batch, where its receiver has several.
-type Pairs = [u8; BATCH];
+/// The pair of queues for each frame of a batch, where its receiver has several, and the entry of
+/// its steering that says so.
+type Pairs = [(u8, u16); BATCH];
+
+/// Most times that a batch is steered anew, as other workers moved its flows meanwhile.
+const STEERS: usize = 4;
 
 type Receivers = ArrayVec<Receiver, BATCH>;
+
+/// Receive rings that are locked, with what their vnics got.
+type Opened<'a, O> = ArrayVec<(<O as Outlet>::Held<'a>, &'a Vnic, Got), BATCH>;
 
 /// Kinds of frames other than those with one receiver on this host.
 #[derive(Default)]
@@ -233,7 +240,7 @@ fn steer_each(
     receivers: &mut Receivers,
     real: bool,
 ) -> ArrayVec<Pairs, 1> {
-    let mut pairs = [FIRST_PAIR; BATCH];
+    let mut pairs = [(FIRST_PAIR, 0); BATCH];
     let tenths = context.clock.tenths();
     receivers.clear();
     for (index, (meta, pair)) in batch.metas().iter().zip(&mut pairs).enumerate() {
@@ -242,14 +249,29 @@ fn steer_each(
             let port = &vnic.shared.port;
             // What comes before it in this batch is not read.
             let chosen = |pair| receivers.iter().any(|it| (it.slot, it.pair) == (slot, pair));
-            let look = (|pair| !chosen(pair) && port.is_read(pair), |pair| port.has_room(pair));
+            let left = Cell::new(None);
+            let leaves = |pair, quiet| {
+                let ring = port.to_leave(pair, quiet).filter(|_| quiet || !chosen(pair));
+                let leaves = ring.is_some();
+                left.set(ring); // locked until the entry has its new pair
+                leaves
+            };
+            let look = (leaves, |pair| port.has_room(pair));
             let head = batch.frames.head(index);
-            *pair = steering.pair_of(head, port.open(), (tenths, real), look);
+            *pair = steering.choose(head, port.open(), (tenths, real), look);
         }
-        note(receivers, Receiver { slot, pair: *pair, frames: 1 });
+        note(receivers, Receiver { slot, pair: pair.0, frames: 1 });
     }
     receivers.sort_unstable_by_key(|receiver| (receiver.slot, receiver.pair));
     ArrayVec::from([pairs])
+}
+
+/// Returns whether each frame still goes by the pair that was chosen. The rings are locked.
+fn as_steered(batch: &Batch<'_>, context: &Context<'_>, pairs: &Pairs) -> bool {
+    batch.metas().iter().zip(pairs).all(|(meta, pair)| {
+        let Verdict::Deliver(slot) = meta.verdict else { return true };
+        steering_of(context, slot).is_none_or(|(_, steering)| steering.is_current(*pair))
+    })
 }
 
 fn note(receivers: &mut Receivers, run: Receiver) {
@@ -280,7 +302,7 @@ pub(crate) fn deliver<O: Outlet>(
 ) -> (Option<u32>, bool) {
     let mut receivers = Receivers::new();
     let planned = plan(batch, &mut receivers);
-    let pairs = steer::<O>(batch, context, &mut receivers);
+    let mut pairs = steer::<O>(batch, context, &mut receivers);
     if planned.drops {
         count_drops(batch, context);
     }
@@ -289,26 +311,22 @@ pub(crate) fn deliver<O: Outlet>(
     }
     let done = !turn.part
         || batch.metas().iter().all(|meta| !matches!(meta.verdict, Verdict::Flood { .. }));
-    let mut held = ArrayVec::<(O::Held<'_>, &Vnic, Got), BATCH>::new();
-    for Receiver { slot, pair, frames } in &receivers {
-        let Some(receiver) = context.snapshot.vnics.get(*slot) else { continue };
-        let mut guard = outlet.open(receiver, *pair);
-        let mut got = Got::default();
-        if let Some(ring) = guard.as_mut() {
-            ring.prepare(*frames);
-        }
-        match &pairs {
-            None => {
-                to_one(batch, guard.as_mut(), receiver, context, outlet, &mut got, |_, meta| {
-                    meta.verdict == Verdict::Deliver(*slot)
-                })
+    let mut held = Opened::<O>::new();
+    if let Some([pairs]) = pairs.as_mut().map(ArrayVec::as_mut_slice) {
+        to_pairs(batch, context, outlet, (&mut receivers, pairs), &mut held);
+    } else {
+        for Receiver { slot, frames, .. } in &receivers {
+            let Some(receiver) = context.snapshot.vnics.get(*slot) else { continue };
+            let mut guard = outlet.open(receiver, FIRST_PAIR);
+            let mut got = Got::default();
+            if let Some(ring) = guard.as_mut() {
+                ring.prepare(*frames);
             }
-            Some(pairs) => {
-                let pairs = (pairs.as_slice().as_flattened(), *pair);
-                to_pair(batch, guard.as_mut(), receiver, context, outlet, &mut got, pairs);
-            }
+            to_one(batch, guard.as_mut(), receiver, context, outlet, &mut got, |_, meta| {
+                meta.verdict == Verdict::Deliver(*slot)
+            });
+            let _ = held.try_push((guard, receiver, got));
         }
-        let _ = held.try_push((guard, receiver, got));
     }
     // Its lock is the last that is taken, but for those of mirrors.
     let leaving = match context.tunnel {
@@ -352,21 +370,40 @@ fn slots(receivers: &[Receiver]) -> impl Iterator<Item = u32> {
     receivers.chunk_by(|a, b| a.slot == b.slot).filter_map(|same| Some(same.first()?.slot))
 }
 
-/// Writes the frames of a batch for one pair of a vnic with several into its receive ring.
+/// Writes the frames of a batch into receive rings, some of which are of vnics with several pairs.
+/// All are locked first: another worker may have moved a flow since its pair was chosen.
 #[cold]
 #[inline(never)]
-fn to_pair<O: Outlet>(
+fn to_pairs<'a, O: Outlet>(
     batch: &Batch<'_>,
-    ring: Option<&mut O::Ring>,
-    receiver: &Vnic,
-    context: &Context<'_>,
-    outlet: &O,
-    got: &mut Got,
-    (pairs, pair): (&[u8], u8),
+    context: &Context<'a>,
+    outlet: &'a O,
+    (receivers, pairs): (&mut Receivers, &mut Pairs),
+    held: &mut Opened<'a, O>,
 ) {
-    to_one(batch, ring, receiver, context, outlet, got, |index, meta| {
-        meta.verdict == Verdict::Deliver(receiver.place.slot) && pairs.get(index) == Some(&pair)
-    });
+    for tries in (0..=STEERS).rev() {
+        for Receiver { slot, pair, .. } in &*receivers {
+            let Some(receiver) = context.snapshot.vnics.get(*slot) else { continue };
+            let _ = held.try_push((outlet.open(receiver, *pair), receiver, Got::default()));
+        }
+        if tries == 0 || as_steered(batch, context, pairs) {
+            break;
+        }
+        held.clear();
+        let anew = steer_each(batch, context, receivers, O::SENDS);
+        pairs.iter_mut().zip(anew.iter().flatten()).for_each(|(old, new)| *old = *new);
+    }
+    let known = receivers.iter().filter(|it| context.snapshot.vnics.get(it.slot).is_some());
+    for ((guard, receiver, got), Receiver { slot, pair, frames }) in held.iter_mut().zip(known) {
+        outlet.writes(receiver);
+        if let Some(ring) = guard.as_mut() {
+            ring.prepare(*frames);
+        }
+        to_one(batch, guard.as_mut(), receiver, context, outlet, got, |index, meta| {
+            meta.verdict == Verdict::Deliver(*slot)
+                && pairs.get(index).is_some_and(|chosen| chosen.0 == *pair)
+        });
+    }
 }
 
 /// Returns the receiver of a batch of one frame that needs nothing but a copy: one receiver, by its

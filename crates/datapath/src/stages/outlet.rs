@@ -31,6 +31,10 @@ pub(crate) trait Outlet {
     /// Returns a receive ring of a vnic by its pair, held. `None` inside: no guest is attached.
     fn open<'a>(&'a self, receiver: &'a Vnic, pair: u8) -> Self::Held<'a>;
 
+    /// Notes that the rings of a vnic are written to, one of which is held.
+    #[inline(always)]
+    fn writes(&self, _: &Vnic) {}
+
     /// Returns the uplink, to send.
     fn uplink<'a>(&'a self, tunnel: &'a Tunnel) -> Leaving<'a>;
 
@@ -99,6 +103,11 @@ impl Outlet for Rings {
             crate::engine::fail_points::receiver(&receiver.id);
         }
         receiver.shared.port.rx_of(pair)
+    }
+
+    #[inline(always)]
+    fn writes(&self, receiver: &Vnic) {
+        self.0.write(receiver.place.slot);
     }
 
     #[inline(always)]

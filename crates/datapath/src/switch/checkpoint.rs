@@ -30,7 +30,7 @@ impl Switch {
     /// does not [go](Switch::go) yet. Fails if it does, and has changed nothing then.
     pub fn take_over(&self, former: Former<'_>) -> Result<TakenOver, std::io::Error> {
         let runs = || std::io::Error::other("the switch runs already");
-        let handle = self.plane().workers.first().ok_or_else(runs)?;
+        let handle = self.plane().board.first().ok_or_else(runs)?;
         // The worker's right to write its cells: it cannot start meanwhile.
         let id = handle.claim().ok_or_else(runs)?;
         let taken = take_over(self.plane(), self.side(), id.writer(), former);

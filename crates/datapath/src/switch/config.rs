@@ -10,9 +10,12 @@ use crate::session::{SessionConfig, Timeouts};
 /// Settings of a switch.
 #[derive(Clone, Debug)]
 pub struct SwitchConfig {
-    /// Processor of the worker; `None`, or one that does not exist, leaves it to the scheduler.
-    pub core: Option<usize>,
-    /// True if the worker never sleeps.
+    /// Number of workers, from 1 to 32.
+    pub workers: usize,
+    /// Processors of the workers, one for each. One that does not exist is left out, and a worker
+    /// beyond the last is left to the scheduler.
+    pub cores: Vec<usize>,
+    /// True if workers never sleep.
     pub poll: bool,
     /// Seconds after which a silent learnt address is forgotten.
     pub fdb_ageing: u32,
@@ -62,7 +65,8 @@ impl Default for SwitchConfig {
         let SessionConfig { capacity, file, adopt, share, tcp_pickup, timeouts, .. } =
             SessionConfig::default();
         SwitchConfig {
-            core: None,
+            workers: 1,
+            cores: Vec::new(),
             poll: false,
             fdb_ageing: 300,
             sessions: capacity,

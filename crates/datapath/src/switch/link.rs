@@ -1,7 +1,7 @@
 //! A vnic's link: what its control thread tells the worker and the daemon.
 
 use std::{
-    os::fd::BorrowedFd,
+    os::fd::OwnedFd,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -28,14 +28,14 @@ pub(super) struct VnicLink {
 }
 
 impl PortEvents for VnicLink {
-    fn tx_started(&self, pair: usize, kick: Option<BorrowedFd<'_>>) {
+    fn tx_started(&self, pair: usize, kick: Option<&Arc<OwnedFd>>) {
         if pair > 0 {
             self.shared.steering.get_or_init(Arc::<Steering>::default);
         }
         self.attachment.tx_started(pair, kick);
     }
 
-    fn tx_stopped(&self, pair: usize, kick: Option<BorrowedFd<'_>>) {
+    fn tx_stopped(&self, pair: usize, kick: Option<&Arc<OwnedFd>>) {
         self.attachment.tx_stopped(pair, kick);
     }
 }

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 pub(crate) mod config;
+mod crew;
 pub(crate) mod declared;
 pub(crate) mod fdb;
 pub(crate) mod front;
@@ -15,23 +16,19 @@ mod settings;
 pub(crate) mod status;
 mod threads;
 mod vnics;
+mod workers;
 
 use std::{
     collections::BTreeMap,
-    path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{
-            AtomicBool,
-            Ordering::{self, Relaxed},
-        },
+        atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
 };
 
-use butterfly_mem::blackbox::{BlackBox, signals};
+use butterfly_mem::blackbox::BlackBox;
 use butterfly_vhost::control::Device;
-use rustix::thread::CpuSet;
 
 use crate::endpoint::{
     open::{Outlasting, end_former, missing, open},
@@ -40,16 +37,15 @@ use crate::endpoint::{
 use crate::engine::events::{About, Happening, SwitchEvents};
 use crate::plane::{Plane, PlaneConfig};
 use crate::report::watch::Watch;
-use crate::report::workers::{WorkerReport, worker};
 use crate::session::SessionConfig;
 use crate::switch::{
     config::SwitchConfig,
+    crew::{Crew, balance},
     declared::Declared,
     held::{Hold, UPLINK},
     precautions::{HeldRings, heed, watch_workers},
-    threads::{housekeeping, work},
+    threads::housekeeping,
 };
-use crate::worker::Worker;
 
 /// The switch of a host.
 pub struct Switch {
@@ -57,9 +53,9 @@ pub struct Switch {
     vnics: Arc<Mutex<BTreeMap<String, Declared>>>,
     events: Arc<dyn SwitchEvents>,
     config: SwitchConfig,
-    core: Option<usize>,
-    /// The workers' threads, and those of the regular work.
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// The workers' threads.
+    crew: Mutex<Crew>,
+    /// Threads of the regular work.
     regular: Mutex<Vec<JoinHandle<()>>>,
     /// True from the end of the regular work on.
     rests: Arc<AtomicBool>,
@@ -114,7 +110,7 @@ impl Switch {
         let opened = opened.map(|opened| opened.split());
         let (tunnel, rest) = opened.unzip();
         let plane = Arc::new(Plane::new(PlaneConfig {
-            workers: 1,
+            workers: config.workers,
             fdb_ageing: config.fdb_ageing,
             sessions,
             tunnel,
@@ -122,23 +118,15 @@ impl Switch {
         })?);
         heed(&config.precautions, &plane.shared);
         let vnics = Arc::new(Mutex::new(BTreeMap::new()));
-        // Not available_parallelism(): that counts those the daemon was confined to, whatever their
-        // numbers.
-        let exists =
-            |core: &usize| Path::new(&format!("/sys/devices/system/cpu/cpu{core}")).exists();
-        let core = config.core.filter(|core| *core < CpuSet::MAX_CPU && exists(core));
-        if core != config.core {
-            tracing::warn!(wanted = config.core, "no such processor: the worker is not pinned");
-        }
         let held = HeldRings::of(&config.precautions);
+        let crew = Mutex::new(Crew::on(&config.cores));
         let mut switch = Switch {
             held,
             plane,
             vnics,
             events,
             config,
-            core,
-            threads: Mutex::default(),
+            crew,
             regular: Mutex::default(),
             rests: Arc::default(),
             hold,
@@ -167,31 +155,18 @@ impl Switch {
 
     /// Starts the workers and the regular work. Fails if they run already.
     pub fn go(&self) -> Result<(), std::io::Error> {
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         // Before any worker counts: only what they count is told.
         let watch = Watch::begin(&self.plane);
-        for handle in &self.plane.workers {
-            let (shared, handle) = (self.plane.shared.clone(), handle.clone());
-            let (core, poll) = (self.core, self.config.poll);
-            let name = format!("worker-{}", handle.index);
-            let claimed = handle.claim();
-            let id =
-                claimed.ok_or_else(|| std::io::Error::other(format!("{name} runs already")))?;
-            // Made in its own thread, so that its memory is near the processor that it runs on.
-            let (line, thread) = (handle.line, handle.clone());
-            let body = move || {
-                signals::this_thread_is(line);
-                thread.thread.store(rustix::thread::gettid().as_raw_nonzero().get(), Relaxed);
-                work(core, line, || Worker::new(shared, handle, id, poll))
-            };
-            threads.push(std::thread::Builder::new().name(name).spawn(body)?);
-        }
+        self.start_workers()?;
         let (keeper, watched) = (self.plane.clone(), Arc::clone(&self.vnics));
         let told = Arc::clone(&self.events);
         let rests = self.rests.clone();
         let body = move || housekeeping(&keeper, &watched, &*told, watch, &rests);
         let mut regular = self.regular.lock().unwrap_or_else(PoisonError::into_inner);
         regular.push(std::thread::Builder::new().name("housekeeping".into()).spawn(body)?);
+        let (plane, rests) = (self.plane.clone(), self.rests.clone());
+        let body = move || balance(&plane, &rests);
+        regular.push(std::thread::Builder::new().name("balance".into()).spawn(body)?);
         if let Some(black_box) = self.config.precautions.black_box.clone() {
             let plane = self.plane.clone();
             let rests = self.rests.clone();
@@ -228,15 +203,6 @@ impl Switch {
         self.vnics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the counters of each worker.
-    pub fn workers(&self) -> Vec<WorkerReport> {
-        self.plane
-            .workers
-            .iter()
-            .map(|handle| worker(handle, self.core, self.config.poll))
-            .collect()
-    }
-
     /// Ends the regular work, for good. Workers go on.
     pub fn rest(&self) {
         self.rests.store(true, Ordering::Release);
@@ -247,8 +213,8 @@ impl Switch {
     /// this process died: for one that another process follows.
     pub fn halt(&self) {
         self.plane.shared.stop.store(true, Ordering::Release);
-        self.plane.workers.iter().for_each(|worker| worker.wake());
-        end(&self.threads);
+        self.plane.board.handles().iter().for_each(|worker| worker.wake());
+        self.crew.lock().unwrap_or_else(PoisonError::into_inner).end();
         self.rest();
     }
 

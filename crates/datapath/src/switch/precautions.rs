@@ -21,7 +21,7 @@ use butterfly_mem::blackbox::{BlackBox, Cause};
 use butterfly_vhost::port::Port;
 
 use crate::{
-    engine::place::PollSource,
+    engine::{place::PollSource, writer::MAX_WORKERS},
     plane::Plane,
     switch::{Switch, config::Precautions},
     worker::{Handle, Shared},
@@ -86,11 +86,11 @@ impl Switch {
     fn let_go(&self, id: &str) {
         let Some(vnic) = self.plane().vnic(id) else { return };
         vnic.shared.port.hold(false);
-        let workers = &self.plane().workers;
-        if let Some(worker) = workers.get(vnic.place.slot as usize % workers.len().max(1)) {
-            let place = vnic.place;
-            for (pair, _) in vnic.shared.port.pairs() {
-                worker.look_at(PollSource::Queue { place, pair: pair as u8 });
+        let place = vnic.place;
+        for (pair, _) in vnic.shared.port.pairs() {
+            let pair = pair as u8;
+            if let Some(worker) = self.plane().board.worker_of(&vnic.shared.serving, pair) {
+                worker.look_at(PollSource::Queue { place, pair });
             }
         }
     }
@@ -99,7 +99,7 @@ impl Switch {
     pub fn release_uplink(&self) {
         let plane = self.plane();
         plane.shared.uplink_held.store(false, Relaxed);
-        plane.workers.iter().for_each(|worker| worker.look_at(PollSource::Uplink));
+        plane.board.first().into_iter().for_each(|worker| worker.look_at(PollSource::Uplink));
     }
 }
 
@@ -142,10 +142,10 @@ impl Seen {
 /// Looks at workers until the switch stops, and says that the process lives. One that is stuck is
 /// noted, and ends the process: a successor goes on.
 pub(super) fn watch_workers(plane: &Plane, black_box: &BlackBox, rests: &AtomicBool) {
-    let mut seen: Vec<Seen> = plane.workers.iter().map(|_| Seen::default()).collect();
+    let mut seen = [const { Seen { progress: 0, since: 0, looks: 0 } }; MAX_WORKERS];
     while !rests.load(Acquire) {
         black_box.is_alive();
-        for (worker, seen) in plane.workers.iter().zip(&mut seen) {
+        for (worker, seen) in plane.board.handles().iter().zip(&mut seen) {
             if seen.is_stuck(worker.line.is_serving(), worker.stats.progress(), user_time(worker)) {
                 worker.line.ended(Cause::Stuck);
                 black_box.ended(Cause::Stuck);

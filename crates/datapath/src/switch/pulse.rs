@@ -19,9 +19,11 @@ impl Switch {
         // Like a new snapshot: each worker takes the current one, and says so.
         let epoch = plane.shared.epoch.fetch_add(1, Ordering::AcqRel) + 1;
         fence(Ordering::SeqCst);
-        plane.workers.iter().for_each(|worker| worker.wake());
+        let workers = plane.board.handles();
+        workers.iter().for_each(|worker| worker.wake());
         let deadline = Instant::now() + patience;
-        plane.workers.iter().all(|worker| {
+        let mut running = workers.iter().filter(|worker| !worker.ends.load(Ordering::Acquire));
+        running.all(|worker| {
             loop {
                 if worker.seen.load(Ordering::Acquire) >= epoch {
                     return true;
@@ -50,8 +52,9 @@ mod tests {
             assert!(switch.workers_answer(Duration::from_secs(20)));
         }
         switch.plane().shared.stop.store(true, Ordering::Release);
-        switch.plane().workers.iter().for_each(|worker| worker.wake());
-        while switch.plane().workers.iter().any(|worker| worker.running.load(Ordering::Acquire)) {
+        let workers = switch.plane().board.handles();
+        workers.iter().for_each(|worker| worker.wake());
+        while workers.iter().any(|worker| worker.running.load(Ordering::Acquire)) {
             thread::sleep(LOOK_EVERY);
         }
         assert!(!switch.workers_answer(Duration::from_millis(20)));

@@ -19,7 +19,7 @@ use crate::report::watch::Watch;
 use crate::switch::declared::Declared;
 use crate::worker::Worker;
 
-/// Runs a worker, on its processor if it has one.
+/// Runs a worker, on its processor if it has one, until it is to end.
 pub(super) fn work(core: Option<usize>, line: &Line, make: impl FnOnce() -> Worker) {
     if let Some(core) = core {
         let mut set = CpuSet::new();
@@ -33,7 +33,12 @@ pub(super) fn work(core: Option<usize>, line: &Line, make: impl FnOnce() -> Work
     }
     // The loop must not panic. If it did, publications would wait for this thread for ever: a
     // restart is better.
-    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| make().run())).is_err() {
+    let run = || {
+        let mut worker = make();
+        worker.run();
+        worker.retire();
+    };
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err() {
         line.ended(Cause::Panic);
         tracing::error!("a worker panicked");
         std::process::abort();
@@ -68,11 +73,10 @@ pub(super) fn housekeeping(
         plane.see_off();
         plane.sample_drops();
         for (_, vnic) in plane.shared.snapshot.load().vnics.iter() {
-            if let Some(worker) =
-                plane.workers.get(vnic.place.slot as usize % plane.workers.len().max(1))
-            {
-                let stale = vnic.shared.port.stale();
-                stale.for_each(|pair| worker.discard(vnic.place, pair));
+            for pair in vnic.shared.port.stale() {
+                // One in between is asked at the next tick.
+                let worker = plane.board.worker_of(&vnic.shared.serving, pair as u8);
+                worker.into_iter().for_each(|worker| worker.discard(vnic.place, pair));
             }
             if vnic.shared.port.poisoned()
                 && let Some(declared) =

@@ -27,7 +27,10 @@ const USUAL_MTU: u32 = 1500;
 
 impl Switch {
     fn host(&self) -> HostFacts {
-        HostFacts { mtu: self.inner_mtu().unwrap_or(USUAL_MTU), worker: self.core }
+        HostFacts {
+            mtu: self.inner_mtu().unwrap_or(USUAL_MTU),
+            worker: self.config.cores.first().copied(),
+        }
     }
 
     /// Adds a vnic and opens its socket, or attaches the daemon's own guest. Its policy is in force

@@ -12,6 +12,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::engine::place::{MAX_PAIRS, PollSource, PortRef};
 use crate::engine::writer::{WorkerId, Writer};
+use crate::worker::under_way::Parcel;
 use butterfly_mem::blackbox::Line;
 
 /// Epoll data of the event that makes a worker look around.
@@ -22,9 +23,15 @@ const UPLINK: u64 = u64::MAX - 1;
 const SIZE_CLASSES: usize = 7;
 
 /// Order of the rest of the daemon to a worker.
+#[allow(clippy::large_enum_variant)] // those with a parcel are few
 pub(crate) enum Order {
-    /// A transmit ring, or the uplink, runs.
-    Started { source: PollSource, kicked: bool },
+    /// A transmit ring, or the uplink, runs. The worker has it from now on, with what a former one
+    /// left.
+    Started { source: PollSource, kicked: bool, parcel: Option<Parcel> },
+    /// Another worker is to have the transmit ring of a pair.
+    GiveUp { place: PortRef, pair: u8 },
+    /// The cycles that were spent on each ring are to be told.
+    Weigh,
     /// It stopped.
     Stopped(PollSource),
     /// The transmit ring of a pair of the vnic holds frames that are to be discarded, maybe after a
@@ -44,6 +51,12 @@ pub(crate) struct Handle {
     /// Number of kick descriptors in `epoll`.
     kicks: AtomicUsize,
     pub(super) orders: Mutex<Vec<Order>>,
+    /// There are orders.
+    pub(super) told: AtomicBool,
+    /// Parcel of the ring that was given up last.
+    pub(super) parcel: Mutex<Option<Parcel>>,
+    /// True if it is to end, as all its rings were given up.
+    pub ends: AtomicBool,
     /// The epoch of the snapshot that the worker uses. It uses no older one any more.
     pub seen: AtomicU64,
     /// True if a thread runs it, so that publications wait for it.
@@ -51,6 +64,8 @@ pub(crate) struct Handle {
     pub stats: Stats,
     /// Line of the black box.
     pub line: &'static Line,
+    /// Processor it is pinned to; negative if it is not.
+    pub core: AtomicI32,
     /// Number of the thread that runs it; 0 before.
     pub thread: AtomicI32,
     /// The worker's right to write its cells, until it takes it.
@@ -66,6 +81,10 @@ pub(crate) struct Stats {
     pub sleeps: AtomicU64,
     pub idle_polls: AtomicU64,
     pub active: AtomicU64,
+    /// Load of late, in thousandths of its processor. The thread that balances writes it.
+    pub load: AtomicU64,
+    /// Number of rings that came from other workers.
+    pub moves: AtomicU64,
     /// Cycles of the longest turn.
     pub longest: AtomicU64,
     pub sizes: [AtomicU64; SIZE_CLASSES],
@@ -157,10 +176,14 @@ impl Handle {
             wake,
             kicks: AtomicUsize::new(0),
             orders: Mutex::default(),
+            told: AtomicBool::new(false),
+            parcel: Mutex::default(),
+            ends: AtomicBool::new(false),
             seen: AtomicU64::new(0),
             running: AtomicBool::new(false),
             stats: Stats::default(),
             line,
+            core: AtomicI32::new(-1),
             thread: AtomicI32::new(0),
             id: Mutex::new(Some(WorkerId::new(index))),
         })
@@ -183,19 +206,51 @@ impl Handle {
 
     fn order(&self, order: Order) {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+        self.told.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Has a transmit ring, or the uplink, polled that started, and again whenever `kick` says so.
-    pub fn started(&self, source: PollSource, kick: Option<BorrowedFd<'_>>) {
-        let kicked = kick.is_some_and(|kick| {
-            let data = epoll::EventData::new_u64(pack(source));
-            // A descriptor that cannot be waited for is like none.
-            epoll::add(&self.epoll, kick, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
-                .is_ok()
-        });
+    /// Has `kick` say that a source is to be looked at. Returns false for a descriptor that cannot
+    /// be waited for, which is like none.
+    pub fn register(&self, source: PollSource, kick: BorrowedFd<'_>) -> bool {
+        let data = epoll::EventData::new_u64(pack(source));
+        let events = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        let kicked = epoll::add(&self.epoll, kick, data, events).is_ok();
         self.kicks.fetch_add(usize::from(kicked), Ordering::Relaxed);
-        self.order(Order::Started { source, kicked });
+        kicked
+    }
+
+    /// Ends [`Self::register`].
+    pub fn unregister(&self, kick: BorrowedFd<'_>) {
+        if epoll::delete(&self.epoll, kick).is_ok() {
+            self.kicks.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Has a source looked at that the worker has from now on, and again whenever it is kicked.
+    pub fn started(&self, source: PollSource, kicked: bool, parcel: Option<Parcel>) {
+        self.order(Order::Started { source, kicked, parcel });
+    }
+
+    /// Has the uplink polled that started, and again whenever `kick` says so.
+    pub fn uplink_started(&self, kick: Option<BorrowedFd<'_>>) {
+        let kicked = kick.is_some_and(|kick| self.register(PollSource::Uplink, kick));
+        self.started(PollSource::Uplink, kicked, None);
+    }
+
+    /// Has the worker give up the transmit ring of a pair, between two batches.
+    pub fn give_up(&self, place: PortRef, pair: u8) {
+        self.order(Order::GiveUp { place, pair });
+    }
+
+    /// Takes what the worker left for the next one that has the ring it gave up.
+    pub fn take_parcel(&self) -> Option<Parcel> {
+        self.parcel.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Has the cycles told that were spent on each ring.
+    pub fn weigh(&self) {
+        self.order(Order::Weigh);
     }
 
     /// Returns the number of sources that say by a descriptor that there is something.
@@ -220,10 +275,7 @@ impl Handle {
     }
 
     /// Notes that a transmit ring stopped.
-    pub fn stopped(&self, source: PollSource, kick: Option<BorrowedFd<'_>>) {
-        if kick.is_some_and(|kick| epoll::delete(&self.epoll, kick).is_ok()) {
-            self.kicks.fetch_sub(1, Ordering::Relaxed);
-        }
+    pub fn stopped(&self, source: PollSource) {
         self.order(Order::Stopped(source));
     }
 }

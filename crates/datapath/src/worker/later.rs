@@ -14,6 +14,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use butterfly_vhost::ring::{BATCH, Frames};
 
+use crate::engine::writer::Writer;
 use crate::engine::{
     batch::{Batch, Verdict},
     last_drops::Dropped,
@@ -21,6 +22,7 @@ use crate::engine::{
 };
 use crate::overlay::UPLINK_FULL;
 use crate::stages::{context::Context, deliver::FLOOD_LIMIT, filter::Judged};
+use crate::world::snapshot::Snapshot;
 
 /// Most floods that wait, of all networks and of one.
 const FLOODS: usize = 64;
@@ -159,12 +161,23 @@ impl Later {
             return;
         };
         let Some(flood) = self.floods.remove(at) else { return };
-        if let Some((_, trunk)) = context.snapshot.trunk(vni) {
-            let len = flood.frame.len() as u32;
-            let dropped = Dropped { head: &flood.frame, len, when: context.clock.tenths() };
-            trunk.shared.counters.drop(context.worker, FLOOD_LIMIT, &dropped);
-        }
+        lose(&flood, (context.snapshot, context.worker, context.clock.tenths()));
         self.spare.push(flood.frame);
+    }
+
+    /// Drops all floods that wait. Announcements are made by another worker at a later tick.
+    pub(super) fn drop_all(&mut self, context: (&Snapshot, Writer<'_>, u32)) {
+        for flood in self.floods.drain(..) {
+            if flood.done == 0 {
+                lose(&flood, context);
+            }
+            self.spare.push(flood.frame);
+        }
+        for announcement in self.announcements.drain(..) {
+            if let Some(vnic) = context.0.vnic(announcement.place) {
+                vnic.shared.announcing.again();
+            }
+        }
     }
 
     fn copy(&mut self, frames: &Frames<'_>, index: usize, vni: u32, peer: PeerRef) -> bool {
@@ -200,6 +213,15 @@ impl Later {
             });
         }
         room
+    }
+}
+
+/// Counts a flood that is dropped.
+fn lose(flood: &Flood, (snapshot, worker, when): (&Snapshot, Writer<'_>, u32)) {
+    if let Some((_, trunk)) = snapshot.trunk(flood.vni) {
+        let len = flood.frame.len() as u32;
+        let dropped = Dropped { head: &flood.frame, len, when };
+        trunk.shared.counters.drop(worker, FLOOD_LIMIT, &dropped);
     }
 }
 

@@ -8,12 +8,18 @@ use crate::engine::place::{PollSource, PortRef};
 use crate::stages::headers::TX_DISABLED;
 use butterfly_mem::cpu;
 use butterfly_vhost::ring::Discarded;
-use std::sync::PoisonError;
+use std::sync::{
+    PoisonError,
+    atomic::{Ordering, fence},
+};
 
 impl Worker {
     #[cold]
     pub(super) fn obey(&mut self) {
         self.adopt();
+        self.handle.told.store(false, Ordering::Relaxed);
+        // What was ordered before the flag was set is there.
+        fence(Ordering::SeqCst);
         let mut orders = std::mem::take(&mut self.orders);
         std::mem::swap(
             &mut *self.handle.orders.lock().unwrap_or_else(PoisonError::into_inner),
@@ -21,7 +27,7 @@ impl Worker {
         );
         for order in orders.drain(..) {
             match order {
-                Order::Started { source, kicked } => {
+                Order::Started { source, kicked, parcel } => {
                     self.timed.retain(|other| *other != source);
                     if !kicked && self.timed.len() < self.timed.capacity() {
                         self.timed.push(source);
@@ -45,7 +51,14 @@ impl Worker {
                         self.discard(place, pair);
                     }
                     self.add(source);
+                    if let Some(parcel) = parcel {
+                        let flooded = self.under_way.unpack(parcel);
+                        let theirs = self.polled.iter_mut().rev().find(|it| it.source == source);
+                        theirs.into_iter().for_each(|polled| polled.flooded = flooded);
+                    }
                 }
+                Order::GiveUp { place, pair } => self.give_up(place, pair),
+                Order::Weigh => self.weigh(),
                 Order::Look(source) => self.add(source),
                 Order::Stopped(source) => self.timed.retain(|other| *other != source),
                 Order::Discard { place, pair } => {
@@ -64,6 +77,33 @@ impl Worker {
             }
         }
         self.orders = orders;
+    }
+
+    /// Gives up the transmit ring of a pair, if the worker has it.
+    fn give_up(&mut self, place: PortRef, pair: u8) {
+        let source = PollSource::Queue { place, pair };
+        self.timed.retain(|other| *other != source);
+        let mut flooded = 0;
+        if let Some(at) = self.polled.iter().position(|polled| polled.source == source) {
+            flooded = self.leave(at).flooded;
+        }
+        let parcel = self.under_way.pack(source, flooded);
+        *self.handle.parcel.lock().unwrap_or_else(PoisonError::into_inner) = Some(parcel);
+        // Last: who sees it takes the parcel.
+        if let Some(vnic) = self.snapshot.vnic(place) {
+            vnic.shared.serving.give_up(pair, self.handle.index);
+        }
+    }
+
+    /// Tells the cycles that were spent on each ring.
+    fn weigh(&mut self) {
+        for polled in &mut self.polled {
+            if let PollSource::Queue { place, pair } = polled.source
+                && let Some(vnic) = self.snapshot.vnic(place)
+            {
+                vnic.shared.serving.spend(pair, std::mem::take(&mut polled.spent));
+            }
+        }
     }
 
     /// Returns whether nothing is left to be discarded: the ring may be served now.

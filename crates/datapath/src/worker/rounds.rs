@@ -56,6 +56,8 @@ const EVENTS_EVERY_US: u64 = 20;
 const ORDERS_EVERY_US: u64 = 500;
 /// Microseconds between looks at a ring without a kick descriptor.
 const TIMER_US: u64 = 1000;
+/// Milliseconds in which a worker that ends serves the frames that wait.
+const FINISH_MS: u64 = 10;
 const CALLS: usize = 4096;
 /// Most rings that are polled: one of each vnic, and as many further ones as descriptors are shared
 /// out for.
@@ -71,6 +73,8 @@ pub(super) struct Polled {
     /// Slot and pair that most of the last batch went to: its ring is fetched ahead.
     pub(super) likely: u32,
     pub(super) account: Account,
+    /// Cycles spent on it that were not told yet.
+    pub(super) spent: u64,
     /// Number of receivers that have the first waiting frame, a flood that takes several turns.
     pub(super) flooded: u32,
     /// It had frames when it was last looked at. Kept only where its vnic has several queues here.
@@ -210,8 +214,12 @@ impl Worker {
         // A later publisher waits for this worker; an earlier one was early enough for this worker
         // to see the new epoch.
         fence(Ordering::SeqCst);
-        while !self.shared.stop.load(Ordering::Relaxed) {
+        while !self.shared.stop.load(Ordering::Relaxed) && !self.handle.ends.load(Ordering::Relaxed)
+        {
             self.adopt();
+            if self.handle.told.load(Ordering::Relaxed) {
+                self.obey();
+            }
             let since = now.wrapping_sub(last_events);
             if self.polled.is_empty()
                 || (since > events_every && (since > orders_every || !self.polls_all()))
@@ -246,7 +254,30 @@ impl Worker {
             }
             now = end;
         }
+        if self.handle.ends.load(Ordering::Relaxed) {
+            self.finish();
+        }
         self.handle.running.store(false, Ordering::Release);
+    }
+
+    /// Serves the frames that wait, as it has no rings any more, but not for long. Drops the rest.
+    #[cold]
+    fn finish(&mut self) {
+        let end = cpu::tsc().wrapping_add(cpu::tsc_hz() / 1000 * FINISH_MS);
+        while !self.later.is_empty() && (cpu::tsc() as i64).wrapping_sub(end as i64) < 0 {
+            self.adopt();
+            self.now = cpu::tsc();
+            self.add(PollSource::Waiting);
+            self.round();
+        }
+        let context = (&*self.snapshot, self.id.writer(), self.shared.clock.tenths());
+        self.later.drop_all(context);
+    }
+
+    /// Ends it, and gives back the right to write its cells.
+    pub fn retire(self) {
+        let Worker { handle, id, .. } = self;
+        handle.give_back(id);
     }
 
     /// Returns whether nobody can kick: all rings are polled, and none has a pause.
@@ -335,6 +366,9 @@ impl Worker {
 
     /// Puts a source into the poll set. Rings of vnics that are gone leave it at their next turn.
     pub(super) fn add(&mut self, source: PollSource) {
+        if !self.has(source) {
+            return;
+        }
         if let Some(rhythm) = self.habits.begin(source) {
             let polled = Polled {
                 source,
@@ -343,10 +377,32 @@ impl Worker {
                 // It may have slept since the last look.
                 account: self.fair.open(source.slot().is_none(), cpu::tsc()),
                 flooded: 0,
+                spent: 0,
                 busy: false,
             };
             self.polled.push(polled);
         }
+    }
+
+    /// Returns whether the worker has a source. One of a vnic that it does not know leaves the poll
+    /// set at its next turn.
+    fn has(&self, source: PollSource) -> bool {
+        let PollSource::Queue { place, pair } = source else { return true };
+        let Some(vnic) = self.snapshot.vnic(place) else { return true };
+        vnic.shared.serving.by(pair) == Some(self.handle.index)
+    }
+
+    /// Takes a source out of the poll set.
+    pub(super) fn leave(&mut self, at: usize) -> Polled {
+        let mut left = self.polled.swap_remove(at);
+        left.rest(&mut self.habits);
+        self.habits.end(left.source, left.rhythm);
+        if let PollSource::Queue { place, pair } = left.source
+            && let Some(vnic) = self.snapshot.vnic(place)
+        {
+            vnic.shared.serving.spend(pair, left.spent);
+        }
+        left
     }
 
     /// Returns how many queues of this one's vnic are busy. This one is.
@@ -432,9 +488,7 @@ impl Worker {
                 at += 1;
             } else {
                 self.bill.looked();
-                let mut left = self.polled.swap_remove(at);
-                left.rest(&mut self.habits);
-                self.habits.end(left.source, left.rhythm);
+                self.leave(at);
             }
         }
         match (moved, waiting) {
@@ -463,7 +517,8 @@ impl Worker {
     fn charge(&mut self, at: usize, frames: usize) {
         let now = cpu::tsc();
         let spent = self.bill.close(now);
-        let Some(polled) = self.polled.get(at) else { return };
+        let Some(polled) = self.polled.get_mut(at) else { return };
+        polled.spent += spent.0;
         let several = self.habits.has_further(polled.source);
         if several || self.fair.is_owed(&polled.account, spent.0) {
             self.owe(at, spent, frames, (now, several));

@@ -208,7 +208,7 @@ fn who_gets_a_slot_does_not_pay_for_who_had_it() {
     worker.add(PollSource::first(place));
     worker.polled[0].account.debt = 1000;
     let mut debt_of = |place| {
-        worker.handle.started(PollSource::first(place), None);
+        worker.handle.started(PollSource::first(place), false, None);
         worker.obey();
         worker.polled[0].account.debt
     };
@@ -230,7 +230,8 @@ fn who_polls_all_rings_awaits_no_kick() {
     let sources = [7, 8].map(|slot| PollSource::first(PortRef { slot, incarnation: 1 }));
     let kicks = [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC).unwrap());
     for (source, kick) in sources.into_iter().zip(&kicks) {
-        worker.handle.started(source, Some(kick.as_fd()));
+        let kicked = worker.handle.register(source, kick.as_fd());
+        worker.handle.started(source, kicked, None);
     }
     worker.obey();
     assert!(worker.polls_all() && worker.polled.len() == 3);
@@ -240,7 +241,7 @@ fn who_polls_all_rings_awaits_no_kick() {
     // Frames without a ring have no kick.
     worker.add(PollSource::Waiting);
     assert!(!worker.polls_all());
-    worker.handle.stopped(left.source, Some(kicks[1].as_fd()));
+    worker.handle.unregister(kicks[1].as_fd());
     assert!(worker.polls_all());
     // So are those that have a pause, or no descriptor.
     worker.pauses.begin(3, 100);
@@ -249,6 +250,6 @@ fn who_polls_all_rings_awaits_no_kick() {
     worker.timed.push(sources[1]);
     assert!(!worker.polls_all());
     worker.timed.clear();
-    worker.handle.stopped(sources[0], None);
-    assert_eq!(worker.handle.kicks(), 2, "it was never given");
+    worker.handle.unregister(kicks[1].as_fd());
+    assert_eq!(worker.handle.kicks(), 2, "it has gone already");
 }

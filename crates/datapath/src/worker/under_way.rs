@@ -5,7 +5,10 @@
 //! secret key recognises these bytes. It is made of a private copy, which is also the copy that is
 //! delivered.
 
-use std::hash::{BuildHasher, RandomState};
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::OnceLock,
+};
 
 use butterfly_vhost::ring::Frames;
 
@@ -26,19 +29,28 @@ struct Flood {
 /// Floods of a worker.
 pub(super) struct UnderWay(Vec<Flood>);
 
-thread_local!(static KEY: RandomState = RandomState::new());
+/// One key for all workers: a flood goes on where its ring goes.
+static KEY: OnceLock<RandomState> = OnceLock::new();
+
+/// State of a ring that a worker leaves for the next one that has it.
+#[derive(Default)]
+pub(crate) struct Parcel {
+    /// Number of receivers that have the first waiting frame, a flood.
+    flooded: u32,
+    flood: Option<Flood>,
+}
 
 /// Returns the hash that recognises the first frame's bytes; `None` if the frame is too long to be
 /// copied.
 #[cold]
 pub(super) fn print(frames: &mut Frames<'_>) -> Option<u64> {
     let bytes = frames.keep(0)?;
-    KEY.with(|key| Some(key.hash_one(bytes)))
+    Some(KEY.get_or_init(RandomState::new).hash_one(bytes))
 }
 
 impl UnderWay {
     pub fn new() -> UnderWay {
-        KEY.with(|_| ()); // made now, not for the first frame
+        KEY.get_or_init(RandomState::new); // made now, not for the first frame
         UnderWay(Vec::with_capacity(MOST))
     }
 
@@ -64,10 +76,27 @@ impl UnderWay {
     pub fn note(&mut self, source: PollSource, walked: &Walked) {
         self.0.retain(|flood| flood.source != source);
         if let (Some(print), Some(judged)) = (walked.print, walked.judged) {
-            if self.0.len() == MOST {
-                self.0.remove(0); // maybe of a ring that is gone
-            }
-            self.0.push(Flood { source, print, judged });
+            self.put(Flood { source, print, judged });
         }
+    }
+
+    fn put(&mut self, flood: Flood) {
+        if self.0.len() == MOST {
+            self.0.remove(0); // maybe of a ring that is gone
+        }
+        self.0.push(flood);
+    }
+
+    /// Takes what the next worker needs that has the ring, of whose first frame so many receivers
+    /// have a copy.
+    pub fn pack(&mut self, source: PollSource, flooded: u32) -> Parcel {
+        let at = self.0.iter().position(|flood| flood.source == source);
+        Parcel { flooded, flood: at.map(|at| self.0.swap_remove(at)) }
+    }
+
+    /// Takes over what the worker before had. Returns how many receivers have the first frame.
+    pub fn unpack(&mut self, parcel: Parcel) -> u32 {
+        parcel.flood.into_iter().for_each(|flood| self.put(flood));
+        parcel.flooded
     }
 }

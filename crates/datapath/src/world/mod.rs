@@ -13,6 +13,7 @@ pub(crate) mod policy;
 pub(crate) mod presence;
 pub(crate) mod relay;
 pub(crate) mod rules;
+pub(crate) mod serving;
 pub(crate) mod snapshot;
 pub(crate) mod steering;
 pub(crate) mod waiting;

@@ -37,6 +37,7 @@ use crate::world::{
     presence::Presence,
     relay::Relay,
     rules::{Members, Policy, number as number_of_ip},
+    serving::Serving,
     steering::Steering,
 };
 
@@ -162,6 +163,8 @@ pub(crate) struct VnicShared {
     pub announcing: Announcing,
     /// Which of its pairs of queues gets a flow, once a second pair ran.
     pub steering: OnceLock<Arc<Steering>>,
+    /// Workers of its transmit rings.
+    pub serving: Serving,
     /// Tokens for frames that may still be answered "too big".
     pub answered: Pace,
     /// Memory of its DHCP exchanges.

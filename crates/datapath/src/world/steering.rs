@@ -3,7 +3,8 @@
 //! A machine gets a flow by the pair by which it sends it, as its own processor then has both
 //! directions. A table has an entry for each hash of flows, the same for both directions: the pair
 //! that is wanted, and the one in use. An entry changes its pair only when the machine has read
-//! everything of the old one, or got nothing by the entry for a while: so a flow stays in order.
+//! everything of the old one, or got nothing by the entry for a while: so a flow stays in order. It
+//! changes while the old one's ring is locked, and who delivers looks again when it has its locks.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -58,20 +59,23 @@ impl Steering {
         }
     }
 
-    /// Returns the pair by which the machine gets a frame, and keeps that in mind if the frame is
-    /// `real`. `open` has a bit for each pair that may be, `is_read` tells whether the machine has
-    /// read all that a pair's ring held, `has_room` whether it gave the ring buffers: Linux does so
-    /// a moment after it began to use a pair.
+    /// Returns the pair by which the machine gets a frame, with the number of its entry, and keeps
+    /// that in mind if the frame is `real`. `open` has a bit for each pair that may be. `leaves`
+    /// tells whether a flow may leave a pair, and keeps that pair's ring locked then, until this
+    /// returns: the machine has read all that the ring held, or got nothing by the entry for a
+    /// while, which it is told. `has_room` tells whether the machine gave a ring buffers: Linux
+    /// does so a moment after it began to use a pair.
     #[inline(always)]
-    pub fn pair_of(
+    pub fn choose(
         &self,
         head: &[u8],
         open: u16,
         (tenths, real): (u32, bool),
-        (is_read, has_room): (impl Fn(u8) -> bool, impl Fn(u8) -> bool),
-    ) -> u8 {
+        (leaves, has_room): (impl Fn(u8, bool) -> bool, impl Fn(u8) -> bool),
+    ) -> (u8, u16) {
         let hash = hash(self.key, head);
-        let Some(entry) = self.entries.get(hash as usize % ENTRIES) else { return 0 };
+        let number = (hash as usize % ENTRIES) as u16;
+        let Some(entry) = self.entries.get(usize::from(number)) else { return (0, 0) };
         let (wanted, current) = (entry.wanted.load(Relaxed), entry.current.load(Relaxed));
         let now = tenths as u8;
         let last = entry.seen.load(Relaxed);
@@ -85,9 +89,9 @@ impl Steering {
             (false, true) => current,
             (false, false) => nth(open, (hash >> 32) as u32),
         };
-        let may_move = || !is_open(current) || now.wrapping_sub(last) >= QUIET || is_read(current);
-        if wanted == current || !may_move() {
-            return current;
+        let quiet = now.wrapping_sub(last) >= QUIET;
+        if wanted == current || is_open(current) && !leaves(current, quiet) {
+            return (current, number);
         }
         let to = match (has_room(wanted), is_open(current)) {
             (true, _) => wanted,
@@ -97,7 +101,25 @@ impl Steering {
         if real && to != current {
             entry.current.store(to, Relaxed);
         }
-        to
+        (to, number)
+    }
+
+    /// Returns whether the pair in use of an entry is this one.
+    #[inline(always)]
+    pub fn is_current(&self, (pair, number): (u8, u16)) -> bool {
+        let entry = self.entries.get(usize::from(number));
+        entry.is_none_or(|entry| entry.current.load(Relaxed) == pair)
+    }
+
+    #[cfg(test)]
+    fn pair_of(
+        &self,
+        head: &[u8],
+        open: u16,
+        when: (u32, bool),
+        look: (impl Fn(u8, bool) -> bool, impl Fn(u8) -> bool),
+    ) -> u8 {
+        self.choose(head, open, when, look).0
     }
 }
 
@@ -171,9 +193,10 @@ mod tests {
             .udp(ports.0, ports.1, &[0; 20])
     }
 
-    type Look = fn(u8) -> bool;
-    const READ: (Look, Look) = (|_| true, |_| true);
-    const UNREAD: (Look, Look) = (|_| false, |_| true);
+    type Leaves = fn(u8, bool) -> bool;
+    type HasRoom = fn(u8) -> bool;
+    const READ: (Leaves, HasRoom) = (|_, _| true, |_| true);
+    const UNREAD: (Leaves, HasRoom) = (|_, quiet| quiet, |_| true);
 
     #[test]
     fn a_flow_comes_by_the_pair_by_which_it_is_sent() {
@@ -216,7 +239,7 @@ mod tests {
         steering.sent(&out, 2);
         assert_eq!(steering.pair_of(&back, 0b111, (7, true), UNREAD), 1);
         assert_eq!(steering.pair_of(&back, 0b111, (8, true), UNREAD), 1);
-        assert_eq!(steering.pair_of(&back, 0b111, (8, true), (|pair| pair == 1, |_| true)), 2);
+        assert_eq!(steering.pair_of(&back, 0b111, (8, true), (|pair, _| pair == 1, |_| true)), 2);
         steering.sent(&out, 0);
         assert_eq!(steering.pair_of(&back, 0b111, (9, true), UNREAD), 2);
         assert_eq!(
@@ -236,10 +259,10 @@ mod tests {
     fn a_pair_without_buffers_gets_nothing_yet() {
         let steering = Steering::default();
         let (out, back) = (udp(1, 1, false), udp(1, 1, true));
-        let empty: (Look, Look) = (|_| true, |pair| pair == 0);
+        let empty: (Leaves, HasRoom) = (|_, _| true, |pair| pair == 0);
         steering.sent(&out, 2);
         assert_eq!(steering.pair_of(&back, 0b111, (1, true), empty), 0);
-        let unread_at_0: (Look, Look) = (|pair| pair != 0, |_| true);
+        let unread_at_0: (Leaves, HasRoom) = (|pair, _| pair != 0, |_| true);
         assert_eq!(steering.pair_of(&back, 0b111, (1, true), unread_at_0), 0, "in order");
         assert_eq!(steering.pair_of(&back, 0b111, (1, true), READ), 2);
         steering.sent(&out, 1);

@@ -298,7 +298,8 @@ impl VhostUserBackendReqHandlerMut for Backend {
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        Ok(self.session.set_kick(u32::from(index), self.first(fd))?)
+        let kick = self.first(fd).map(|kick| Named { name: kick.name, it: Arc::new(kick.it) });
+        Ok(self.session.set_kick(u32::from(index), kick)?)
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {

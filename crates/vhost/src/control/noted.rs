@@ -3,7 +3,7 @@
 //! Descriptors are named, as the holder keeps them. A successor trusts none of it: the text is read
 //! into types, and every value then passes the checks of the message that once brought it.
 
-use std::{collections::HashMap, os::fd::OwnedFd};
+use std::{collections::HashMap, os::fd::OwnedFd, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -229,7 +229,7 @@ impl Noted {
                 kick: match ring.kick {
                     None => None,
                     Some(How::Polled) => Some(Kick::Polled),
-                    Some(How::Eventfd(file)) => Some(Kick::Eventfd(named(kept, file, |fd| fd)?)),
+                    Some(How::Eventfd(file)) => Some(Kick::Eventfd(named(kept, file, Arc::new)?)),
                 },
                 call: ring.call.map(|file| named(kept, file, |fd| fd)).transpose()?,
                 enabled: ring.enabled,

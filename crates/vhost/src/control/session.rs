@@ -177,7 +177,7 @@ impl Session {
                     None => None,
                     Some(Kick::Polled) => Some(Kick::Polled),
                     Some(Kick::Eventfd(kick)) => {
-                        Some(Kick::Eventfd(kick.with(kick.it.try_clone()?)))
+                        Some(Kick::Eventfd(kick.with(Arc::new(kick.it.try_clone()?))))
                     }
                 },
                 call: match &ring.call {

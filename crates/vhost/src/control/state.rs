@@ -4,7 +4,7 @@
 //! A device that is built from it trusts none of it: every value passes the checks of the message
 //! that once brought it.
 
-use std::os::fd::OwnedFd;
+use std::{os::fd::OwnedFd, sync::Arc};
 
 use crate::{memory::RegionSpec, net::Features};
 
@@ -106,6 +106,6 @@ pub struct RingAddresses {
 pub enum Kick {
     /// None: the worker has to look at the ring.
     Polled,
-    /// This eventfd.
-    Eventfd(Named<OwnedFd>),
+    /// This eventfd. Who polls the ring keeps it open, too.
+    Eventfd(Named<Arc<OwnedFd>>),
 }

@@ -3,7 +3,7 @@
 #![allow(dead_code)] // each test program uses a part of it
 
 use std::{
-    os::fd::{AsRawFd, BorrowedFd},
+    os::fd::{AsRawFd, OwnedFd},
     path::PathBuf,
     sync::{Arc, Condvar, Mutex},
     time::{Duration, Instant},
@@ -94,11 +94,11 @@ impl Events {
 }
 
 impl PortEvents for Events {
-    fn tx_started(&self, _: usize, kick: Option<BorrowedFd<'_>>) {
+    fn tx_started(&self, _: usize, kick: Option<&Arc<OwnedFd>>) {
         self.push(Event::TxStarted(kick.map(|fd| fd.as_raw_fd())));
     }
 
-    fn tx_stopped(&self, _: usize, kick: Option<BorrowedFd<'_>>) {
+    fn tx_stopped(&self, _: usize, kick: Option<&Arc<OwnedFd>>) {
         // It must be open still: the polling worker takes it out of its set.
         if let Some(fd) = &kick {
             rustix::io::fcntl_getfd(fd).unwrap();

@@ -58,6 +58,7 @@ pub(super) struct Fake {
     /// Times of sessions, and ageing of addresses, if they were changed.
     pub(super) times: Option<(Timeouts, u32)>,
     pub(super) fdb_ageing: Option<u32>,
+    pub(super) workers: Option<(usize, Vec<usize>)>,
     /// A peer for which there is no room.
     pub(super) full_for: Option<IpAddr>,
     /// Vnics whose own guests ended.
@@ -331,6 +332,9 @@ impl Dataplane for Fake {
             index: 0,
             core: Some(1),
             poll: true,
+            rings: vec![("vm".to_owned(), 3)],
+            load: 500,
+            moves: 18,
             busy_cycles: 10,
             packets: 11,
             batches: 12,
@@ -391,6 +395,14 @@ impl Dataplane for Fake {
 
     fn set_session_times(&mut self, timeouts: Timeouts, tcp_pickup: u32) {
         self.times = Some((timeouts, tcp_pickup));
+    }
+
+    fn set_workers(&mut self, workers: usize, cores: &[usize]) -> Result<(), String> {
+        if workers > 8 {
+            return Err("no room for more than 8 workers".to_owned());
+        }
+        self.workers = Some((workers, cores.to_vec()));
+        Ok(())
     }
 
     fn set_fdb_ageing(&mut self, seconds: u32) {

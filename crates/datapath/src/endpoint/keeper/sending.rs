@@ -64,7 +64,7 @@ impl State {
             }
         }
         self.out.frames = kept;
-        plane.workers.iter().for_each(|worker| worker.wake());
+        plane.board.handles().iter().for_each(|worker| worker.wake());
     }
 }
 

@@ -27,6 +27,14 @@ pub(crate) struct RecordRoom<'a> {
 }
 
 impl Ring {
+    /// Words of the ring that each worker has.
+    pub const OWN: usize = 1 << 20;
+
+    /// Makes a ring of the size that each worker has.
+    pub fn own() -> Ring {
+        Ring::new(Ring::OWN)
+    }
+
     /// Makes a ring of `words` words, rounded up to a power of two.
     pub fn new(words: usize) -> Ring {
         Ring {

@@ -2,7 +2,7 @@
 
 use std::{
     ops::{Index, IndexMut},
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::OwnedFd,
     sync::Arc,
 };
 
@@ -158,7 +158,11 @@ impl Session {
         Ok(self.ring(queue).position)
     }
 
-    pub fn set_kick(&mut self, index: u32, kick: Option<Named<OwnedFd>>) -> Result<(), Refused> {
+    pub fn set_kick(
+        &mut self,
+        index: u32,
+        kick: Option<Named<Arc<OwnedFd>>>,
+    ) -> Result<(), Refused> {
         let queue = self.queue(index)?;
         let kick = match kick {
             None => Kick::Polled,
@@ -390,9 +394,9 @@ impl Session {
         self.announce(queue);
     }
 
-    fn kick_of(&self, queue: Queue) -> Option<BorrowedFd<'_>> {
+    fn kick_of(&self, queue: Queue) -> Option<&Arc<OwnedFd>> {
         match &self.ring(queue).kick {
-            Some(Kick::Eventfd(kick)) => Some(kick.it.as_fd()),
+            Some(Kick::Eventfd(kick)) => Some(&kick.it),
             _ => None,
         }
     }

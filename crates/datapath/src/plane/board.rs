@@ -1,0 +1,251 @@
+//! The board: which worker is to serve each transmit ring, and how a ring goes from one worker to
+//! another.
+//!
+//! A move has three steps. The board names the new owner, moves the kick descriptor into its
+//! `epoll` and tells the old worker to give the ring up. That worker does so between two batches,
+//! and leaves what the next one has to know in a parcel. The board then gives ring and parcel to
+//! the owner, which looks at the ring at once. So:
+//!
+//! - *Order holds.* All batches of the old worker are in their receive rings, or with the uplink,
+//!   before the new one looks.
+//! - *No kick is lost.* A kick that came before the second `epoll` had the descriptor is an event
+//!   there, and the new worker looks in any case.
+//! - *No worker waits.* Only the thread that moves rings waits for the worker that gives one up.
+//!
+//! The board's lock is a leaf, and no worker takes it. Uplink and waiting frames stay with the
+//! first worker.
+
+use std::{
+    collections::HashMap,
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use butterfly_mem::blackbox::BlackBox;
+
+use crate::engine::place::{PollSource, PortRef};
+use crate::engine::writer::MAX_WORKERS;
+use crate::worker::Handle;
+use crate::world::{serving::Serving, snapshot::VnicShared};
+
+/// Pause between looks at a worker that is to give up a ring.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// A transmit ring.
+pub(crate) type RingPlace = (PortRef, u8);
+
+/// A ring that was announced.
+struct Seat {
+    vnic: Arc<VnicShared>,
+    /// The worker that is to serve it.
+    owner: usize,
+    /// While it runs: its kick descriptor, if it has one.
+    runs: Option<Option<Arc<OwnedFd>>>,
+    /// The owner's `epoll` has the descriptor.
+    kicked: bool,
+    /// True while it is moved: its owner gets it at the end of that.
+    moving: bool,
+}
+
+struct BoardState {
+    /// Workers that get rings: those before this number.
+    active: usize,
+    seats: HashMap<RingPlace, Seat>,
+    /// Number of seats of each worker.
+    owned: [usize; MAX_WORKERS],
+}
+
+/// The board.
+pub(crate) struct Board {
+    /// All workers that there ever were, by number.
+    handles: ArcSwap<Vec<Arc<Handle>>>,
+    state: Mutex<BoardState>,
+    /// Held by who moves rings.
+    moving: Mutex<()>,
+}
+
+impl Board {
+    /// Makes a board of so many workers.
+    pub fn new(workers: usize, black_box: &BlackBox) -> Result<Board, std::io::Error> {
+        let board = Board {
+            handles: ArcSwap::default(),
+            state: Mutex::new(BoardState {
+                active: 0,
+                seats: HashMap::new(),
+                owned: [0; MAX_WORKERS],
+            }),
+            moving: Mutex::default(),
+        };
+        board.grow(workers.clamp(1, MAX_WORKERS), black_box)?;
+        board.set_active(workers.clamp(1, MAX_WORKERS));
+        Ok(board)
+    }
+
+    fn state(&self) -> MutexGuard<'_, BoardState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns all workers that there ever were, by number. Those that ended stay.
+    pub fn handles(&self) -> Arc<Vec<Arc<Handle>>> {
+        self.handles.load_full()
+    }
+
+    /// Returns the first worker, which is always there.
+    pub fn first(&self) -> Option<Arc<Handle>> {
+        self.handles.load().first().cloned()
+    }
+
+    /// Returns the number of workers that get rings.
+    pub fn active(&self) -> usize {
+        self.state().active
+    }
+
+    /// Makes the workers that are missing. They get no rings yet.
+    pub fn grow(&self, workers: usize, black_box: &BlackBox) -> Result<(), std::io::Error> {
+        let mut handles = Vec::clone(&self.handles.load());
+        for index in handles.len()..workers {
+            handles.push(Arc::new(Handle::new(index, black_box.line(index))?));
+        }
+        self.handles.store(Arc::new(handles));
+        Ok(())
+    }
+
+    /// Has the workers before this number get rings, and no others.
+    pub fn set_active(&self, workers: usize) {
+        self.state().active = workers.clamp(1, MAX_WORKERS);
+    }
+
+    /// Returns the worker that announces the vnic in this slot.
+    pub fn announcer(&self, slot: u32) -> Option<Arc<Handle>> {
+        let active = self.active();
+        self.handles.load().get(slot as usize % active.max(1)).cloned()
+    }
+
+    /// Returns the worker that has a vnic's transmit ring.
+    pub fn worker_of(&self, serving: &Serving, pair: u8) -> Option<Arc<Handle>> {
+        self.handles.load().get(serving.by(pair)?).cloned()
+    }
+
+    /// Has a transmit ring served that runs, and again whenever `kick` says so.
+    pub fn started(&self, ring: RingPlace, vnic: &Arc<VnicShared>, kick: Option<&Arc<OwnedFd>>) {
+        let handles = self.handles.load();
+        let mut state = self.state();
+        let BoardState { active, seats, owned } = &mut *state;
+        let seat = seats.entry(ring).or_insert_with(|| {
+            // Of those with the fewest rings the first. What they cost is known later.
+            let owner = (0..*active).min_by_key(|at| owned.get(*at).copied()).unwrap_or(0);
+            owned.iter_mut().skip(owner).take(1).for_each(|owned| *owned += 1);
+            Seat { vnic: vnic.clone(), owner, runs: None, kicked: false, moving: false }
+        });
+        let Some(owner) = handles.get(seat.owner) else { return };
+        seat.kicked = kick.is_some_and(|kick| owner.register(source(ring), kick.as_fd()));
+        seat.runs = Some(kick.cloned());
+        let serving = &seat.vnic.serving;
+        if !seat.moving {
+            serving.give(ring.1, seat.owner);
+        }
+        if let Some(worker) = serving.by(ring.1).and_then(|by| handles.get(by)) {
+            worker.started(source(ring), seat.kicked, None);
+        }
+    }
+
+    /// Notes that a transmit ring stopped.
+    pub fn stopped(&self, ring: RingPlace, kick: Option<&Arc<OwnedFd>>) {
+        let handles = self.handles.load();
+        let mut state = self.state();
+        let Some(seat) = state.seats.get_mut(&ring) else { return };
+        seat.runs = None;
+        if std::mem::take(&mut seat.kicked)
+            && let (Some(kick), Some(owner)) = (kick, handles.get(seat.owner))
+        {
+            owner.unregister(kick.as_fd());
+        }
+        if let Some(worker) = seat.vnic.serving.by(ring.1).and_then(|by| handles.get(by)) {
+            worker.stopped(source(ring));
+        }
+    }
+
+    /// Forgets the rings of a vnic that is gone.
+    pub fn forget(&self, place: PortRef) {
+        let BoardState { seats, owned, .. } = &mut *self.state();
+        for (_, seat) in seats.extract_if(|(of, _), _| *of == place) {
+            owned.iter_mut().skip(seat.owner).take(1).for_each(|owned| *owned -= 1);
+        }
+    }
+
+    /// Returns the rings that a worker is to serve, with their vnics.
+    pub fn rings_of(&self, worker: usize) -> Vec<(RingPlace, Arc<VnicShared>)> {
+        let state = self.state();
+        let theirs = state.seats.iter().filter(|(_, seat)| seat.owner == worker);
+        theirs.map(|(ring, seat)| (*ring, seat.vnic.clone())).collect()
+    }
+
+    /// Moves a ring to another worker. Returns when that one has it, or if there is nothing to
+    /// move. `over` says that waiting is in vain: the vnic is gone, or the switch ends.
+    pub fn hand_over(&self, ring: RingPlace, to: usize, over: impl Fn(&RingPlace) -> bool) -> bool {
+        let _moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((vnic, from)) = self.begin_move(ring, to) else { return false };
+        if let Some(from) = &from {
+            while vnic.serving.by(ring.1) == Some(from.index)
+                && from.running.load(Ordering::Acquire)
+            {
+                if over(&ring) {
+                    return false;
+                }
+                // As in `publish`: a worker that told us would have to make a system call.
+                std::thread::sleep(LOOK);
+            }
+        }
+        self.end_move(ring, from.as_deref())
+    }
+
+    /// Names a ring's new owner, and tells the worker that has it to give it up.
+    #[allow(clippy::type_complexity)] // only here
+    fn begin_move(
+        &self,
+        ring: RingPlace,
+        to: usize,
+    ) -> Option<(Arc<VnicShared>, Option<Arc<Handle>>)> {
+        let handles = self.handles.load();
+        let mut state = self.state();
+        let BoardState { seats, owned, .. } = &mut *state;
+        let seat = seats.get_mut(&ring).filter(|seat| seat.owner != to)?;
+        let (old, new) = (handles.get(seat.owner)?, handles.get(to)?);
+        if let Some(Some(kick)) = &seat.runs {
+            if seat.kicked {
+                old.unregister(kick.as_fd());
+            }
+            seat.kicked = new.register(source(ring), kick.as_fd());
+        }
+        owned.iter_mut().skip(seat.owner).take(1).for_each(|owned| *owned -= 1);
+        owned.iter_mut().skip(to).take(1).for_each(|owned| *owned += 1);
+        (seat.owner, seat.moving) = (to, true);
+        let from = seat.vnic.serving.by(ring.1).and_then(|by| handles.get(by)).cloned();
+        if let Some(from) = &from {
+            from.give_up(ring.0, ring.1);
+        }
+        Some((seat.vnic.clone(), from))
+    }
+
+    /// Gives a ring that nobody has to its owner, with what its former worker left.
+    fn end_move(&self, ring: RingPlace, from: Option<&Handle>) -> bool {
+        let parcel = from.and_then(Handle::take_parcel);
+        let handles = self.handles.load();
+        let mut state = self.state();
+        let Some(seat) = state.seats.get_mut(&ring) else { return false };
+        seat.moving = false;
+        let Some(owner) = handles.get(seat.owner) else { return false };
+        seat.vnic.serving.give(ring.1, seat.owner);
+        if seat.runs.is_some() {
+            owner.started(source(ring), seat.kicked, parcel);
+        }
+        owner.stats.moves.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+}
+
+fn source((place, pair): RingPlace) -> PollSource {
+    PollSource::Queue { place, pair }
+}

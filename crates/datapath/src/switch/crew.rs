@@ -1,0 +1,138 @@
+//! The crew: threads of workers, the processors they run on, and the thread that balances.
+
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use butterfly_mem::cpu;
+use rustix::thread::{CpuSet, Pid, sched_setaffinity};
+
+use crate::plane::{Plane, balance::Balance, board::RingPlace};
+use crate::worker::Handle;
+use crate::world::snapshot::VnicShared;
+
+/// Time between two looks at the workers' loads: while one is busy, while none is, and of a worker
+/// that is alone.
+const BUSY: Duration = Duration::from_millis(10);
+const QUIET: Duration = Duration::from_millis(30);
+const ALONE: Duration = Duration::from_millis(100);
+/// Load from which on workers are looked at more often.
+const QUIET_LOAD: f64 = 0.2;
+/// Time in which a worker tells the cycles of its rings, and for which they are weighed.
+const TELLS: Duration = Duration::from_millis(1);
+const WEIGHS: Duration = Duration::from_millis(7);
+
+/// Threads of the workers.
+#[derive(Default)]
+pub(super) struct Crew {
+    /// They run.
+    pub goes: bool,
+    pub threads: Vec<JoinHandle<()>>,
+    /// Processors, by worker. A worker beyond the last goes where the scheduler puts it.
+    pub cores: Vec<usize>,
+}
+
+impl Crew {
+    pub fn on(cores: &[usize]) -> Crew {
+        let mut crew = Crew::default();
+        crew.set_cores(cores);
+        crew
+    }
+
+    pub fn set_cores(&mut self, cores: &[usize]) {
+        let new = cores.iter().filter(|core| !self.cores.contains(core));
+        for core in new.filter(|core| !exists(**core)) {
+            tracing::warn!(core, "no such processor: its worker is not pinned");
+        }
+        self.cores = cores.to_vec();
+    }
+
+    /// Waits for the end of the workers, which are told to end.
+    pub fn end(&mut self) {
+        for thread in self.threads.drain(..) {
+            let _ = thread.join(); // a worker that panicked has ended the process
+        }
+    }
+
+    pub fn core(&self, worker: usize) -> Option<usize> {
+        self.cores.get(worker).copied().filter(|core| exists(*core))
+    }
+}
+
+/// Returns whether the host has a processor of this number. Not by available_parallelism(): that
+/// counts those the daemon was confined to, whatever their numbers.
+fn exists(core: usize) -> bool {
+    core < CpuSet::MAX_CPU && Path::new(&format!("/sys/devices/system/cpu/cpu{core}")).exists()
+}
+
+/// Pins a worker that runs, or lets it go where the scheduler puts it.
+pub(super) fn pin(handle: &Handle, core: Option<usize>) {
+    handle.core.store(core.map_or(-1, |core| core as i32), Ordering::Relaxed);
+    let mut set = CpuSet::new();
+    match core {
+        Some(core) => set.set(core),
+        None => (0..CpuSet::MAX_CPU).filter(|core| exists(*core)).for_each(|core| set.set(core)),
+    }
+    let thread = Pid::from_raw(handle.thread.load(Ordering::Relaxed));
+    if let Some(thread) = thread
+        && let Err(why) = sched_setaffinity(Some(thread), &set)
+    {
+        tracing::warn!(worker = handle.index, core, %why, "cannot pin the worker");
+    }
+}
+
+/// Moves rings from busy workers to others, until the regular work ends.
+pub(super) fn balance(plane: &Plane, rests: &AtomicBool) {
+    let mut balance = Balance::default();
+    let mut last = cpu::tsc();
+    while !rests.load(Ordering::Acquire) {
+        let handles = plane.board.handles();
+        let active = handles.get(..plane.board.active()).unwrap_or(&handles);
+        let busy: Vec<u64> =
+            active.iter().map(|handle| handle.stats.busy_cycles.load(Ordering::Relaxed)).collect();
+        let now = cpu::tsc();
+        let uneven = balance.look(&busy, now.wrapping_sub(last));
+        last = now;
+        for handle in active {
+            let load = (balance.load(handle.index) * 1000.0) as u64;
+            handle.stats.load.store(load, Ordering::Relaxed);
+        }
+        if let Some((most, least)) = uneven
+            && let Some(busiest) = active.get(most)
+        {
+            let loads = weigh(plane, busiest);
+            for ring in balance.choose((most, least), &loads) {
+                plane.hand_over(ring, least);
+            }
+        }
+        let most = (0..active.len()).map(|at| balance.load(at)).fold(0.0, f64::max);
+        std::thread::park_timeout(match active.len() {
+            0 | 1 => ALONE,
+            _ if most < QUIET_LOAD => QUIET,
+            _ => BUSY,
+        });
+    }
+}
+
+/// Returns the load of each ring of a worker.
+fn weigh(plane: &Plane, worker: &Handle) -> Vec<(RingPlace, f64)> {
+    let rings = plane.board.rings_of(worker.index);
+    let cycles = |(ring, vnic): &(RingPlace, Arc<VnicShared>)| vnic.serving.cycles(ring.1);
+    worker.weigh();
+    std::thread::sleep(TELLS);
+    let (began, before): (u64, Vec<u64>) = (cpu::tsc(), rings.iter().map(cycles).collect());
+    std::thread::sleep(WEIGHS);
+    worker.weigh();
+    std::thread::sleep(TELLS);
+    let elapsed = cpu::tsc().wrapping_sub(began).max(1) as f64;
+    let load = |(ring, before): (&(RingPlace, Arc<VnicShared>), u64)| {
+        (ring.0, cycles(ring).wrapping_sub(before) as f64 / elapsed)
+    };
+    rings.iter().zip(before).map(load).collect()
+}
