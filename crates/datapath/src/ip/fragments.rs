@@ -3,7 +3,8 @@
 //!
 //! Nothing is put together. The table remembers the bytes that passed, so that no receiver can be
 //! made to see bytes twice (RFC 1858, 3128, 5722). A fragment that repeats some, or lies beyond the
-//! last, is dropped. There is one table per worker, of fixed size.
+//! last, is dropped. There is one table for the host, of fixed size, as fragments of one packet may
+//! come by several workers.
 //!
 //! A full table takes from the network with most packets under way, and there from the sender with
 //! most. So a sender with no more than its equal part of the table loses nothing to others, however

@@ -48,6 +48,7 @@ use crate::plane::{
 use crate::session::{
     self, FIRST_STAMP, FormerTable, HashKey, SessionConfig, SessionTimes, Shares, tally::Tally,
 };
+use crate::stages::filter::FragmentTable;
 use crate::worker::Shared;
 use crate::world::{
     bindings::Bindings,
@@ -155,6 +156,7 @@ impl Plane {
             cells: Cells::new().map_err(std::io::Error::other)?,
             shares: Shares::new(table.capacity(), sessions.share, sessions.rate),
             bindings: Bindings::new().map_err(std::io::Error::other)?,
+            fragments: FragmentTable::new(&sessions.timeouts),
             table,
             tunnel,
             uplink_held: AtomicBool::new(false),

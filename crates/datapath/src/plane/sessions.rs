@@ -288,6 +288,7 @@ impl Plane {
         let _state = self.state();
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         next.times = times;
+        self.shared.fragments.retime(&times.timeouts);
         self.publish(next);
     }
 

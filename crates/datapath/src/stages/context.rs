@@ -12,6 +12,7 @@ use crate::engine::{
 };
 use crate::overlay::Tunnel;
 use crate::session::{Shares, Table, Timeouts};
+use crate::stages::filter::FragmentTable;
 use crate::world::{
     bindings::Bindings,
     fdb::Fdb,
@@ -38,6 +39,8 @@ pub(crate) struct Context<'a> {
     pub cells: &'a Cells,
     /// Link-local addresses that machines made up.
     pub bindings: &'a Bindings,
+    /// Packets whose first fragments passed.
+    pub fragments: &'a FragmentTable,
     pub timeouts: &'a Timeouts,
     /// Seconds after an attachment in which connections may be picked up.
     pub tcp_pickup: u32,

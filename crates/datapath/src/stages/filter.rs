@@ -7,6 +7,7 @@
 
 mod dhcp;
 mod fast;
+mod fragment_table;
 mod known;
 pub(crate) mod read;
 mod reasons;
@@ -30,6 +31,7 @@ use crate::stages::{
 };
 use crate::world::snapshot::{Network, Vnic};
 
+pub(crate) use fragment_table::FragmentTable;
 use known::{Judgement, is_current, pass};
 pub(crate) use read::read as read_packet;
 pub(crate) use reasons::*;

@@ -11,7 +11,10 @@ use crate::engine::writer::Writer;
 use crate::engine::{budget::Budget, clock::Clock, tap::TapNotes};
 use crate::overlay::Tunnel;
 use crate::session::{Key, Shares, Table};
-use crate::stages::{context::Context, filter::released};
+use crate::stages::{
+    context::Context,
+    filter::{FragmentTable, released},
+};
 use crate::world::{
     bindings::Bindings,
     fdb::Fdb,
@@ -30,6 +33,8 @@ pub(crate) struct Shared {
     pub table: Table,
     /// Link-local addresses that machines made up.
     pub bindings: Bindings,
+    /// Packets whose first fragments passed.
+    pub fragments: FragmentTable,
     pub cells: Cells,
     pub shares: Shares,
     /// The tunnel endpoint, if there is one.
@@ -63,6 +68,7 @@ impl Shared {
             table: &self.table,
             cells: &self.cells,
             bindings: &self.bindings,
+            fragments: &self.fragments,
             timeouts: &snapshot.times.timeouts,
             tcp_pickup: snapshot.times.tcp_pickup,
             shares: &self.shares,

@@ -19,7 +19,7 @@ use crate::engine::{budget::Budget, tap::TapNotes};
 use crate::ip::{frame::inside, parse::parse, tcp::Track};
 use crate::plane::policies::copy_with;
 use crate::session::{Key, Life, Past, Shares, Table};
-use crate::stages::context::Context;
+use crate::stages::{context::Context, filter::FragmentTable};
 use crate::worker::Shared;
 use crate::world::{
     bindings::Bindings,
@@ -40,6 +40,7 @@ pub(super) struct World<'a> {
     pub table: Table,
     cells: Cells,
     bindings: Bindings,
+    fragments: FragmentTable,
     fdb: Fdb,
     notes: TapNotes,
     shares: Shares,
@@ -85,6 +86,7 @@ impl<'a> World<'a> {
             table: Table::like(&shared.table, SESSIONS).ok()?,
             cells: Cells::new().ok()?,
             bindings,
+            fragments: FragmentTable::new(&snapshot.times.timeouts),
             fdb: Fdb::new(shared.fdb.ageing()),
             notes: TapNotes::default(),
             shares: shared.shares.copy(),
@@ -157,6 +159,7 @@ impl<'a> World<'a> {
             table: &self.table,
             cells: &self.cells,
             bindings: &self.bindings,
+            fragments: &self.fragments,
             timeouts: &self.snapshot.times.timeouts,
             tcp_pickup: self.snapshot.times.tcp_pickup,
             shares: &self.shares,

@@ -5,7 +5,6 @@ use butterfly_vhost::ring::BATCH;
 use crate::engine::reason::DropReason;
 use crate::ip::{
     Packet, Tuple,
-    fragments::Fragments,
     tcp::{Segment, Track},
 };
 use crate::session::{Key, NO_TRACK, Record, State, Timeouts};
@@ -32,17 +31,6 @@ pub(crate) struct Flow {
     pub candidate: Option<u32>,
     pub key: Key,
     pub segment: Segment,
-}
-
-/// Decision on the first fragment of a packet.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct FragmentDecision {
-    /// Slot of the receiver; `None` if it was a flood.
-    pub receiver: Option<u32>,
-    pub stamp: u32,
-    pub cells: [u32; 2],
-    /// The first fragment: later ones of a flood are judged by it.
-    pub packet: Packet,
 }
 
 /// A flood, for those of its receivers that are filtered.
@@ -74,7 +62,6 @@ pub(crate) struct FilterRoom {
     /// Set if some receivers have the first frame, a flood, already. The decision then holds, and
     /// its cost is paid.
     pub judged: Option<Judged>,
-    pub(super) fragments: Fragments<FragmentDecision>,
 }
 
 impl FilterRoom {
@@ -115,14 +102,12 @@ impl FilterRoom {
             notes: SessionNotes::new(timeouts),
             flooded: Box::new([Flooded::NotIp; BATCH]),
             judged: None,
-            fragments: Fragments::new(timeouts.fragment),
         }
     }
 
     /// Uses other time-outs from now on, also for what is known already.
     pub fn retime(&mut self, timeouts: &Timeouts) {
         self.notes.timeouts = timeouts.by_number();
-        self.fragments.set_life(timeouts.fragment);
     }
 }
 

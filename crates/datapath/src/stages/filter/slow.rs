@@ -75,8 +75,7 @@ pub(super) fn judge(
         (Verdict::Flood { .. }, read) => {
             let unknown = meta.verdict == (Verdict::Flood { unknown: true });
             let before = room.judged.filter(|_| index == 0);
-            let (flooded, judgement) =
-                judge_flooded((meta.inside, read), before, unknown, context, room);
+            let (flooded, judgement) = judge_flooded((meta.inside, read), before, unknown, context);
             if let Some(place) = room.flooded.get_mut(index) {
                 *place = flooded;
             }

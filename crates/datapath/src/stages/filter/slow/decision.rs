@@ -39,31 +39,29 @@ impl Decision<'_> {
     pub(super) fn judge(&self, room: &mut FilterRoom) -> Judgement {
         let Packet { l4, fragment, .. } = self.packet;
         match (l4, fragment) {
-            (L4::Fragment, Some(piece)) => self.fragment(piece, room),
+            (L4::Fragment, Some(piece)) => self.fragment(piece),
             (L4::Discovery(_) | L4::Dhcp(_), _) => self.sessionless(),
             (L4::Error(quoted), _) => self.error(quoted, room),
             (L4::Icmp { .. } | L4::Echo { request: false }, None) => {
                 self.known(room).unwrap_or_else(|| self.sessionless())
             }
-            (L4::Icmp { .. }, Some(piece)) => self.sessionless_fragments(piece, room),
+            (L4::Icmp { .. }, Some(piece)) => self.sessionless_fragments(piece),
             // DHCP in fragments has no session, like whole DHCP: a request gives a server no right
             // to answer.
-            (L4::Udp, Some(piece)) if is_dhcp(self.packet) => {
-                self.sessionless_fragments(piece, room)
-            }
+            (L4::Udp, Some(piece)) if is_dhcp(self.packet) => self.sessionless_fragments(piece),
             (_, None) => self.known(room).unwrap_or_else(|| self.new_session(room)),
             (_, Some(piece)) => {
                 self.known(room).unwrap_or_else(|| self.new_session(room))?;
                 let admission = self.admission();
-                self.first_fragment(piece, admission.stamp, admission.cells, room)
+                self.first_fragment(piece, admission.stamp, admission.cells)
             }
         }
     }
 
     /// Decides by rules alone, and remembers the decision for later fragments.
-    pub(super) fn sessionless_fragments(&self, piece: &Piece, room: &mut FilterRoom) -> Judgement {
+    pub(super) fn sessionless_fragments(&self, piece: &Piece) -> Judgement {
         let cells = self.decide()?;
-        self.first_fragment(piece, self.context.snapshot.version, cells, room)
+        self.first_fragment(piece, self.context.snapshot.version, cells)
     }
 
     /// Decides by rules alone, and by the exceptions that need none.

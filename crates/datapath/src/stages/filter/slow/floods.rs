@@ -5,10 +5,11 @@ use crate::engine::reason::DropReason;
 use crate::ip::{FRAGMENT_ORPHAN, L4, Packet};
 use crate::stages::context::Context;
 use crate::stages::filter::dhcp::{self};
+use crate::stages::filter::fragment_table::FragmentDecision;
 use crate::stages::filter::known::Judgement;
 use crate::stages::filter::reasons::IP_HIDDEN;
 use crate::stages::filter::room::FilterRoom;
-use crate::stages::filter::room::{Flooded, FragmentDecision, Judged};
+use crate::stages::filter::room::{Flooded, Judged};
 use crate::stages::filter::slow::fragments::fragment_key;
 use crate::stages::filter::slow::rules::{by_rules_or_discovery, leaves};
 use crate::world::snapshot::Vnic;
@@ -21,7 +22,6 @@ pub(super) fn judge_flooded(
     before: Option<Judged>,
     unknown: bool,
     context: &Context<'_>,
-    room: &mut FilterRoom,
 ) -> (Flooded, Judgement) {
     let sender = context.sender;
     let own = sender.place.slot;
@@ -52,7 +52,7 @@ pub(super) fn judge_flooded(
     match (&packet.l4, &packet.fragment) {
         (L4::Fragment, Some(piece)) => {
             let key = fragment_key(&packet, piece, context);
-            match room.fragments.later(key, *piece, context.now) {
+            match context.fragments.later(key, *piece, context.now) {
                 Ok(FragmentDecision { receiver: None, stamp, cells: [egress, _], packet })
                     if stamp >= sender.since.max(context.cells.taken_back(egress)) =>
                 {
@@ -78,12 +78,8 @@ pub(super) fn judge_flooded(
                     cells: [egress, 0],
                     packet,
                 };
-                if let Err(reason) = room.fragments.first(
-                    fragment_key(&packet, piece, context),
-                    *piece,
-                    decided,
-                    context.now,
-                ) {
+                let key = fragment_key(&packet, piece, context);
+                if let Err(reason) = context.fragments.first(key, *piece, decided, context.now) {
                     return unreadable(reason);
                 }
             }

@@ -3,9 +3,8 @@
 use crate::ip::fragments::FragmentKey;
 use crate::ip::{FRAGMENT_ORPHAN, Packet, Piece};
 use crate::stages::context::Context;
+use crate::stages::filter::fragment_table::FragmentDecision;
 use crate::stages::filter::known::Judgement;
-use crate::stages::filter::room::FilterRoom;
-use crate::stages::filter::room::FragmentDecision;
 use crate::stages::filter::slow::decision::{CellPair, Decision};
 
 impl Decision<'_> {
@@ -13,13 +12,7 @@ impl Decision<'_> {
         fragment_key(self.packet, piece, self.context)
     }
 
-    pub(super) fn first_fragment(
-        &self,
-        piece: &Piece,
-        stamp: u32,
-        cells: CellPair,
-        room: &mut FilterRoom,
-    ) -> Judgement {
+    pub(super) fn first_fragment(&self, piece: &Piece, stamp: u32, cells: CellPair) -> Judgement {
         let decided = FragmentDecision {
             receiver: Some(self.receiver.place.slot),
             stamp,
@@ -27,18 +20,15 @@ impl Decision<'_> {
             packet: *self.packet,
         };
         let key = self.fragment_key(piece);
-        room.fragments
-            .first(key, *piece, decided, self.context.now)
-            .map_err(|reason| (reason, self.own()))
+        let Context { fragments, now, .. } = *self.context;
+        fragments.first(key, *piece, decided, now).map_err(|reason| (reason, self.own()))
     }
 
     /// Decides a fragment that is not the first, by the first one.
-    pub(super) fn fragment(&self, piece: &Piece, room: &mut FilterRoom) -> Judgement {
+    pub(super) fn fragment(&self, piece: &Piece) -> Judgement {
         let key = self.fragment_key(piece);
-        let decided = room
-            .fragments
-            .later(key, *piece, self.context.now)
-            .map_err(|reason| (reason, self.own()))?;
+        let Context { fragments, now, .. } = *self.context;
+        let decided = fragments.later(key, *piece, now).map_err(|reason| (reason, self.own()))?;
         let [egress, ingress] = decided.cells;
         let context = self.context;
         let holds = decided.receiver == Some(self.receiver.place.slot)

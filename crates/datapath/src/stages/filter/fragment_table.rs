@@ -1,0 +1,63 @@
+//! The host's table of fragmented packets, for all workers: see [`Fragments`].
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::engine::reason::DropReason;
+use crate::ip::{
+    Packet, Piece,
+    fragments::{FragmentKey, Fragments},
+};
+use crate::session::Timeouts;
+
+/// Decision on the first fragment of a packet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FragmentDecision {
+    /// Slot of the receiver; `None` if it was a flood.
+    pub receiver: Option<u32>,
+    pub stamp: u32,
+    pub cells: [u32; 2],
+    /// The first fragment: later ones of a flood are judged by it.
+    pub packet: Packet,
+}
+
+/// Decisions on first fragments, by whichever worker they came.
+///
+/// Its lock is a leaf: it is taken for one fragment at a time, and no other is taken under it.
+pub(crate) struct FragmentTable(Mutex<Fragments<FragmentDecision>>);
+
+impl FragmentTable {
+    /// Allocates all memory it will ever use.
+    pub fn new(timeouts: &Timeouts) -> FragmentTable {
+        FragmentTable(Mutex::new(Fragments::new(timeouts.fragment)))
+    }
+
+    /// Uses another time-out from now on, also for what is known already.
+    pub fn retime(&self, timeouts: &Timeouts) {
+        self.table().set_life(timeouts.fragment);
+    }
+
+    /// Remembers the decision on a first fragment that passes.
+    pub(super) fn first(
+        &self,
+        key: FragmentKey,
+        piece: Piece,
+        decided: FragmentDecision,
+        now: u32,
+    ) -> Result<(), DropReason> {
+        self.table().first(key, piece, decided, now)
+    }
+
+    /// Judges a fragment that is not the first.
+    pub(super) fn later(
+        &self,
+        key: FragmentKey,
+        piece: Piece,
+        now: u32,
+    ) -> Result<FragmentDecision, DropReason> {
+        self.table().later(key, piece, now)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Fragments<FragmentDecision>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
