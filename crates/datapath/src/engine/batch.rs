@@ -28,7 +28,8 @@ pub(crate) enum Verdict {
         /// addresses get the frame.
         unknown: bool,
     },
-    /// A flood of another host for which this turn has no time. The frame waits in a queue.
+    /// The frame waits in a queue of the worker: a flood of another host for which this turn has
+    /// no time, or a fragment that came before its first one.
     Later,
 }
 
@@ -143,6 +144,9 @@ pub(crate) enum BatchOrigin {
     /// A flood of another host that waited because a turn had no time for it. It was counted when
     /// it came.
     Waited,
+    /// A fragment that waited for its first one. It was counted, and its source learnt, when it
+    /// came.
+    Penned,
     /// A frame that the switch made in the name of the sender. It may say things that guests may
     /// not (RARP), and no counter counts it.
     Own,

@@ -65,8 +65,8 @@ impl Host {
         result
     }
 
-    /// Counts the cost of batches from now on, as a switch does. Until then turns depend only on
-    /// the frames in the rings.
+    /// Counts the cost of batches from now on, and the time that fragments wait, as a switch does.
+    /// Until then turns depend only on the frames in the rings.
     pub fn heed_prices(&mut self) {
         self.workers.iter_mut().for_each(Worker::heed_prices);
     }
@@ -79,9 +79,15 @@ impl Host {
             .map_or(0, |worker| worker.stats.longest.swap(0, std::sync::atomic::Ordering::Relaxed))
     }
 
-    /// Takes turns until nothing is left to do.
+    /// Takes turns until nothing is left to do. Then no fragment waits any more for a first one
+    /// that nobody sent.
     pub fn settle(&mut self) {
-        while self.turn() {}
+        loop {
+            while self.turn() {}
+            if !self.workers.iter_mut().fold(false, |any, worker| worker.end_waits() | any) {
+                return;
+            }
+        }
     }
 
     /// Splits the host for two threads: one changes groups, the other is the worker. A change waits

@@ -21,10 +21,17 @@ use butterfly_vhost::{
 use crate::harness::{
     Host, LINUX,
     error::Error,
-    rings::{Attached, attach_rings, setups},
+    rings::{Attached, attach_pair, attach_rings, setups},
 };
 use crate::plane::AddError;
 use crate::world::{policy::VnicPolicy, rules::GroupChange};
+
+/// Makes the driver of another pair of queues, as Linux makes them.
+fn pair_driver() -> Result<Guest, Error> {
+    let config = GuestConfig::default();
+    let memory = Memory::new(&MemoryConfig::new(config.memory_needed()))?;
+    Ok(Guest::new(&memory, LINUX, &config)?)
+}
 
 impl Host {
     /// Declares a vnic. No guest is attached yet.
@@ -135,11 +142,19 @@ impl Host {
     #[cfg(test)]
     pub(crate) fn further_pair(&mut self, id: &str, pair: u32) -> Result<Guest, Error> {
         let attached = self.vnics.get(id).ok_or("no such vnic")?;
-        let config = GuestConfig::default();
-        let memory = Memory::new(&MemoryConfig::new(config.memory_needed()))?;
-        let guest = Guest::new(&memory, LINUX, &config)?;
+        let guest = pair_driver()?;
         let Attached { vnic, attachment, .. } = attached;
-        crate::harness::rings::attach_pair(&vnic.shared.port, attachment, (&guest, pair), LINUX)?;
+        attach_pair(&vnic.shared.port, attachment, (&guest, pair), LINUX)?;
+        Ok(guest)
+    }
+
+    /// Attaches another pair of queues to a vnic with a guest, which this worker serves. Returns
+    /// their driver.
+    pub fn pair_at(&mut self, id: &str, pair: u32, worker: usize) -> Result<Guest, Error> {
+        let guest = pair_driver()?;
+        let Attached { vnic, attachment, .. } = self.vnics.get(id).ok_or("no such vnic")?;
+        attach_pair(&vnic.shared.port, attachment, (&guest, pair), LINUX)?;
+        self.plane.hand_over((vnic.place, pair as u8), worker);
         Ok(guest)
     }
 

@@ -56,6 +56,15 @@ impl Host {
         Ok(())
     }
 
+    /// Puts frames into the uplink, as if they arrived at once.
+    pub fn arrive_together(&mut self, frames: &[Vec<u8>]) -> Result<(), Error> {
+        let wire = self.wire.as_mut().ok_or("no tunnel")?;
+        frames.iter().try_for_each(|frame| wire.enqueue(frame, NetHeader::default()))?;
+        wire.flush();
+        self.settle();
+        Ok(())
+    }
+
     /// Returns frames for the endpoint itself, and frames that wait for a next hop, as the control
     /// thread would get them.
     pub fn punted(&self) -> Vec<Vec<u8>> {

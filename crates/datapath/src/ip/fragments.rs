@@ -97,6 +97,16 @@ impl<V: Copy> Fragments<V> {
         }
     }
 
+    /// Returns a number that changes with each first fragment that is remembered.
+    pub fn firsts(&self) -> u32 {
+        self.clock
+    }
+
+    /// Returns whether the first fragment of a packet is known.
+    pub fn has(&self, key: &FragmentKey, now: u32) -> bool {
+        self.find(self.chain(key), key).is_some_and(|at| !self.expired(at, now))
+    }
+
     /// Has entries live for `life` seconds from now on, also those that there are.
     pub fn set_life(&mut self, life: u32) {
         self.life = life;

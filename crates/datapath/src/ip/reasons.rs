@@ -37,7 +37,7 @@ drop_reasons! { 6;
     /// A fragment whose first one was not let through, or not within the time-out for fragments (30
     /// seconds by default).
     FRAGMENT_ORPHAN = "fragment-orphan" {
-        cause: "a first fragment that was dropped (see the other reasons), came after this one, did not come, or was forgotten for others: 64 packets in fragments are kept of one vnic, and of all other hosts of a network; 1,024 in all, and a full table takes from the network, and there from the vnic, that has most",
+        cause: "a first fragment that was dropped (see the other reasons), did not come within 2 ms of this one, or was forgotten for others: 64 packets in fragments are kept of one vnic, and of all other hosts of a network; 1,024 in all, and a full table takes from the network, and there from the vnic, that has most; of fragments that come before their first one, 8 of a vnic wait for it, and 64 at a worker",
         remedy: "look for the drop of the first fragment with `butterfly drops`; avoid fragments: a smaller MTU, or path MTU discovery, in the machine that sends",
         charged: "the sender, or the network if the frame came from another host",
     }

@@ -8,7 +8,7 @@ use std::{cell::Cell, sync::atomic::Ordering};
 use butterfly_packet::mac::Mac;
 
 use crate::engine::{
-    batch::{Batch, Exits, Meta, Verdict},
+    batch::{Batch, BatchOrigin, Exits, Meta, Verdict},
     counters::Counter,
     mac::number,
     place::{PeerRef, PortRef},
@@ -92,11 +92,12 @@ impl Stage for Forward {
 /// Gives every undecided frame a verdict. Notes in the batch if one goes to several receivers.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
+    let origin = batch.origin;
     let (_, metas, exits) = batch.all_parts();
     let floods = if exits.any() {
-        crossing(metas, exits, context)
+        crossing(metas, exits, origin, context)
     } else {
-        decide(metas, context.entry, context)
+        decide(metas, context.entry, origin, context)
     };
     batch.floods = floods;
     if context.sender.is_trunk() && context.entry.relays(context.now) {
@@ -132,7 +133,12 @@ fn pass_on(batch: &mut Batch<'_>, context: &Context<'_>) {
 /// Decides frames of which some leave by other networks.
 #[cold]
 #[inline(never)]
-fn crossing(metas: &mut [Meta], exits: Exits<'_>, context: &Context<'_>) -> bool {
+fn crossing(
+    metas: &mut [Meta],
+    exits: Exits<'_>,
+    origin: BatchOrigin,
+    context: &Context<'_>,
+) -> bool {
     let each = metas.iter_mut().enumerate();
     each.fold(false, |floods, (index, meta)| {
         let exit = match exits.of(index) {
@@ -140,7 +146,7 @@ fn crossing(metas: &mut [Meta], exits: Exits<'_>, context: &Context<'_>) -> bool
             Some(exit) => context.other(exit),
         };
         match exit {
-            Some(exit) => decide(std::slice::from_mut(meta), exit, context) | floods,
+            Some(exit) => decide(std::slice::from_mut(meta), exit, origin, context) | floods,
             None => {
                 if meta.verdict == Verdict::Undecided {
                     meta.verdict = Verdict::Drop(NO_RECEIVER, context.sender.place.slot);
@@ -153,7 +159,7 @@ fn crossing(metas: &mut [Meta], exits: Exits<'_>, context: &Context<'_>) -> bool
 
 /// Decides frames that leave by one network. Returns whether one goes to several receivers.
 #[inline(always)]
-fn decide(metas: &mut [Meta], exit: &Network, context: &Context<'_>) -> bool {
+fn decide(metas: &mut [Meta], exit: &Network, origin: BatchOrigin, context: &Context<'_>) -> bool {
     let own = number(context.sender.mac);
     let slot = context.sender.place.slot;
     let floods = Cell::new(false);
@@ -169,7 +175,7 @@ fn decide(metas: &mut [Meta], exit: &Network, context: &Context<'_>) -> bool {
                 Some((source, peer, outcome)) if source == meta.source && peer == meta.peer => {
                     outcome
                 }
-                _ => learn(meta, context),
+                _ => learn(meta, origin, context),
             };
             learnt = Some((meta.source, meta.peer, outcome));
             if let Err(reason) = outcome {
@@ -188,7 +194,11 @@ fn decide(metas: &mut [Meta], exit: &Network, context: &Context<'_>) -> bool {
 
 /// Learns the source of a frame. The sender bypasses filters: a filtered one has no other source
 /// than its own by now.
-fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
+fn learn(meta: &Meta, origin: BatchOrigin, context: &Context<'_>) -> Result<(), DropReason> {
+    if origin == BatchOrigin::Penned {
+        // The station may be in another place by now, from where a newer frame came.
+        return of_vnic(meta.source, context).unwrap_or(Ok(Learning::Known)).map(|_| ());
+    }
     if learn_source(meta.source, meta.peer, context)? == Learning::Refused {
         refused(context);
     }
@@ -204,13 +214,8 @@ pub(crate) fn learn_source(
     context: &Context<'_>,
 ) -> Result<Learning, DropReason> {
     let Context { sender, entry: network, .. } = context;
-    if let Some(owner) =
-        network.macs.get(source).and_then(|owner| context.snapshot.vnics.get(owner))
-        && !(sender.is_trunk() && is_away(owner))
-    {
-        // A local vnic's address is in its place. Only a vnic that is not filtered may lend it to
-        // others.
-        return if owner.rules.bypass { Ok(Learning::Known) } else { Err(MAC_CLAIMED) };
+    if let Some(known) = of_vnic(source, context) {
+        return known;
     }
     if source & GROUP_BIT != 0 || source == 0 {
         return Ok(Learning::Known); // not the address of a station
@@ -247,6 +252,17 @@ pub(crate) fn learn_source(
         }
     }
     Ok(learning)
+}
+
+/// Returns whether a vnic here lends its address to other senders; `None` if it is no such vnic's.
+#[inline(always)]
+fn of_vnic(source: u64, context: &Context<'_>) -> Option<Result<Learning, DropReason>> {
+    let Context { sender, entry, snapshot, .. } = context;
+    let owner = entry.macs.get(source).and_then(|owner| snapshot.vnics.get(owner));
+    let owner = owner.filter(|owner| !(sender.is_trunk() && is_away(owner)))?;
+    // A local vnic's address is in its place. Only a vnic that is not filtered may lend it to
+    // others.
+    Some(if owner.rules.bypass { Ok(Learning::Known) } else { Err(MAC_CLAIMED) })
 }
 
 /// Returns whether the machine of a vnic does not run here. It may be on another host, from which a

@@ -39,7 +39,9 @@ pub(crate) fn mirror<O: Outlet>(
     let whole =
         |index: usize| batch.frames.frames().get(index).is_some_and(|frame| frame.fault.is_none());
     for at in selection.mirrors_of(sender).iter().filter(|_| flooded.is_none_or(Turn::is_first)) {
-        copy(batch, context, at.mirror, calls, outlet, |index, _| whole(index));
+        // A frame that waits is copied when it goes.
+        let sent = |index, meta: &Meta| whole(index) && meta.verdict != Verdict::Later;
+        copy(batch, context, at.mirror, calls, outlet, sent);
     }
     let mut received = |target: u32| {
         let Some(receiver) = context.snapshot.vnics.get(target).filter(|_| target != sender) else {

@@ -25,7 +25,7 @@ pub(crate) fn take(tap: &Tap<'_>, batch: &Batch<'_>, context: &Context<'_>, room
     let cycles = now.wrapping_sub(tap.start()) / batch.frames.len().max(1) as u64;
     let frame =
         Taken { tap, batch, context, room, now, cycles: u32::try_from(cycles).unwrap_or(u32::MAX) };
-    // A flood that waits is recorded when it goes.
+    // A frame that waits is recorded when it goes.
     for (index, meta) in
         batch.metas().iter().enumerate().filter(|(_, meta)| meta.verdict != Verdict::Later)
     {

@@ -7,6 +7,8 @@
 //! Floods and announcements take turns. Each network has a few places. When all are taken, a
 //! network with fewer floods takes a place of the network with most.
 //!
+//! Fragments that came before their first ones have a [`FragmentPen`] beside it.
+//!
 //! Frames that are passed on to another host wait, too, but only until the batch that they came by
 //! is done: the uplink is held while it is served.
 
@@ -14,6 +16,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use butterfly_vhost::ring::{BATCH, Frames};
 
+use super::pen::FragmentPen;
 use crate::engine::writer::Writer;
 use crate::engine::{
     batch::{Batch, Verdict},
@@ -28,7 +31,7 @@ use crate::world::snapshot::Snapshot;
 const FLOODS: usize = 64;
 const PER_NETWORK: usize = 8;
 /// Longest of them: a jumbo frame of 9,000 bytes, behind Ethernet and two VLAN tags.
-const LONGEST: usize = 9022;
+pub(super) const LONGEST: usize = 9022;
 /// Most frames that are passed on at once: a batch.
 pub(super) const RELAYED: usize = BATCH;
 /// Most vnics that wait to be announced. Others have their turn in a later tick of housekeeping.
@@ -67,13 +70,32 @@ pub(super) struct Later {
     /// Buffers for more floods.
     pub(super) spare: Vec<Vec<u8>>,
     pub(super) announcements: VecDeque<Announcement>,
-    /// True if it is the turn of the announcements.
-    pub(super) announces: bool,
+    pub(super) pen: FragmentPen,
+    /// The queue that had the last turn.
+    last_served: LaterQueue,
     /// The network of the last flood.
     pub(super) last: u32,
     /// Frames to be passed on, and buffers for more.
     pub(super) relayed: Vec<Relayed>,
     pub(super) relay_spare: Vec<Vec<u8>>,
+}
+
+/// A queue of [`Later`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum LaterQueue {
+    Announcements,
+    Floods,
+    Fragments,
+}
+
+impl LaterQueue {
+    fn next(self) -> LaterQueue {
+        match self {
+            LaterQueue::Announcements => LaterQueue::Floods,
+            LaterQueue::Floods => LaterQueue::Fragments,
+            LaterQueue::Fragments => LaterQueue::Announcements,
+        }
+    }
 }
 
 impl Later {
@@ -83,16 +105,30 @@ impl Later {
             floods: VecDeque::with_capacity(FLOODS),
             spare: (0..FLOODS).map(|_| Vec::with_capacity(LONGEST)).collect(),
             announcements: VecDeque::with_capacity(ANNOUNCED),
-            announces: false,
+            pen: FragmentPen::new(),
+            last_served: LaterQueue::Floods,
             last: 0,
             relayed: Vec::with_capacity(RELAYED),
             relay_spare: (0..RELAYED).map(|_| Vec::with_capacity(LONGEST)).collect(),
         }
     }
 
-    /// Returns whether nothing waits.
+    /// Returns whether no flood and no announcement waits for a turn.
     pub fn is_empty(&self) -> bool {
         self.floods.is_empty() && self.announcements.is_empty()
+    }
+
+    /// Returns the queue whose turn it is, if one has a frame: they take turns.
+    pub(super) fn next_queue(&mut self) -> Option<LaterQueue> {
+        let first = self.last_served.next();
+        let all = [first, first.next(), first.next().next()];
+        let next = all.into_iter().find(|queue| match queue {
+            LaterQueue::Announcements => !self.announcements.is_empty(),
+            LaterQueue::Floods => !self.floods.is_empty(),
+            LaterQueue::Fragments => self.pen.is_due(),
+        })?;
+        self.last_served = next;
+        Some(next)
     }
 
     /// Copies the frames of a batch that are to wait. Drops frames for which there is no place.
@@ -225,13 +261,17 @@ fn lose(flood: &Flood, (snapshot, worker, when): (&Snapshot, Writer<'_>, u32)) {
     }
 }
 
-/// Copies a frame, unless it is too long. The buffer has room for the longest.
-fn copy(frames: &Frames<'_>, index: usize, to: &mut Vec<u8>) -> bool {
+/// Copies a frame, unless it is too long. The buffer has room for the longest. Its first bytes are
+/// those of the slot, by which it was judged.
+pub(super) fn copy(frames: &Frames<'_>, index: usize, to: &mut Vec<u8>) -> bool {
     let len = frames.frames().get(index).map_or(0, |frame| frame.len as usize);
+    let head = frames.head(index);
     if len > LONGEST {
         return false;
     }
     to.clear();
+    to.extend_from_slice(head);
     to.resize(len, 0); // within its capacity
-    frames.copy_to(index, 0, to, None)
+    let rest = to.get_mut(head.len()..).unwrap_or_default();
+    frames.copy_to(index, head.len() as u32, rest, None)
 }

@@ -1,8 +1,8 @@
 //! Workers: threads that own transmit rings, poll those that are busy and sleep when none is.
 //!
 //! [`rounds`] has the loop, [`walk`] the way of a batch through the stages; [`fair`] decides on
-//! turns; [`patience`] when a ring is left; [`later`] keeps frames for which a turn had no time;
-//! [`orders`] come from the rest of the daemon.
+//! turns; [`patience`] when a ring is left; [`later`] keeps frames for which a turn had no time,
+//! [`pen`] fragments that came too early; [`orders`] come from the rest of the daemon.
 //!
 //! # No wake-up is lost
 //!
@@ -29,6 +29,7 @@ mod later;
 mod orders;
 mod patience;
 mod pauses;
+mod pen;
 mod rounds;
 mod serve_later;
 mod shared;

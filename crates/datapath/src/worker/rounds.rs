@@ -57,7 +57,7 @@ const ORDERS_EVERY_US: u64 = 500;
 /// Microseconds between looks at a ring without a kick descriptor.
 const TIMER_US: u64 = 1000;
 /// Milliseconds in which a worker that ends serves the frames that wait.
-const FINISH_MS: u64 = 10;
+const FINISH_MS: u64 = 10; // fragments wait for 2
 const CALLS: usize = 4096;
 /// Most rings that are polled: one of each vnic, and as many further ones as descriptors are shared
 /// out for.
@@ -184,10 +184,12 @@ impl Worker {
     }
 
     /// Makes a worker for tests and fixed-work measurements. It cuts no batch for taking long, as
-    /// all do under a simulator of processors.
+    /// all do under a simulator of processors, and early fragments wait until the test has no more.
     #[cfg(feature = "harness")]
     pub fn without_prices(shared: Arc<Shared>, handle: Arc<Handle>, id: WorkerId) -> Worker {
-        Worker { fair: Fair::blind(), ..Worker::new(shared, handle, id, false) }
+        let mut worker = Worker { fair: Fair::blind(), ..Worker::new(shared, handle, id, false) };
+        worker.later.pen.heed_time(false);
+        worker
     }
 
     /// Lends the right to write the worker's cells.
@@ -200,6 +202,7 @@ impl Worker {
     #[cfg(feature = "harness")]
     pub fn heed_prices(&mut self) {
         self.fair = Fair::new();
+        self.later.pen.heed_time(true);
     }
 
     /// Works until the switch stops.
@@ -264,7 +267,9 @@ impl Worker {
     #[cold]
     fn finish(&mut self) {
         let end = cpu::tsc().wrapping_add(cpu::tsc_hz() / 1000 * FINISH_MS);
-        while !self.later.is_empty() && (cpu::tsc() as i64).wrapping_sub(end as i64) < 0 {
+        while !(self.later.is_empty() && self.later.pen.is_empty())
+            && (cpu::tsc() as i64).wrapping_sub(end as i64) < 0
+        {
             self.adopt();
             self.now = cpu::tsc();
             self.add(PollSource::Waiting);
@@ -314,7 +319,7 @@ impl Worker {
         let timeout = match (
             !may_sleep || self.poll || !self.polled.is_empty(),
             self.timed.is_empty(),
-            self.pauses.next(),
+            self.next_look(),
         ) {
             (true, ..) => Some(&none),
             (false, true, None) => None,
@@ -344,6 +349,34 @@ impl Worker {
         if self.pauses.next().is_some() {
             self.end_pauses();
         }
+    }
+
+    /// Returns the tick at which something has to be looked at, whatever comes until then.
+    #[inline(always)]
+    fn next_look(&self) -> Option<u64> {
+        match (self.pauses.next(), self.later.pen.next_look()) {
+            (Some(pause), Some(look)) => Some(pause.min(look)),
+            (pause, look) => pause.or(look),
+        }
+    }
+
+    /// Looks for fragments that need not wait any more.
+    #[cold]
+    #[inline(never)]
+    fn look_at_pen(&mut self) {
+        if self.later.pen.look(&self.shared.fragments, self.shared.clock.now()) {
+            self.add(PollSource::Waiting);
+        }
+    }
+
+    /// Ends the waits of all fragments, as time does. Returns whether there was any.
+    #[cfg(feature = "harness")]
+    pub fn end_waits(&mut self) -> bool {
+        let any = self.later.pen.end_waits();
+        if any {
+            self.add(PollSource::Waiting);
+        }
+        any
     }
 
     /// Looks again at rings whose pauses are over.
@@ -442,6 +475,9 @@ impl Worker {
         };
         if self.departures.pending {
             self.uplink_again();
+        }
+        if !self.later.pen.is_empty() {
+            self.look_at_pen();
         }
         self.outlet.0.rest();
         self.handle.stats.active.store(self.polled.len() as u64, Ordering::Relaxed);

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use butterfly_vhost::ring::Frames;
 
 use super::{
-    later::{Announcement, Flood},
+    later::{Announcement, Flood, LaterQueue},
+    pen::Penned,
     rounds::{Looked, Worker},
     walk::walk,
 };
@@ -13,63 +14,74 @@ use crate::engine::{
     batch::{Batch, BatchOrigin},
     budget::Budget,
     counters::Counter,
+    place::{PeerRef, PortRef},
 };
+use crate::stages::filter::Judged;
+
+/// Number of receivers that have a frame already, and the decision on it; 0 at its beginning and
+/// end.
+type Progress = (u32, Option<Judged>);
 
 impl Worker {
     /// Sends the next frame to some of its receivers.
     #[inline(never)]
     pub(super) fn serve_later(&mut self, size: u16) -> Looked {
-        if self.later.is_empty() {
-            return Looked::Gone;
-        }
+        let Some(queue) = self.later.next_queue() else { return Looked::Gone };
         let budget = Budget::of(size);
         self.bill.used(budget, budget);
-        self.later.announces = !self.later.announces;
-        let announces = self.later.announces || self.later.floods.is_empty();
-        if announces && let Some(mut announcement) = self.later.announcements.pop_front() {
-            if self.say(&mut announcement, budget) {
-                self.later.announcements.push_back(announcement);
+        match queue {
+            LaterQueue::Announcements => {
+                if let Some(mut announcement) = self.later.announcements.pop_front()
+                    && self.say(&mut announcement, budget)
+                {
+                    self.later.announcements.push_back(announcement);
+                }
             }
-        } else if let Some((at, mut flood)) = self.later.next_flood() {
-            flood.done = self.carry_on(&mut flood, budget);
-            // Back in its place: a network's floods keep their order.
-            if flood.done > 0 {
-                self.later.floods.insert(at, flood);
-            } else {
-                self.later.spare.push(flood.frame);
+            LaterQueue::Floods => {
+                if let Some((at, mut flood)) = self.later.next_flood() {
+                    self.flood(&mut flood, budget);
+                    // Back in its place: a network's floods keep their order.
+                    if flood.done > 0 {
+                        self.later.floods.insert(at, flood);
+                    } else {
+                        self.later.spare.push(flood.frame);
+                    }
+                }
+            }
+            LaterQueue::Fragments => {
+                if let Some((at, mut penned)) = self.later.pen.next_due() {
+                    self.let_go(&mut penned, budget);
+                    match penned.done {
+                        0 => self.later.pen.end(penned),
+                        _ => self.later.pen.put_back(at, penned),
+                    }
+                }
             }
         }
         // Counted when it came, or an announcement, which no counter counts.
         Looked::Frames(0)
     }
 
-    /// Returns the number of receivers that have it; 0 for all.
-    fn carry_on(&mut self, flood: &mut Flood, budget: Budget) -> u32 {
-        let Some((network, trunk)) = self.snapshot.trunk(flood.vni) else { return 0 };
-        if let Some(meta) = self.metas.iter_mut().next() {
-            meta.peer = flood.peer;
-        }
+    /// Sends a flood of another host to some of its receivers.
+    fn flood(&mut self, flood: &mut Flood, budget: Budget) {
+        let trunk = self.snapshot.trunk(flood.vni).map(|(_, trunk)| trunk.place);
         self.outlet.0.serve_uplink();
-        let from = flood.done as usize;
-        let context =
-            self.shared.context(&self.snapshot, trunk, network, self.id.writer(), &self.notes);
-        context.budget.set(budget);
-        self.scratches.filter.judged = flood.judged;
-        let frames = Frames::private(&mut self.store, std::iter::once(flood.frame.as_slice()));
-        let batch = Batch::of(BatchOrigin::Waited, frames, &mut self.metas);
-        let walked = walk(
-            batch,
-            &context,
-            &mut self.scratches,
-            &mut self.departures,
-            &mut self.calls,
-            &mut self.later,
-            (from, self.outlet),
-        );
-        self.bill.used(budget, context.budget.get());
-        self.scratches.filter.judged = None;
-        flood.judged = walked.judged;
-        walked.flooded
+        let (by, progress) = ((BatchOrigin::Waited, flood.peer), (flood.done, flood.judged));
+        (flood.done, flood.judged) = self.carry_on(trunk, by, &flood.frame, progress, budget);
+    }
+
+    /// Lets a fragment go its way, or be dropped.
+    fn let_go(&mut self, penned: &mut Penned, budget: Budget) {
+        match self.snapshot.vnic(penned.from).is_some_and(|vnic| vnic.is_trunk()) {
+            true => self.outlet.0.serve_uplink(),
+            false => self.outlet.0.serve(penned.from.slot),
+        }
+        let (by, progress) = ((BatchOrigin::Penned, penned.peer), (penned.done, penned.judged));
+        let from = Some(penned.from);
+        (penned.done, penned.judged) = self.carry_on(from, by, &penned.frame, progress, budget);
+        if !self.later.relayed.is_empty() {
+            self.pass_on();
+        }
     }
 
     /// Sends the next frame of an announcement, if the vnic's machine runs here. Returns whether
@@ -81,25 +93,46 @@ impl Worker {
             return false;
         };
         // A vnic that began to wait for its address meanwhile is not announced.
-        let network = self
-            .snapshot
-            .networks
-            .get(sender.network)
-            .filter(|network| !network.waits(sender.place.slot));
-        let Some(network) = network else { return false };
+        let network = self.snapshot.networks.get(sender.network);
+        if network.is_none_or(|network| network.waits(sender.place.slot)) {
+            return false;
+        }
         self.outlet.0.serve_own();
-        let from = announcement.done as usize;
-        if from == 0
+        if announcement.done == 0
             && let Some(cells) = sender.shared.counters.of(self.id.writer())
         {
             cells.add(Counter::Announced, 1);
         }
+        let by = (BatchOrigin::Own, PeerRef(0));
+        let progress = (announcement.done, announcement.judged);
+        (announcement.done, announcement.judged) =
+            self.carry_on(Some(announcement.place), by, frame, progress, budget);
+        if announcement.done == 0 {
+            announcement.at += 1;
+        }
+        announcement.at < announcement.frames.len()
+    }
+
+    /// Carries a frame on to some of its receivers, unless its sender is gone.
+    fn carry_on(
+        &mut self,
+        from: Option<PortRef>,
+        (origin, peer): (BatchOrigin, PeerRef),
+        frame: &[u8],
+        (done, judged): Progress,
+        budget: Budget,
+    ) -> Progress {
+        let Some(sender) = from.and_then(|from| self.snapshot.vnic(from)) else { return (0, None) };
+        let Some(network) = self.snapshot.networks.get(sender.network) else { return (0, None) };
+        if let Some(meta) = self.metas.iter_mut().next() {
+            meta.peer = peer;
+        }
         let context =
             self.shared.context(&self.snapshot, sender, network, self.id.writer(), &self.notes);
         context.budget.set(budget);
-        self.scratches.filter.judged = announcement.judged;
-        let frames = Frames::private(&mut self.store, std::iter::once(frame.as_slice()));
-        let batch = Batch::of(BatchOrigin::Own, frames, &mut self.metas);
+        self.scratches.filter.judged = judged;
+        let frames = Frames::private(&mut self.store, std::iter::once(frame));
+        let batch = Batch::of(origin, frames, &mut self.metas);
         let walked = walk(
             batch,
             &context,
@@ -107,14 +140,10 @@ impl Worker {
             &mut self.departures,
             &mut self.calls,
             &mut self.later,
-            (from, self.outlet),
+            (done as usize, self.outlet),
         );
         self.bill.used(budget, context.budget.get());
         self.scratches.filter.judged = None;
-        (announcement.done, announcement.judged) = (walked.flooded, walked.judged);
-        if walked.flooded == 0 {
-            announcement.at += 1;
-        }
-        announcement.at < announcement.frames.len()
+        (walked.flooded, walked.judged)
     }
 }

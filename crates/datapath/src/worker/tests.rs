@@ -253,3 +253,32 @@ fn who_polls_all_rings_awaits_no_kick() {
     worker.handle.unregister(kicks[1].as_fd());
     assert_eq!(worker.handle.kicks(), 2, "it has gone already");
 }
+
+/// A worker that has nothing else to do sleeps while a fragment waits, and wakes to end its wait.
+#[test]
+fn a_fragment_waits_while_its_worker_sleeps() {
+    let a = Mac([2, 0, 0, 0, 0, 1]);
+    let mut host = Host::new().unwrap();
+    let ips = vec![[10, 0, 0, 1].into()];
+    host.vnic("a", a, 7, &VnicPolicy { ips, ..VnicPolicy::default() }).unwrap();
+    host.heed_prices();
+    host.settle();
+    let ip = build::ethernet(a, Mac::BROADCAST).ipv4([10, 0, 0, 1], [255; 4]);
+    let late = ip.fragment(1, 24, false).payload(17, &[0; 24]);
+    host.guest("a").unwrap().send(&late, NetHeader::default()).unwrap();
+    let (plane, worker) = host.inside();
+    let (shared, handle) = (plane.shared.clone(), plane.board.first().unwrap());
+    let vnic = shared.snapshot.load().vnics.get(0).unwrap().shared.clone();
+    let orphans = || vnic.counters.totals().drops(crate::ip::FRAGMENT_ORPHAN);
+    std::thread::scope(|scope| {
+        scope.spawn(|| worker.run());
+        let start = std::time::Instant::now();
+        while orphans() == 0 && start.elapsed().as_secs() < 20 {
+            std::thread::yield_now();
+        }
+        shared.stop.store(true, Ordering::Relaxed);
+        handle.wake();
+    });
+    assert_eq!(orphans(), 1);
+    assert!(handle.stats.sleeps.load(Ordering::Relaxed) > 1, "it did not sleep");
+}

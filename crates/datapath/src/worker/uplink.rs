@@ -128,7 +128,7 @@ impl Worker {
     /// Sends the frames of a batch from the uplink that are for vnics which left for other hosts.
     /// The uplink is not held any more.
     #[cold]
-    fn pass_on(&mut self) {
+    pub(super) fn pass_on(&mut self) {
         let Some(tunnel) = &self.shared.tunnel else { return };
         let relayed = &self.later.relayed;
         for run in relayed.chunk_by(|a, b| a.vni == b.vni) {

@@ -6,6 +6,7 @@ use crate::engine::{
     batch::{Batch, BatchOrigin},
     counters::Counter,
 };
+use crate::ip::fragments::FragmentKey;
 use crate::stages::{
     context::Context,
     deliver::{Calls, deliver, deliver_lone, lone},
@@ -50,6 +51,9 @@ pub(super) fn walk(
     if turn.later {
         later.take(&mut batch, context);
     }
+    if !scratches.filter.early.is_empty() {
+        pen(&mut batch, context, &mut scratches.filter.early, later, from);
+    }
     if batch.relays {
         later.take_relayed(&mut batch, context);
     }
@@ -75,6 +79,22 @@ pub(super) fn walk(
         }
     }
     Walked { likely, frames: n, flooded: 0, judged: None, print: None }
+}
+
+/// Has early fragments wait, once. Of a flood that some receivers have already, nothing waits.
+#[cold]
+#[inline(never)]
+fn pen(
+    batch: &mut Batch<'_>,
+    context: &Context<'_>,
+    early: &mut Vec<(usize, FragmentKey)>,
+    later: &mut Later,
+    from: usize,
+) {
+    if from == 0 && batch.origin != BatchOrigin::Penned {
+        later.pen.take(early, batch, context);
+    }
+    early.clear();
 }
 
 /// Charges a batch that went to the limit of its sender.

@@ -660,6 +660,8 @@ struct Mistaken {
 }
 
 impl Switch for Mistaken {
+    const EARLY: usize = 0;
+
     fn insert(&mut self, host: usize, name: &str, declared: &Declared) {
         let name = crate::commands::NAMES.into_iter().find(|known| *known == name).unwrap();
         self.hosts[host].insert(name, declared.clone());

@@ -26,6 +26,9 @@ pub struct Seen {
 
 /// The side that is compared with the model: the switches of a case's hosts.
 pub trait Switch {
+    /// Fragments of a burst that may wait for their first ones in it; 0 if each frame of it is sent
+    /// alone.
+    const EARLY: usize;
     fn insert(&mut self, host: usize, name: &str, declared: &Declared);
     fn remove(&mut self, host: usize, name: &str);
     fn update(&mut self, host: usize, name: &str, declared: &Declared);
@@ -116,7 +119,7 @@ fn fits(drops: &[Drop], left: &mut BTreeMap<(String, String), u64>) -> bool {
 }
 
 /// Runs a case to its end or to the first frame about which they disagree.
-pub fn run(case: &Case, switch: &mut impl Switch, tally: &mut Tally) -> Result<(), Failure> {
+pub fn run<S: Switch>(case: &Case, switch: &mut S, tally: &mut Tally) -> Result<(), Failure> {
     // What each host may know: all that is known of one is what frames of its vnics and frames that
     // arrive at it tell.
     let mut possible: Vec<Vec<Model>> =
@@ -151,12 +154,12 @@ pub fn run(case: &Case, switch: &mut impl Switch, tally: &mut Tally) -> Result<(
                 let host = placed[vnic];
                 let seen = switch.send(host, sender, &burst);
                 tally.count(&burst, &seen);
-                let what = (sender, &burst[..], &seen[host]);
+                let (what, early) = ((sender, &burst[..], &seen[host]), S::EARLY);
                 let send = |model: &mut Model, frame: &[u8], choices: &mut Choices| {
                     model.send(sender, frame, choices)
                 };
-                possible[host] =
-                    follow(&possible[host], what, send).map_err(|text| Failure { at, text })?;
+                possible[host] = follow(&possible[host], what, early, send)
+                    .map_err(|text| Failure { at, text })?;
                 // What left is what arrives, frame by frame.
                 if let Some(other) = (0..case.hosts).find(|other| *other != host) {
                     let vni = declared[vnic].vni;
@@ -167,7 +170,7 @@ pub fn run(case: &Case, switch: &mut impl Switch, tally: &mut Tally) -> Result<(
                     let arrive = |model: &mut Model, frame: &[u8], choices: &mut Choices| {
                         arrive(model, other, vni, frame, choices)
                     };
-                    possible[other] = follow(&possible[other], what, arrive)
+                    possible[other] = follow(&possible[other], what, 0, arrive)
                         .map_err(|text| Failure { at, text })?;
                 }
                 tally.open += u64::from(possible.iter().any(|models| models.len() > 1));
@@ -243,16 +246,23 @@ pub fn run(case: &Case, switch: &mut impl Switch, tally: &mut Tally) -> Result<(
 }
 
 /// Returns the models that are still possible after some frames from a sender, given the effects.
-/// If there is none, returns what they all predict.
+/// If there is none, returns what they all predict. So many fragments that came before their first
+/// ones wait until all frames were judged.
 fn follow(
     possible: &[Model],
     (from, burst, seen): (&str, &[Vec<u8>], &Seen),
+    places: usize,
     send: impl Fn(&mut Model, &[u8], &mut Choices) -> Outcome,
 ) -> Result<Vec<Model>, String> {
     let one = |model: &Model| {
         Choices::all(|choices| {
             let mut model = model.clone();
-            let outcomes = burst.iter().map(|frame| send(&mut model, frame, choices)).collect();
+            let mut outcomes: Vec<Outcome> =
+                burst.iter().map(|frame| send(&mut model, frame, choices)).collect();
+            let early = (0..burst.len()).filter(|at| outcomes[*at].waits).take(places);
+            for at in early.collect::<Vec<_>>() {
+                outcomes[at] = send(&mut model, &burst[at], choices);
+            }
             (model, outcomes)
         })
     };

@@ -117,6 +117,8 @@ fn check(said: &Walk, seen: &Seen, trunk: &str, frame: &[u8]) {
 }
 
 impl Switch for Explained {
+    const EARLY: usize = 0;
+
     fn insert(&mut self, host: usize, name: &str, declared: &Declared) {
         self.1.insert(name.to_owned(), declared.vni);
         self.0.insert(host, name, declared);

@@ -92,6 +92,8 @@ fn rule(rule: &Rule) -> butterfly_model::Rule {
 }
 
 impl Switch for Real {
+    const EARLY: usize = 8;
+
     fn insert(&mut self, host: usize, name: &str, declared: &Declared) {
         let host = &mut self.hosts[host];
         host.declare(name, Mac(declared.mac), declared.vni, &policy(declared)).unwrap();

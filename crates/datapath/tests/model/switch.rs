@@ -132,6 +132,8 @@ struct Fragments {
 pub struct Outcome {
     pub receivers: Vec<&'static str>,
     pub drops: Vec<Drop>,
+    /// True for a fragment that came before its first one, and is judged again in a moment.
+    pub waits: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,6 +142,8 @@ pub struct Model {
     trunks: &'static [&'static str],
     /// Mistake of this model.
     mistake: Option<Mistake>,
+    /// The frame that is judged came before the first fragment of its packet.
+    early: bool,
     pub now: u32,
     lives: u32,
     changes: u32,
@@ -203,6 +207,7 @@ impl Model {
         Model {
             trunks,
             mistake: None,
+            early: false,
             now: 1,
             lives: 0,
             changes: 0,
@@ -355,6 +360,7 @@ impl Model {
         if let Err(drop) = self.decide(sender, frame, &mut outcome, choices) {
             outcome.drops.push(drop);
         }
+        outcome.waits = std::mem::take(&mut self.early);
         outcome
     }
 
@@ -738,8 +744,10 @@ impl Model {
         packet: &Packet,
         choices: &mut Choices,
     ) -> Result<Packet, Reasons> {
-        let at = self.fragments_of(sender, packet).ok_or(ORPHAN)?;
-        if self.fragments[at].from != self.vnics[sender].port {
+        let found = self.fragments_of(sender, packet);
+        self.early = found.is_none_or(|at| self.fragments[at].from != self.vnics[sender].port);
+        let at = found.ok_or(ORPHAN)?;
+        if self.early {
             return Err(&["fragment-orphan", "fragment-overlap"]);
         }
         let fragment = packet.fragment.unwrap();

@@ -30,6 +30,7 @@ pub fn arrive(
         return Outcome {
             receivers: Vec::new(),
             drops: vec![vec![(UPLINKS[host], "unknown-vni")]],
+            waits: false,
         };
     }
     let outcome = model.send(trunk, frame, choices);

@@ -168,6 +168,22 @@ fn they_live_for_their_time() {
 }
 
 #[test]
+fn a_first_one_is_known_until_its_packet_ends() {
+    let mut table = Fragments::new(LIFE);
+    let none = table.firsts();
+    assert!(!table.has(&key(1, 0), 100));
+    table.first(key(1, 0), piece(0, 8, true), (), 100).unwrap();
+    let one = table.firsts();
+    assert!(one != none && table.has(&key(1, 0), 129));
+    assert!(!table.has(&key(1, 0), 130) && !table.has(&key(1, 1), 100));
+    assert_eq!(table.later(key(1, 0), piece(8, 16, true), 100), Ok(()));
+    assert!(table.has(&key(1, 0), 100), "a look takes nothing");
+    assert_eq!(table.later(key(1, 0), piece(16, 24, false), 100), Ok(()));
+    assert!(!table.has(&key(1, 0), 100));
+    assert_eq!(table.firsts(), one, "of first ones alone");
+}
+
+#[test]
 fn a_sender_with_too_many_forgets_its_oldest() {
     let mut table = Fragments::new(LIFE);
     table.first(key(7, 1), piece(0, 8, true), (), 100).unwrap();

@@ -57,7 +57,25 @@ impl FragmentTable {
         self.table().later(key, piece, now)
     }
 
+    /// Returns a look at the table if a first fragment came since the last one, whose number is
+    /// `seen`.
+    pub fn news(&self, seen: &mut u32) -> Option<FragmentLook<'_>> {
+        let table = self.table();
+        let firsts = table.firsts();
+        (std::mem::replace(seen, firsts) != firsts).then_some(FragmentLook(table))
+    }
+
     fn table(&self) -> MutexGuard<'_, Fragments<FragmentDecision>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A look at the table.
+pub(crate) struct FragmentLook<'a>(MutexGuard<'a, Fragments<FragmentDecision>>);
+
+impl FragmentLook<'_> {
+    /// Returns whether the first fragment of a packet is known.
+    pub fn has(&self, key: &FragmentKey, now: u32) -> bool {
+        self.0.has(key, now)
     }
 }

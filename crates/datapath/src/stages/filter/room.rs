@@ -5,6 +5,7 @@ use butterfly_vhost::ring::BATCH;
 use crate::engine::reason::DropReason;
 use crate::ip::{
     Packet, Tuple,
+    fragments::FragmentKey,
     tcp::{Segment, Track},
 };
 use crate::session::{Key, NO_TRACK, Record, State, Timeouts};
@@ -62,12 +63,21 @@ pub(crate) struct FilterRoom {
     /// Set if some receivers have the first frame, a flood, already. The decision then holds, and
     /// its cost is paid.
     pub judged: Option<Judged>,
+    /// Fragments of this batch whose first ones have not come yet, by index.
+    pub early: Vec<(usize, FragmentKey)>,
 }
 
 impl FilterRoom {
     /// Returns the decision on the first frame, a flood.
     pub fn first_flood(&self, version: u32) -> Option<Judged> {
         self.flooded.first().map(|flooded| Judged { flooded: *flooded, version })
+    }
+
+    /// Notes a fragment whose first one has not come yet.
+    pub(super) fn note_early(&mut self, index: usize, key: FragmentKey) {
+        if self.early.len() < BATCH {
+            self.early.push((index, key));
+        }
     }
 
     /// Allocates everything.
@@ -102,6 +112,7 @@ impl FilterRoom {
             notes: SessionNotes::new(timeouts),
             flooded: Box::new([Flooded::NotIp; BATCH]),
             judged: None,
+            early: Vec::with_capacity(BATCH),
         }
     }
 

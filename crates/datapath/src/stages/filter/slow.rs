@@ -70,12 +70,13 @@ pub(super) fn judge(
             let Some(receiver) = receiver.and_then(|slot| context.snapshot.vnics.get(slot)) else {
                 return Ok(());
             };
-            Decision { context, receiver, packet: &packet, len }.judge(room)
+            Decision { context, receiver, packet: &packet, len, index }.judge(room)
         }
         (Verdict::Flood { .. }, read) => {
             let unknown = meta.verdict == (Verdict::Flood { unknown: true });
             let before = room.judged.filter(|_| index == 0);
-            let (flooded, judgement) = judge_flooded((meta.inside, read), before, unknown, context);
+            let (flooded, judgement) =
+                judge_flooded((index, meta.inside, read), before, unknown, context, room);
             if let Some(place) = room.flooded.get_mut(index) {
                 *place = flooded;
             }

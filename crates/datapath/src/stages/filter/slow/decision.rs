@@ -17,6 +17,8 @@ pub(super) struct Decision<'a> {
     pub(super) receiver: &'a Vnic,
     pub(super) packet: &'a Packet,
     pub(super) len: u32,
+    /// Its place in the batch.
+    pub(super) index: usize,
 }
 
 /// A session to be made, and the end whose frame makes it.
@@ -39,7 +41,7 @@ impl Decision<'_> {
     pub(super) fn judge(&self, room: &mut FilterRoom) -> Judgement {
         let Packet { l4, fragment, .. } = self.packet;
         match (l4, fragment) {
-            (L4::Fragment, Some(piece)) => self.fragment(piece),
+            (L4::Fragment, Some(piece)) => self.fragment(piece, room),
             (L4::Discovery(_) | L4::Dhcp(_), _) => self.sessionless(),
             (L4::Error(quoted), _) => self.error(quoted, room),
             (L4::Icmp { .. } | L4::Echo { request: false }, None) => {

@@ -10,7 +10,7 @@ use crate::stages::filter::known::Judgement;
 use crate::stages::filter::reasons::IP_HIDDEN;
 use crate::stages::filter::room::FilterRoom;
 use crate::stages::filter::room::{Flooded, Judged};
-use crate::stages::filter::slow::fragments::fragment_key;
+use crate::stages::filter::slow::fragments::{fragment_key, later};
 use crate::stages::filter::slow::rules::{by_rules_or_discovery, leaves};
 use crate::world::snapshot::Vnic;
 
@@ -18,10 +18,11 @@ use crate::world::snapshot::Vnic;
 /// receivers are judged. With `before`, some receivers have the frame, and the decision of then may
 /// not hold any more.
 pub(super) fn judge_flooded(
-    (inside, read): (Inside, Option<Result<Packet, DropReason>>),
+    (index, inside, read): (usize, Inside, Option<Result<Packet, DropReason>>),
     before: Option<Judged>,
     unknown: bool,
     context: &Context<'_>,
+    room: &mut FilterRoom,
 ) -> (Flooded, Judgement) {
     let sender = context.sender;
     let own = sender.place.slot;
@@ -52,7 +53,7 @@ pub(super) fn judge_flooded(
     match (&packet.l4, &packet.fragment) {
         (L4::Fragment, Some(piece)) => {
             let key = fragment_key(&packet, piece, context);
-            match context.fragments.later(key, *piece, context.now) {
+            match later(index, key, piece, context, room) {
                 Ok(FragmentDecision { receiver: None, stamp, cells: [egress, _], packet })
                     if stamp >= sender.since.max(context.cells.taken_back(egress)) =>
                 {

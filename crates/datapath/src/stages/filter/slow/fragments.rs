@@ -1,10 +1,12 @@
 //! Fragments: later ones follow the decision on the first.
 
+use crate::engine::reason::DropReason;
 use crate::ip::fragments::FragmentKey;
 use crate::ip::{FRAGMENT_ORPHAN, Packet, Piece};
 use crate::stages::context::Context;
 use crate::stages::filter::fragment_table::FragmentDecision;
 use crate::stages::filter::known::Judgement;
+use crate::stages::filter::room::FilterRoom;
 use crate::stages::filter::slow::decision::{CellPair, Decision};
 
 impl Decision<'_> {
@@ -25,10 +27,10 @@ impl Decision<'_> {
     }
 
     /// Decides a fragment that is not the first, by the first one.
-    pub(super) fn fragment(&self, piece: &Piece) -> Judgement {
+    pub(super) fn fragment(&self, piece: &Piece, room: &mut FilterRoom) -> Judgement {
         let key = self.fragment_key(piece);
-        let Context { fragments, now, .. } = *self.context;
-        let decided = fragments.later(key, *piece, now).map_err(|reason| (reason, self.own()))?;
+        let decided = later(self.index, key, piece, self.context, room)
+            .map_err(|reason| (reason, self.own()))?;
         let [egress, ingress] = decided.cells;
         let context = self.context;
         let holds = decided.receiver == Some(self.receiver.place.slot)
@@ -38,6 +40,22 @@ impl Decision<'_> {
             && decided.stamp >= context.cells.taken_back(ingress);
         if holds { Ok(()) } else { Err((FRAGMENT_ORPHAN, self.own())) }
     }
+}
+
+/// Returns the decision on the first fragment, for a frame of the batch that is a later one. Notes
+/// one that comes before its first.
+pub(super) fn later(
+    index: usize,
+    key: FragmentKey,
+    piece: &Piece,
+    context: &Context<'_>,
+    room: &mut FilterRoom,
+) -> Result<FragmentDecision, DropReason> {
+    let decided = context.fragments.later(key, *piece, context.now);
+    if let Err(FRAGMENT_ORPHAN) = decided {
+        room.note_early(index, key);
+    }
+    decided
 }
 
 pub(super) fn fragment_key(packet: &Packet, piece: &Piece, context: &Context<'_>) -> FragmentKey {
