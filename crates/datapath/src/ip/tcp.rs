@@ -15,13 +15,14 @@ mod window;
 
 use crate::ip::tcp::{
     segment::MAX_SCALE,
-    serial::{ahead, between, later},
-    track::{MIN_REACH, Side},
+    serial::{ahead, between},
+    track::{MIN_REACH, Side, reached},
     window::{WindowPlace, place, window},
 };
 
 pub(crate) use butterfly_packet::tcp::{ACK, FIN, RST, SYN};
 pub(crate) use segment::Segment;
+pub(crate) use serial::later;
 pub(crate) use track::{ADRIFT, TcpState, Track, UNKNOWN};
 
 /// Outcome of a segment.
@@ -104,9 +105,9 @@ pub(crate) fn step(track: Track, direction: usize, segment: &Segment) -> (Track,
 const CONTROLS: u8 = SYN | RST | FIN | ACK;
 
 /// Decides the commonest segments: of an established connection, no further ahead than allowed and
-/// not far behind. Agrees with [`any_step`], and is faster.
+/// not far behind. Agrees with [`any_step`], and is faster. All else is `None`.
 #[inline(always)]
-fn in_line(track: &Track, direction: usize, segment: &Segment) -> Option<Track> {
+pub(crate) fn in_line(track: &Track, direction: usize, segment: &Segment) -> Option<Track> {
     if track.state != TcpState::Established || track.fins != 0 || segment.flags & CONTROLS != ACK {
         return None;
     }
@@ -190,17 +191,7 @@ fn proceed(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome
     }
     sender.acked = later(acknowledgement, sender.acked);
     sender.allow = later(acknowledgement.wrapping_add(window(segment, &sender)), sender.allow);
-    let reached = match (sender.fin, receiver.fin) {
-        _ if !established => track.state,
-        (false, false) => TcpState::Established,
-        (true, true)
-            if ahead(sender.acked, receiver.end) >= 0 && ahead(receiver.acked, sender.end) >= 0 =>
-        {
-            TcpState::TimeWait
-        }
-        (true, true) => TcpState::Closing,
-        _ => TcpState::HalfClosed,
-    };
+    let reached = if established { reached(&sender, &receiver) } else { track.state };
     (Track::from_sides(reached.max(track.state), direction, sender, receiver), Outcome::Pass)
 }
 

@@ -285,9 +285,14 @@ pub(super) fn survivor<'a>(
     let ends = [owner(opener)?, owner(responder)?];
     let line = record.line2();
     let in_order = 0 < line.made && line.made <= line.seen && line.seen <= now;
-    let (_, number) = record.seen_word();
+    // A thread was changing the line when it died. Only marks that workers set under its lock can
+    // be half written; others are of several moments at worst, and old ones of a connection that is
+    // adrift are out of date anyway.
+    let half = record.is_held()
+        && matches!(line.state, State::Tcp(state) if state < TcpState::Established);
     let alive = in_order
-        && line.state.number() == number
+        && !half
+        && line.state.number() == record.state_number()
         && line.state.is_of(key.tuple().protocol)
         && !timeouts.over(line.state, line.seen, now);
     (alive && line.track.is_possible()).then_some(Survivor { ends, key, line })

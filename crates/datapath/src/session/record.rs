@@ -1,9 +1,14 @@
 //! One session: 128 bytes of the table.
+//!
+//! The first line changes under the lock of the bucket that has the record. Readers take no lock:
+//! its sequence number is odd while it changes. The second line has a lock of its own, and all that
+//! changes it is in [`crate::session::held`].
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::ip::tcp::{TcpState, Track};
 use crate::session::{
+    held::LOCKED,
     key::Key,
     memory::{AtomicU64, LOOKS, Unit, fence, spin_loop, yield_now},
     pen::{Died, Pen},
@@ -44,8 +49,14 @@ pub(crate) struct Past {
 }
 
 impl Past {
-    /// Of a session that begins.
+    /// Of a session without frames.
     pub const NONE: Past = Past { age: 0, idle: 0, packets: [0; 2], bytes: [0; 2] };
+
+    /// Of a session that begins with a frame in this direction.
+    pub fn first(direction: usize, bytes: u64) -> Past {
+        let of = |one: u64| if direction == 0 { [one, 0] } else { [0, one] };
+        Past { packets: of(1), bytes: of(bytes), ..Past::NONE }
+    }
 }
 
 // The first line: sequence number (high half; its own high half also counts the sessions that were
@@ -59,16 +70,16 @@ const ANSWERS: u64 = 1;
 /// In the free byte of the key's last word: the record is in use.
 const LIVE: u64 = 2;
 // The second line.
-/// Last seen 32, state 8, TCP's FINs 8, window scales 8 each.
-const SEEN: usize = 8;
+/// Last seen 32, state 8, TCP's FINs 8 with the line's lock, window scales 8 each.
+pub(super) const SEEN: usize = 8;
 /// Packets of the opener 48, and half of its creation time.
-const COUNTERS: usize = 9;
-const MARKS: usize = 13;
-const PACKETS: u64 = (1 << 48) - 1;
+pub(super) const COUNTERS: usize = 9;
+pub(super) const MARKS: usize = 13;
+pub(super) const PACKETS: u64 = (1 << 48) - 1;
 
 /// ICMP errors about a UDP session that pass per second without a rule: nothing that they quote is
 /// hard to guess.
-const ERRORS_PER_SECOND: u32 = 4;
+pub(super) const ERRORS_PER_SECOND: u32 = 4;
 
 /// Stamp of adopted sessions: the first version of a policy, older than every decision of this
 /// process.
@@ -165,6 +176,12 @@ impl<'a> Record<'a> {
     /// not in change. Tries once.
     #[inline(always)]
     pub fn words(&self) -> Option<([u64; 6], Admitted)> {
+        self.live().map(|(words, admission, _)| (words, admission))
+    }
+
+    /// Returns what [`Self::words`] does, and the session's [`Self::tenant`] in the highest bits.
+    #[inline(always)]
+    pub fn live(&self) -> Option<([u64; 6], Admitted, u64)> {
         let before = self.word(SEQUENCE).load(Acquire);
         let load = |at| self.word(at).load(Relaxed);
         let words =
@@ -182,7 +199,7 @@ impl<'a> Record<'a> {
             cells: [(cells >> 32) as u32, cells as u32],
             answers: last & ANSWERS != 0,
         };
-        Some((words, admission))
+        Some((words, admission, before & !(TENANT - 1)))
     }
 
     /// Reads the first line. Separate from [`Self::words`], which runs for every frame of a
@@ -219,7 +236,8 @@ impl<'a> Record<'a> {
     }
 
     fn set_line2(&self, life: &Life) {
-        self.store_track(&life.track);
+        let mut held = self.hold();
+        held.set_track(&life.track);
         let Past { age, idle, packets: [opener, other], bytes } = life.past;
         // Second 0 is that of no session.
         let made = u64::from(life.now.saturating_sub(age).max(1));
@@ -229,7 +247,7 @@ impl<'a> Record<'a> {
             self.word(at).store(bytes, Relaxed);
         }
         let seen = life.now.saturating_sub(idle).max(made as u32);
-        self.store_seen(seen, life.state, &life.track);
+        held.set_seen(seen, life.state);
     }
 
     /// Replaces the admission of the session. Its key stays.
@@ -255,8 +273,8 @@ impl<'a> Record<'a> {
         self.change(|| self.word(KEY + 5).store(0, Relaxed), None, TENANT);
     }
 
-    /// Returns a number that changes with each session in the record. It repeats after some ten
-    /// thousand changes of the session or its admission.
+    /// Returns a number that changes with each session in the record, when the session ends. It
+    /// repeats after some ten thousand changes of the session or its admission.
     #[inline(always)]
     pub fn tenant(&self) -> u16 {
         (self.word(SEQUENCE).load(Relaxed) / TENANT) as u16
@@ -294,10 +312,17 @@ impl<'a> Record<'a> {
         pen.write(sequence, sequence.load(Relaxed) & !0xffff_ffff | u64::from(stamp))
     }
 
+    /// Takes the second line from a thread that died with it. Repair only.
+    pub(super) fn let_go(&self, pen: &mut Pen) -> Result<(), Died> {
+        let word = self.word(SEEN);
+        pen.write(word, word.load(Relaxed) & !LOCKED)
+    }
+
     /// Frees the record, whatever is in it, before another free one. Repair only: no thread reads
     /// the record.
     pub(super) fn clear(&self, next: u32, pen: &mut Pen) -> Result<(), Died> {
         pen.write(self.word(KEY + 5), 0)?;
+        self.let_go(pen)?;
         let sequence = self.word(SEQUENCE);
         let before = sequence.load(Relaxed);
         if before & ODD != 0 {
@@ -319,87 +344,22 @@ impl<'a> Record<'a> {
     /// Returns the time of the last frame, and the state.
     #[inline(always)]
     pub fn seen(&self) -> (u32, State) {
-        let word = self.word(SEEN).load(Relaxed);
-        ((word >> 32) as u32, State::from_number((word >> 24) as u8))
+        let (seen, state) = seen_of(self.word(SEEN).load(Relaxed));
+        (seen, State::from_number(state))
     }
 
-    /// Writes the time of the last frame and the state.
-    #[inline(always)]
-    pub fn store_seen(&self, now: u32, state: State, track: &Track) {
-        let [opener, responder] = track.scale;
-        let word = u64::from(now) << 32
-            | u64::from(state.number()) << 24
-            | u64::from(track.fins) << 16
-            | u64::from(opener) << 8
-            | u64::from(responder);
-        self.word(SEEN).store(word, Relaxed);
+    /// Returns the number of the state, which may be that of none.
+    pub fn state_number(&self) -> u8 {
+        seen_of(self.word(SEEN).load(Relaxed)).1
     }
 
-    /// Returns the word of [`Self::seen`], and the number of the state in it.
-    #[inline(always)]
-    pub fn seen_word(&self) -> (u64, u8) {
-        let word = self.word(SEEN).load(Relaxed);
-        (word, (word >> 24) as u8)
-    }
-
-    /// Writes the time of the last frame and the number of the state, given the word before.
-    #[inline(always)]
-    pub fn store_seen_word(&self, was: u64, now: u32, state: u8) {
-        let word = u64::from(now) << 32 | u64::from(state) << 24 | was & 0xff_ffff;
-        if word != was {
-            self.word(SEEN).store(word, Relaxed);
-        }
-    }
-
-    /// Adds to the counters of one direction. Only the worker of that end's vnic does so.
-    #[inline(always)]
-    pub fn count(&self, direction: usize, packets: u64, bytes: u64) {
-        let at = COUNTERS + 2 * (direction & 1);
-        let word = self.word(at).load(Relaxed);
-        self.word(at).store(word & !PACKETS | word.wrapping_add(packets) & PACKETS, Relaxed);
-        let sum = self.word(at + 1);
-        sum.store(sum.load(Relaxed).wrapping_add(bytes), Relaxed);
-    }
-
-    /// Returns the TCP marks.
-    #[inline(always)]
+    /// Returns the TCP marks. They may be of several moments.
     pub fn track(&self) -> Track {
-        let seen = self.word(SEEN).load(Relaxed);
         let load = |at| self.word(at).load(Relaxed);
-        let [a, b, c] = [load(MARKS), load(MARKS + 1), load(MARKS + 2)];
-        Track {
-            state: tcp_state((seen >> 24) as u8),
-            fins: (seen >> 16) as u8,
-            scale: [(seen >> 8) as u8, seen as u8],
-            end: [(a >> 32) as u32, (b >> 32) as u32],
-            allow: [a as u32, b as u32],
-            acked: [(c >> 32) as u32, c as u32],
-        }
+        track_of(load(SEEN), load)
     }
 
-    /// Writes the TCP marks; [`Self::store_seen`] writes the state and the scales.
-    #[inline(always)]
-    pub fn store_track(&self, track: &Track) {
-        let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
-        let ([end0, end1], [allow0, allow1], [acked0, acked1]) =
-            (track.end, track.allow, track.acked);
-        self.word(MARKS).store(pair(end0, allow0), Relaxed);
-        self.word(MARKS + 1).store(pair(end1, allow1), Relaxed);
-        self.word(MARKS + 2).store(pair(acked0, acked1), Relaxed);
-    }
-
-    /// Counts an ICMP error about a session without TCP marks, and returns whether it may pass. The
-    /// last word of those marks has the second (high half) and the errors in it.
-    pub fn take_error(&self, now: u32) -> bool {
-        let count = |word: u64| match ((word >> 32) as u32 == now, word as u32) {
-            (true, ERRORS_PER_SECOND..) => None,
-            (true, errors) => Some(u64::from(now) << 32 | u64::from(errors + 1)),
-            (false, _) => Some(u64::from(now) << 32 | 1),
-        };
-        self.word(MARKS + 2).fetch_update(Relaxed, Relaxed, count).is_ok()
-    }
-
-    /// Returns the second line.
+    /// Returns the second line. Its words may be of several moments.
     pub fn line2(&self) -> Line2 {
         let load = |at| self.word(at).load(Relaxed);
         let (seen, state) = self.seen();
@@ -412,6 +372,26 @@ impl<'a> Record<'a> {
             bytes: [load(COUNTERS + 1), load(COUNTERS + 3)],
             track: self.track(),
         }
+    }
+}
+
+/// Returns the time of the last frame and the number of the state, given their word.
+#[inline(always)]
+pub(super) const fn seen_of(word: u64) -> (u32, u8) {
+    ((word >> 32) as u32, (word >> 24) as u8)
+}
+
+/// Returns the TCP marks, given the word of [`Record::seen`] and the other ones by number.
+#[inline(always)]
+pub(super) fn track_of(seen: u64, load: impl Fn(usize) -> u64) -> Track {
+    let [a, b, c] = [load(MARKS), load(MARKS + 1), load(MARKS + 2)];
+    Track {
+        state: tcp_state((seen >> 24) as u8),
+        fins: ((seen & !LOCKED) >> 16) as u8,
+        scale: [(seen >> 8) as u8, seen as u8],
+        end: [(a >> 32) as u32, (b >> 32) as u32],
+        allow: [a as u32, b as u32],
+        acked: [(c >> 32) as u32, c as u32],
     }
 }
 
@@ -460,7 +440,9 @@ mod tests {
         let record = Record::of(&unit);
         assert!(record.is_free() && record.read().is_none() && record.words().is_none());
         // The words of before must not shine through.
-        (0..16).for_each(|at| record.word(at).store(if at == 0 { 0 } else { u64::MAX }, Relaxed));
+        (0..16).for_each(|at| record.word(at).store(u64::MAX, Relaxed));
+        record.word(SEQUENCE).store(0, Relaxed);
+        record.word(SEEN).store(!LOCKED, Relaxed);
         write(&record);
         assert_eq!(record.read(), Some((key(), ADMISSION)));
         assert!(!record.is_free());
@@ -513,63 +495,5 @@ mod tests {
         let record = Record::of(&unit);
         record.change(|| assert!(!record.is_free() && record.read().is_none()), None, 0);
         assert!(record.is_free());
-    }
-
-    #[test]
-    fn directions_are_counted_apart() {
-        let unit = Unit::default();
-        let record = Record::of(&unit);
-        write(&record);
-        record.count(0, 3, 300);
-        record.count(1, 5, u64::MAX);
-        record.count(1, 1, 2);
-        // 48 bits of packets go round; what stands above them stays.
-        record.count(0, PACKETS, 0);
-        let line = record.line2();
-        assert_eq!((line.packets, line.bytes, line.made), ([2, 6], [300, 1], 0x9abc_def0));
-        assert_eq!((line.track, record.read()), (TRACK, Some((key(), ADMISSION))));
-    }
-
-    #[test]
-    fn a_state_is_noted_and_the_rest_of_its_word_stays() {
-        let unit = Unit::default();
-        let record = Record::of(&unit);
-        write(&record);
-        let (was, state) = record.seen_word();
-        assert_eq!((was >> 32, state), (0x9abc_def0, 4));
-        record.store_seen_word(was, 77, 3);
-        assert_eq!(record.seen(), (77, State::Tcp(TcpState::Established)));
-        assert_eq!(record.track(), Track { state: TcpState::Established, ..TRACK });
-        record.store_seen(
-            78,
-            State::Tcp(TcpState::Closing),
-            &Track { fins: 3, scale: [1, 2], ..TRACK },
-        );
-        assert_eq!(
-            record.track(),
-            Track { state: TcpState::Closing, fins: 3, scale: [1, 2], ..TRACK }
-        );
-        assert_eq!(
-            (record.seen(), record.line2().made),
-            ((78, State::Tcp(TcpState::Closing)), 0x9abc_def0)
-        );
-    }
-
-    #[test]
-    fn four_errors_in_a_second_and_nothing_else_is_touched() {
-        let unit = Unit::default();
-        let record = Record::of(&unit);
-        let life = Life { now: 100, state: State::UdpNew, track: NO_TRACK, past: Past::NONE };
-        record.write(&key(), ADMISSION, &life);
-        record.count(0, 1, 10);
-        record.count(1, 2, 20);
-        let taken = |now| (0..6).filter(|_| record.take_error(now)).count();
-        assert_eq!([taken(100), taken(100), taken(101), taken(200)], [4, 0, 4, 4]);
-        let line = record.line2();
-        assert_eq!(
-            (line.packets, line.bytes, line.seen, line.made, line.state),
-            ([1, 2], [10, 20], 100, 100, State::UdpNew)
-        );
-        assert_eq!(record.read(), Some((key(), ADMISSION)));
     }
 }

@@ -4,7 +4,7 @@
 //! traffic only reads it. The second has all that changes: last frame, counters, TCP state. Records
 //! never move and are never freed. So a reader needs no protection except the sequence number in
 //! the first word: odd while the line changes. Buckets point to records; a writer holds the
-//! bucket's lock.
+//! bucket's lock. Writers of the second line take a lock in it ([`crate::session::held`]).
 //!
 //! A flow has two buckets; the second is used, and looked at, only if the first overflowed. If both
 //! are full, other flows make way ([`relocate`]), and others for those: in a table that is 95 %
@@ -30,7 +30,6 @@ use std::{
 
 use butterfly_point::{Point, pass};
 
-use crate::ip::tcp::TcpState;
 use crate::session::{
     hash::{HashKey, Hasher},
     key::Key,
@@ -41,7 +40,6 @@ use crate::session::{
     },
     names::{self, Name},
     record::{Admitted, Life, Line1, Record},
-    state::State,
 };
 
 /// Two buckets share a unit.
@@ -85,6 +83,17 @@ pub(crate) struct Found {
     /// 0 for a frame of the opener; 1 for one of the other end.
     pub direction: usize,
     pub admission: Admitted,
+    /// Index of the record in the low half, the session's number in the highest bits: one word, as
+    /// the packet path compares it for each frame.
+    pub session: u64,
+}
+
+impl Found {
+    /// Returns the session's number in its record: see [`Record::tenant`].
+    #[inline(always)]
+    pub fn tenant(&self) -> u16 {
+        (self.session >> 48) as u16
+    }
 }
 
 /// The table.
@@ -298,8 +307,9 @@ impl Table {
     #[inline(always)]
     pub fn check(&self, index: u32, key: &Key) -> Option<Found> {
         let record = self.record(index);
-        let (words, admission) = record.words().or_else(|| record.words())?;
-        Some(Found { index, direction: key.direction_of(&words)?, admission })
+        let (words, admission, number) = record.live().or_else(|| record.live())?;
+        let session = number | u64::from(index);
+        Some(Found { index, direction: key.direction_of(&words)?, admission, session })
     }
 
     /// Returns the flow's record, in either bucket.
@@ -572,7 +582,7 @@ impl Table {
     /// Replaces the admission of a session, if the record still is this flow's. Returns whether it
     /// did.
     pub fn readmit(&self, index: u32, key: &Key, admission: Admitted) -> bool {
-        self.with(index, key, |_, _| self.record(index).readmit(key, admission))
+        self.with(index, None, key, |_, _| self.record(index).readmit(key, admission))
     }
 
     /// Notes that the responder owns its address. Does so only if the record still is this flow's
@@ -580,7 +590,7 @@ impl Table {
     /// responder's. The admission stays. Returns whether it did.
     pub fn answers(&self, index: u32, key: &Key, stamp: u32) -> bool {
         let mut noted = false;
-        self.with(index, key, |_, _| {
+        self.with(index, None, key, |_, _| {
             let record = self.record(index);
             noted = record.read().is_some_and(|(_, admission)| admission.stamp == stamp);
             if noted {
@@ -590,22 +600,37 @@ impl Table {
         noted
     }
 
-    /// Notes that a change of policy took back a TCP connection, if the record still is this
-    /// flow's. Returns whether it did.
-    pub fn cut(&self, index: u32, key: &Key, now: u32) -> bool {
-        self.with(index, key, |_, _| {
-            let record = self.record(index);
-            record.store_seen(now, State::Tcp(TcpState::Cut), &record.track());
-        })
+    /// Notes that a change of policy took back a TCP connection, if it is not over. Returns whether
+    /// it did.
+    pub fn cut(&self, found: &Found, key: &Key, now: u32) -> bool {
+        let index = found.index;
+        self.with(index, Some(found.tenant()), key, |_, _| self.record(index).cut(now))
+    }
+
+    /// Removes a session, if it is not over. A new one between the same ends, which another worker
+    /// made in the same record, stays. Returns whether it did.
+    pub fn end(&self, found: &Found, key: &Key) -> bool {
+        let index = found.index;
+        let take_out = |locked: &Locked<'_>, word: &AtomicU64| {
+            self.take_out(locked, word, index, key);
+        };
+        self.with(index, Some(found.tenant()), key, take_out)
     }
 
     /// Removes this record if it still is this flow's. Returns whether it did.
     pub fn remove(&self, index: u32, key: &Key) -> bool {
-        self.with(index, key, |locked, word| self.take_out(locked, word, index, key))
+        self.with(index, None, key, |locked, word| self.take_out(locked, word, index, key))
     }
 
-    /// Calls `act` for a record in a bucket, under that bucket's lock.
-    fn with(&self, index: u32, key: &Key, act: impl FnOnce(&Locked<'_>, &AtomicU64)) -> bool {
+    /// Calls `act` for a record in a bucket, under that bucket's lock, if it has this flow, and in
+    /// the session of this number if one is given.
+    fn with(
+        &self,
+        index: u32,
+        tenant: Option<u16>,
+        key: &Key,
+        act: impl FnOnce(&Locked<'_>, &AtomicU64),
+    ) -> bool {
         let hash = self.hash(key);
         let wanted = entry(hash, index);
         for _ in 0..LOOKS_AGAIN {
@@ -615,6 +640,7 @@ impl Table {
                 if let Some(word) =
                     locked.words.iter().skip(1).find(|word| word.load(Relaxed) == wanted)
                     && self.record(index).read().is_some_and(|(found, _)| found == *key)
+                    && tenant.is_none_or(|tenant| self.record(index).tenant() == tenant)
                 {
                     act(&locked, word);
                     return true;

@@ -86,7 +86,6 @@ fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
     }
     if pending.fast || pending.slow {
         judge(batch, context, room);
-        room.notes.flush(context);
     }
 }
 
@@ -195,11 +194,11 @@ fn find(batch: &Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
     }
 }
 
-/// Fourth pass: judges, in the order of the frames.
+/// Fourth pass: judges, in the order of the frames, and writes what changed.
 fn judge(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
     let mut receiver: Option<&Vnic> = None;
     for index in 0..batch.frames.len() {
-        let Some(flow) = room.flows.get(index) else { return };
+        let Some(flow) = room.flows.get(index) else { break };
         let judgement = match flow.path {
             Path::Done => continue,
             Path::Fast => {
@@ -223,6 +222,7 @@ fn judge(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
             meta.verdict = Verdict::Drop(reason, slot);
         }
     }
+    room.notes.flush(context);
 }
 
 /// Passes a frame by its session, if that is known and nothing about it has changed.

@@ -6,8 +6,9 @@ pub(super) const fn ahead(a: u32, b: u32) -> i32 {
     a.wrapping_sub(b) as i32
 }
 
+/// Returns the later one.
 #[inline(always)]
-pub(super) const fn later(a: u32, b: u32) -> u32 {
+pub(crate) const fn later(a: u32, b: u32) -> u32 {
     if ahead(a, b) > 0 { a } else { b }
 }
 

@@ -1,6 +1,9 @@
 //! Tracks: records of connections, and their two sides.
 
-use crate::ip::tcp::{segment::MAX_SCALE, serial::ahead};
+use crate::ip::tcp::{
+    segment::MAX_SCALE,
+    serial::{ahead, later},
+};
 
 /// State of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -97,6 +100,26 @@ impl Track {
         }
     }
 
+    /// Returns it with what segments of one direction changed in a copy, while it may have changed
+    /// otherwise. Both are of a connection that is established, or was, and not adrift: marks only
+    /// grow, states only climb, and a segment changes no mark of the other direction.
+    #[inline(always)]
+    pub(crate) fn merged(&self, direction: usize, copy: &Track) -> Track {
+        let (mut own, other) = self.sides(direction);
+        let (copied, _) = copy.sides(direction);
+        own.fin = match ahead(copied.end, own.end) {
+            1.. => copied.fin,
+            0 => copied.fin || own.fin,
+            _ => own.fin,
+        };
+        own.end = later(copied.end, own.end);
+        own.allow = later(copied.allow, own.allow);
+        own.acked = later(copied.acked, own.acked);
+        let state = self.state.max(copy.state);
+        let state = if own.fin && other.fin { state.max(reached(&own, &other)) } else { state };
+        Track::from_sides(state, direction, own, other)
+    }
+
     /// Returns whether its marks may be out of date: see [`ADRIFT`].
     pub const fn is_adrift(&self) -> bool {
         self.fins & ADRIFT != 0
@@ -111,6 +134,18 @@ pub(super) struct Side {
     pub(super) end: u32,
     pub(super) allow: u32,
     pub(super) acked: u32,
+}
+
+/// Returns the state of an established connection with these sides.
+pub(super) const fn reached(one: &Side, other: &Side) -> TcpState {
+    match (one.fin, other.fin) {
+        (false, false) => TcpState::Established,
+        (true, true) if ahead(one.acked, other.end) >= 0 && ahead(other.acked, one.end) >= 0 => {
+            TcpState::TimeWait
+        }
+        (true, true) => TcpState::Closing,
+        _ => TcpState::HalfClosed,
+    }
 }
 
 /// Least distance that a segment may be behind (as in netfilter): the largest window without

@@ -199,6 +199,11 @@ fn a_record_that_cannot_be_is_left_out() {
     assert_eq!(set(tcp, word(tcp) | 15), (1, 1));
     // A number of no state, which would be read as one that TCP has.
     assert_eq!(set(tcp, word(tcp) & !(0xff << 24) | 9 << 24), (1, 1));
+    // A thread was changing the line when it died: half a handshake, or marks that are whole.
+    assert_eq!(set(tcp, word(tcp) | 1 << 23), (2, 0));
+    assert_eq!(set(tcp, word(tcp) & !(0xff << 24) | 1 << 23), (1, 1));
+    assert_eq!(set(tcp, word(tcp) & !(0xff << 24)), (2, 0));
+    assert_eq!(set(RECORD + 8, word(RECORD + 8) | 1 << 23), (2, 0));
     // It is remembered, and no session.
     assert_eq!(set(tcp, word(tcp) & !(0xff << 24) | 8 << 24), (1, 0));
     // Free.

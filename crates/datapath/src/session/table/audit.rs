@@ -99,6 +99,7 @@ impl Table {
                 let (key, admission) =
                     self.record(index).read().expect("what a bucket points to is in use");
                 genuine(&key, admission);
+                assert!(!self.record(index).is_held(), "record {index} is held");
                 assert!(flows.insert(number(&key)), "flow {} has two records", number(&key));
                 let hash = self.hash(&key);
                 assert_eq!(word, entry(hash, index));

@@ -3,7 +3,11 @@
 
 use ::loom::{model::Builder, sync::Arc, thread};
 
-use crate::session::table::{audit::*, *};
+use crate::ip::tcp::{self, ACK, FIN, Outcome, SYN, Segment, TcpState, Track};
+use crate::session::{
+    BatchChanges, NO_TRACK, Past, State,
+    table::{audit::*, *},
+};
 
 /// Returns a table with two buckets of two entries each.
 fn table(capacity: u32) -> Arc<Table> {
@@ -705,4 +709,291 @@ mod policy {
             workers.into_iter().for_each(|worker| worker.join().unwrap());
         });
     }
+}
+
+// The second line: what two workers note at once.
+
+const ESTABLISHED: Track = Track {
+    state: TcpState::Established,
+    fins: 0,
+    scale: [0; 2],
+    end: [1000, 5000],
+    allow: [66_000, 62_000],
+    acked: [5000, 1000],
+};
+
+fn segment(sequence: u32, acknowledgement: u32, flags: u8) -> Segment {
+    let length = u32::from(flags & (SYN | FIN) != 0);
+    Segment { sequence, acknowledgement, window: 1000, length, flags, scale: None }
+}
+
+fn data(sequence: u32, acknowledgement: u32, length: u32) -> Segment {
+    Segment { length, ..segment(sequence, acknowledgement, ACK) }
+}
+
+/// Returns a record with a TCP connection, or of another protocol if there are no marks.
+fn record_with(state: State, track: Track) -> Arc<Units> {
+    let units = Units::anonymous(1).unwrap();
+    let life = Life { now: 1, state, track, past: Past::NONE };
+    Record::of(&units[0]).write(&key(1), verdict(1, 1), &life);
+    Arc::new(units)
+}
+
+fn connection(track: Track) -> Arc<Units> {
+    record_with(State::Tcp(track.state), track)
+}
+
+fn next(track: Track, direction: usize, segment: &Segment) -> Track {
+    let (next, outcome) = tcp::step(track, direction, segment);
+    assert_eq!(outcome, Outcome::Pass, "{track:?} {segment:?}");
+    next
+}
+
+/// Notes what segments of one direction change, as a batch does. Returns whether the session was
+/// there.
+fn note(units: &Units, tenant: u16, direction: usize, segments: &[Segment]) -> bool {
+    let record = Record::of(&units[0]);
+    let mut track = NO_TRACK;
+    if record.copy(tenant, &mut track).is_none() {
+        return false;
+    }
+    let track = segments.iter().fold(track, |track, segment| next(track, direction, segment));
+    record.settle(tenant, || noted(direction, &track));
+    true
+}
+
+fn noted(direction: usize, track: &Track) -> BatchChanges<'_> {
+    let seen = Some((2, track.state as u8));
+    BatchChanges { direction, packets: 1, bytes: 10, track: Some(track), seen }
+}
+
+/// Runs two threads on one record, and returns its second line.
+fn at_once(
+    units: &Arc<Units>,
+    other: impl FnOnce(&Units) + Send + 'static,
+    mine: impl FnOnce(&Units),
+) -> crate::session::Line2 {
+    let thread = {
+        let units = units.clone();
+        thread::spawn(move || other(&units))
+    };
+    mine(units);
+    thread.join().unwrap();
+    assert!(!Record::of(&units[0]).is_held());
+    Record::of(&units[0]).line2()
+}
+
+#[test]
+fn notes_of_both_directions_lose_nothing() {
+    explore(3, || {
+        let units = connection(ESTABLISHED);
+        let line = at_once(
+            &units,
+            |units| assert!(note(units, 0, 1, &[data(5000, 1000, 70)])),
+            |units| assert!(note(units, 0, 0, &[data(1000, 5000, 50)])),
+        );
+        let one = next(ESTABLISHED, 0, &data(1000, 5000, 50));
+        let both = Track { end: [1050, 5070], ..one };
+        assert_eq!((line.track.end, line.track.state), (both.end, TcpState::Established));
+        assert_eq!((line.packets, line.bytes, line.seen), ([1, 1], [10, 10], 2));
+    });
+}
+
+#[test]
+fn notes_of_one_direction_lose_nothing() {
+    explore(3, || {
+        let units = connection(ESTABLISHED);
+        let line = at_once(
+            &units,
+            |units| assert!(note(units, 0, 0, &[data(1050, 5000, 50)])),
+            |units| assert!(note(units, 0, 0, &[data(1000, 5000, 50)])),
+        );
+        assert_eq!((line.track.end, line.track.acked), ([1100, 5000], ESTABLISHED.acked));
+        assert_eq!((line.packets, line.bytes), ([2, 0], [20, 0]));
+    });
+}
+
+/// A FIN of one direction is noted while a worker that copied the marks before notes data of the
+/// same direction.
+#[test]
+fn a_fin_and_older_data_of_one_direction_keep_the_fin() {
+    explore(3, || {
+        let units = connection(ESTABLISHED);
+        let line = at_once(
+            &units,
+            |units| assert!(note(units, 0, 0, &[segment(1050, 5000, FIN | ACK)])),
+            |units| assert!(note(units, 0, 0, &[data(1000, 5000, 50)])),
+        );
+        assert_eq!((line.track.end[0], line.track.fins), (1051, 1));
+        assert_eq!(line.state, State::Tcp(TcpState::HalfClosed));
+    });
+}
+
+#[test]
+fn fins_of_both_ends_at_once_close() {
+    explore(3, || {
+        let units = connection(ESTABLISHED);
+        let line = at_once(
+            &units,
+            |units| assert!(note(units, 0, 1, &[segment(5000, 1000, FIN | ACK)])),
+            |units| assert!(note(units, 0, 0, &[segment(1000, 5000, FIN | ACK)])),
+        );
+        assert_eq!((line.track.fins, line.state), (3, State::Tcp(TcpState::Closing)));
+    });
+    // Each batch also has the acknowledgement of the other end's FIN.
+    explore(3, || {
+        let units = connection(ESTABLISHED);
+        let line = at_once(
+            &units,
+            |units| {
+                let fin = segment(5000, 1000, FIN | ACK);
+                assert!(note(units, 0, 1, &[fin, segment(5001, 1001, ACK)]))
+            },
+            |units| {
+                let fin = segment(1000, 5000, FIN | ACK);
+                assert!(note(units, 0, 0, &[fin, segment(1001, 5001, ACK)]))
+            },
+        );
+        assert_eq!((line.track.fins, line.state), (3, State::Tcp(TcpState::TimeWait)));
+    });
+}
+
+/// A SYN+ACK and a repeated SYN; then the last segment of the handshake, and data of the other end.
+#[test]
+fn a_handshake_by_two_workers_is_whole() {
+    let syn = || segment(999, 0, SYN);
+    explore(3, move || {
+        let units = connection(tcp::open(&syn()));
+        let line = at_once(
+            &units,
+            |units| {
+                let (_, outcome) =
+                    Record::of(&units[0]).step(0, 1, &segment(4999, 1000, SYN | ACK), 2).unwrap();
+                assert_eq!(outcome, Outcome::Pass);
+            },
+            |units| {
+                let (_, outcome) = Record::of(&units[0]).step(0, 0, &syn(), 2).unwrap();
+                assert_eq!(outcome, Outcome::Pass);
+            },
+        );
+        let expected = next(tcp::open(&syn()), 1, &segment(4999, 1000, SYN | ACK));
+        assert_eq!((line.track, line.seen), (expected, 2));
+    });
+    explore(3, move || {
+        let open = next(tcp::open(&syn()), 1, &segment(4999, 1000, SYN | ACK));
+        let units = connection(open);
+        let line = at_once(
+            &units,
+            |units| {
+                let answer = data(5000, 1000, 30);
+                let (track, _) = Record::of(&units[0]).step(0, 1, &answer, 2).unwrap();
+                assert!(track.end[1] == 5030);
+            },
+            |units| {
+                let last = segment(1000, 5000, ACK);
+                let (track, _) = Record::of(&units[0]).step(0, 0, &last, 2).unwrap();
+                assert_eq!(track.state, TcpState::Established);
+                // From now on a note is merged.
+                let track = next(track, 0, &data(1000, 5000, 50));
+                Record::of(&units[0]).settle(0, || noted(0, &track));
+            },
+        );
+        assert_eq!((line.track.end, line.track.acked), ([1050, 5030], [5000, 1000]));
+        assert_eq!(line.state, State::Tcp(TcpState::Established));
+    });
+}
+
+/// The record is another session's by the time that a worker writes its note.
+#[test]
+fn a_late_note_leaves_the_next_session_alone() {
+    fn opened() -> Track {
+        tcp::open(&segment(70, 0, SYN))
+    }
+    let second = || Life {
+        now: 3,
+        state: State::Tcp(TcpState::New),
+        track: opened(),
+        past: Past::first(0, 60),
+    };
+    explore(3, move || {
+        let units = connection(ESTABLISHED);
+        // Copied, and judged, in time.
+        let late = next(ESTABLISHED, 0, &data(1000, 5000, 50));
+        let line = at_once(
+            &units,
+            move |units| Record::of(&units[0]).settle(0, || noted(0, &late)),
+            move |units| {
+                let record = Record::of(&units[0]);
+                record.erase();
+                record.set_next_free(0);
+                record.write(&key(2), verdict(2, 2), &second());
+            },
+        );
+        assert_eq!((line.track, line.seen, line.made), (opened(), 3, 3));
+        assert_eq!((line.packets, line.bytes), ([1, 0], [60, 0]));
+    });
+    // Nor does a copy that began with the former session mix both.
+    explore(3, move || {
+        let units = connection(ESTABLISHED);
+        let line = at_once(
+            &units,
+            |units| {
+                let mut track = NO_TRACK;
+                if let Some(seen) = Record::of(&units[0]).copy(0, &mut track) {
+                    assert_eq!((track, seen), (ESTABLISHED, (1, TcpState::Established as u8)));
+                }
+                let record = Record::of(&units[0]);
+                // The next session would take it.
+                let answer = record.step(0, 1, &segment(1 << 31, 71, SYN | ACK), 4);
+                assert!(answer.is_none_or(|(_, outcome)| outcome != Outcome::Pass));
+            },
+            move |units| {
+                let record = Record::of(&units[0]);
+                record.erase();
+                record.write(&key(2), verdict(2, 2), &second());
+            },
+        );
+        assert_eq!((line.track, line.seen), (opened(), 3));
+    });
+}
+
+#[test]
+fn a_connection_that_is_cut_stays_cut() {
+    explore(3, || {
+        let units = connection(ESTABLISHED);
+        let line = at_once(
+            &units,
+            |units| Record::of(&units[0]).cut(2),
+            |units| {
+                let record = Record::of(&units[0]);
+                let mut track = NO_TRACK;
+                record.copy(0, &mut track).unwrap();
+                let (track, outcome) = tcp::step(track, 0, &data(1000, 5000, 50));
+                if outcome == Outcome::Pass {
+                    record.settle(0, || noted(0, &track));
+                }
+            },
+        );
+        assert_eq!((line.state, line.seen), (State::Tcp(TcpState::Cut), 2));
+    });
+}
+
+#[test]
+fn an_answer_and_another_frame_at_once_are_both_noted() {
+    explore(3, || {
+        let units = record_with(State::UdpNew, NO_TRACK);
+        let noted = |units: &Units, direction, now, state: State| {
+            let seen = Some((now, state.number()));
+            let changes = BatchChanges { direction, packets: 1, bytes: 10, track: None, seen };
+            Record::of(&units[0]).settle(0, || changes);
+        };
+        let line = at_once(
+            &units,
+            move |units| noted(units, 1, 2, State::UdpAnswered),
+            // Began before the answer, and was seen later.
+            move |units| noted(units, 0, 3, State::UdpNew),
+        );
+        assert_eq!((line.state, line.seen), (State::UdpAnswered, 3));
+        assert_eq!((line.packets, line.bytes), ([1, 1], [10, 10]));
+    });
 }

@@ -4,7 +4,8 @@
 //! entries (unless they are in order, as where another program goes on), the list of free records,
 //! the number of sessions, and, by the caller, the counts of vnics and networks. The number of
 //! records that were ever used stays. Records that were in change, that cannot be, or whose vnics
-//! left, are freed.
+//! left, are freed. So are connections in whose handshake a worker died while it wrote their marks;
+//! of others the lock is taken away.
 //!
 //! A repair may end at any store, and the next process repairs again. The mark in the header stands
 //! from the first store to the last. In between:
@@ -75,6 +76,7 @@ impl Table {
             };
             match survivor {
                 Some(survivor) => {
+                    record.let_go(pen)?;
                     record.restamp(FOUND_GOOD, pen)?;
                     found.count(survivor.line.state, survivor.line.seen, now);
                     used += 1;

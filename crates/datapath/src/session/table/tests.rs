@@ -1,7 +1,10 @@
 use std::collections::HashSet;
 
-use crate::ip::Tuple;
-use crate::session::table::{audit::*, *};
+use crate::ip::{Tuple, tcp::TcpState};
+use crate::session::{
+    BatchChanges, State,
+    table::{audit::*, *},
+};
 
 fn table(capacity: u32) -> Table {
     Table::new(capacity, HASH_KEY).unwrap()
@@ -17,10 +20,14 @@ fn flows_of(table: &Table, bucket: u64) -> impl Iterator<Item = u32> {
 fn what_was_added_is_found_from_both_ends_until_it_is_removed() {
     let table = table(64);
     let (a, b) = (table.add(1, 10, false).unwrap(), table.add(2, 11, false).unwrap());
-    assert_eq!(table.get(1), Some(Found { index: a, direction: 0, admission: verdict(1, 10) }));
+    assert_eq!(
+        table.get(1),
+        Some(Found { index: a, direction: 0, admission: verdict(1, 10), session: a.into() })
+    );
     assert_eq!(table.get_fast(1), table.get(1));
     let back = key(2).reversed();
-    let found = Some(Found { index: b, direction: 1, admission: verdict(2, 11) });
+    let found =
+        Some(Found { index: b, direction: 1, admission: verdict(2, 11), session: b.into() });
     assert_eq!(table.lookup(table.hash(&back), &back), found);
     assert_eq!((table.get(3), table.get_fast(3), table.used()), (None, None, 2));
     let line = table.record(b).line2();
@@ -60,7 +67,8 @@ fn the_same_flow_is_made_once_whatever_its_direction() {
 fn a_record_is_admitted_anew_only_if_it_is_that_flow_s() {
     let table = table(64);
     let a = table.add(1, 10, false).unwrap();
-    table.record(a).count(0, 5, 500);
+    let changes = BatchChanges { direction: 0, packets: 5, bytes: 500, track: None, seen: None };
+    table.record(a).settle(0, || changes);
     assert!(
         !table.readmit(a, &key(2), verdict(2, 20))
             && !table.readmit(a + 1, &key(1), verdict(1, 20))
@@ -655,10 +663,15 @@ fn the_shortest_way_is_made() {
 fn what_is_cut_stays_where_it_is() {
     let table = table(64);
     let index = table.add(1, 10, false).unwrap();
-    table.record(index).count(1, 5, 500);
-    assert!(!table.cut(index, &key(2), 99) && !table.cut(index + 1, &key(1), 99));
+    let found = table.get(1).unwrap();
+    let changes = BatchChanges { direction: 1, packets: 5, bytes: 500, track: None, seen: None };
+    table.record(index).settle(0, || changes);
+    let other = Found { index: index + 1, ..found };
+    let before = Found { session: found.session | 0xffff << 48, ..found };
+    assert!(!table.cut(&found, &key(2), 99) && !table.cut(&other, &key(1), 99));
+    assert!(!table.cut(&before, &key(1), 99) && !table.end(&before, &key(1)));
     assert_eq!(table.record(index).seen(), (1, State::OtherNew));
-    assert!(table.cut(index, &key(1), 99));
+    assert!(table.cut(&found, &key(1), 99));
     assert_eq!(table.record(index).seen(), (99, State::Tcp(TcpState::Cut)));
     let line = table.record(index).line2();
     assert_eq!((line.made, line.packets, line.bytes), (1, [0, 5], [0, 500]));

@@ -107,6 +107,9 @@ impl Table {
             next = self.record(index).next_free();
         }
         let fresh = word(HEAD_FRESH);
+        if let Some(index) = indices.iter().find(|index| self.record(**index).is_held()) {
+            return Err(format!("the second line of record {index} is held"));
+        }
         if indices.len() as u64 != fresh || indices.iter().any(|index| u64::from(*index) >= fresh) {
             return Err(format!("{} records are in use or free, of {fresh}", indices.len()));
         }

@@ -2,7 +2,7 @@
 
 use crate::engine::reason::DropReason;
 use crate::ip::tcp::{self, Outcome};
-use crate::session::{Found, State};
+use crate::session::{Found, State, is_unsettled};
 use crate::stages::context::Context;
 use crate::stages::filter::reasons::TCP_WINDOW;
 use crate::stages::filter::room::SessionNotes;
@@ -36,29 +36,63 @@ pub(super) fn pass(
     context: &Context<'_>,
     notes: &mut SessionNotes,
 ) -> Option<Judgement> {
-    let (note, track) = notes.of(found.index, found.direction, context)?;
+    let (note, track) = notes.of(found, context)?;
     if let Some(segment) = segment {
-        let (next, outcome) = tcp::step(*track, found.direction, segment);
-        match outcome {
-            Outcome::Pass => {
-                if next != *track {
-                    *track = next;
-                    note.moved = true;
-                }
-                note.refreshed = true;
-            }
-            Outcome::PassUnrefreshed => {}
-            // The slow path has asked before. No other path sees a SYN.
-            Outcome::Refuse | Outcome::Ask => {
-                return Some(Err((TCP_WINDOW, charged(context, receiver))));
-            }
-            Outcome::Reopen => return None,
+        let Some(next) = tcp::in_line(track, found.direction, segment) else {
+            return pass_any(*found, segment, len, receiver, context, notes);
+        };
+        if next != *track {
+            *track = next;
+            note.moved = true;
         }
+        note.refreshed = true;
     } else {
         note.refreshed = true;
         if found.direction == 1 {
             note.state = State::answered(note.state);
         }
+    }
+    note.packets += 1;
+    note.bytes += u64::from(len);
+    Some(Ok(()))
+}
+
+/// Lets a segment pass as [`pass`], if it is none of the commonest. The session is a copy, so that
+/// [`pass`] need not have it in memory.
+#[cold]
+#[inline(never)]
+fn pass_any(
+    found: Found,
+    segment: &tcp::Segment,
+    len: u32,
+    receiver: &Vnic,
+    context: &Context<'_>,
+    notes: &mut SessionNotes,
+) -> Option<Judgement> {
+    let (note, track) = notes.of(&found, context)?;
+    let outcome = if note.unsettled {
+        let record = context.table.record(found.index);
+        let (now, outcome) = record.step(found.tenant(), found.direction, segment, context.now)?;
+        // A settled connection is judged by this copy from now on.
+        *track = now;
+        note.unsettled = is_unsettled(&now);
+        outcome
+    } else {
+        let (next, outcome) = tcp::step(*track, found.direction, segment);
+        if outcome == Outcome::Pass {
+            note.moved |= next != *track;
+            note.refreshed = true;
+            *track = next;
+        }
+        outcome
+    };
+    match outcome {
+        Outcome::Pass | Outcome::PassUnrefreshed => {}
+        // The slow path has asked before. No other path sees a SYN.
+        Outcome::Refuse | Outcome::Ask => {
+            return Some(Err((TCP_WINDOW, charged(context, receiver))));
+        }
+        Outcome::Reopen => return None,
     }
     note.packets += 1;
     note.bytes += u64::from(len);

@@ -1,4 +1,8 @@
 //! A worker's room for filtering one batch, and its memory from one batch to the next.
+//!
+//! Other workers may judge frames of the same sessions meanwhile. So what a batch changes in a
+//! session is noted in a copy, which is merged into its record when the batch is judged: see
+//! [`crate::session::Record::settle`].
 
 use butterfly_vhost::ring::BATCH;
 
@@ -8,7 +12,7 @@ use crate::ip::{
     fragments::FragmentKey,
     tcp::{Segment, Track},
 };
-use crate::session::{Key, NO_TRACK, Record, State, Timeouts};
+use crate::session::{BatchChanges, FIRST_NOT_TCP, Found, Key, NO_TRACK, Timeouts, is_unsettled};
 use crate::stages::context::Context;
 
 /// Path by which a frame's session is found.
@@ -118,27 +122,33 @@ impl FilterRoom {
 
     /// Uses other time-outs from now on, also for what is known already.
     pub fn retime(&mut self, timeouts: &Timeouts) {
-        self.notes.timeouts = timeouts.by_number();
+        self.notes.timeouts = lasting(timeouts);
     }
 }
 
 /// A session's changes by a batch, before they are written to its record.
 #[derive(Clone, Copy)]
 pub(super) struct Note {
-    index: u32,
+    /// The session: see [`Found::session`].
+    session: u64,
     direction: u16,
-    /// The session's number in its record: see [`Record::tenant`].
-    tenant: u16,
     pub packets: u32,
     /// Number of its state, as this batch left it.
     pub state: u8,
     /// True if a frame came that keeps it alive.
     pub refreshed: bool,
-    /// True if the TCP marks differ from the record's.
+    /// True if the TCP marks differ from those that were copied.
     pub moved: bool,
+    /// True if each segment is judged by the record, and changes it at once: see [`is_unsettled`].
+    pub unsettled: bool,
     pub bytes: u64,
-    /// The record's word as it was.
-    was: u64,
+}
+
+impl Note {
+    /// Returns whether it is about the session in a record.
+    fn is_of(&self, index: u32) -> bool {
+        self.session as u32 == index && self.session != NOBODY
+    }
 }
 
 /// Changes of sessions by a batch. Each is written once, when the batch is judged.
@@ -150,47 +160,45 @@ pub(super) struct SessionNotes {
     /// Number of a session's note plus one, by the low bits of its index.
     places: [u8; PLACES],
     /// Seconds that each state lasts, by number.
-    timeouts: [u32; 32],
+    timeouts: [i32; 32],
+}
+
+fn lasting(timeouts: &Timeouts) -> [i32; 32] {
+    timeouts.by_number().map(|seconds| i32::try_from(seconds).unwrap_or(i32::MAX))
 }
 
 const PLACES: usize = 128;
-const NOBODY: u32 = u32::MAX;
+const NOBODY: u64 = u64::MAX;
 
 impl SessionNotes {
     fn new(timeouts: &Timeouts) -> SessionNotes {
         let note = Note {
-            index: NOBODY,
+            session: NOBODY,
             direction: 0,
-            tenant: 0,
             packets: 0,
             state: 0,
             refreshed: false,
             moved: false,
+            unsettled: false,
             bytes: 0,
-            was: 0,
         };
         SessionNotes {
             notes: Box::new([note; BATCH]),
             tracks: Box::new([NO_TRACK; BATCH]),
             count: 0,
             places: [0; PLACES],
-            timeouts: timeouts.by_number(),
+            timeouts: lasting(timeouts),
         }
     }
 
     /// Returns the note about a session; `None` if the session is over.
     #[inline(always)]
-    pub fn of(
-        &mut self,
-        index: u32,
-        direction: usize,
-        context: &Context<'_>,
-    ) -> Option<(&mut Note, &mut Track)> {
-        let place = index as usize % PLACES;
+    pub fn of(&mut self, found: &Found, context: &Context<'_>) -> Option<(&mut Note, &mut Track)> {
+        let place = found.session as usize % PLACES;
         let known = self.places.get(place).map_or(0, |at| usize::from(*at)).wrapping_sub(1);
         let at = match self.notes.get(known) {
-            Some(note) if note.index == index => known,
-            _ => self.first(index, direction, place, context)?,
+            Some(note) if note.session == found.session => known,
+            _ => self.first(found, place, context)?,
         };
         // A remainder by the length is an index: the compiler knows.
         #[allow(clippy::indexing_slicing)]
@@ -198,23 +206,17 @@ impl SessionNotes {
     }
 
     #[inline(always)]
-    fn first(
-        &mut self,
-        index: u32,
-        direction: usize,
-        place: usize,
-        context: &Context<'_>,
-    ) -> Option<usize> {
-        let record = context.table.record(index);
-        let (was, state) = record.seen_word();
-        let idle = context.now.wrapping_sub((was >> 32) as u32);
-        if idle > self.timeouts.get(usize::from(state % 32)).copied().unwrap_or(0)
-            && (idle as i32) > 0
-        {
+    fn first(&mut self, found: &Found, place: usize, context: &Context<'_>) -> Option<usize> {
+        let Found { direction, session, .. } = *found;
+        let record = context.table.record(session as u32);
+        let (seen, state, word) = record.seen_first();
+        // Below zero if it was seen by a worker whose clock is ahead.
+        let idle = context.now.wrapping_sub(seen) as i32;
+        if idle > self.timeouts.get(usize::from(state % 32)).copied().unwrap_or(0) {
             return None;
         }
         if self.count == BATCH {
-            self.flush(context);
+            self.flush_now(context);
         }
         let at = self.count;
         self.count += 1;
@@ -223,27 +225,30 @@ impl SessionNotes {
         if let Some(other) = usize::from(other).checked_sub(1) {
             // The other session starts from its record again when it comes back in this batch. So
             // its note is written now.
-            self.write(other, context);
+            self.write_now(other, context);
         }
-        if let Some(note) = self.notes.get_mut(at) {
-            let (direction, tenant) = (direction as u16, record.tenant());
-            *note = Note {
-                index,
-                direction,
-                tenant,
-                packets: 0,
-                state,
-                refreshed: false,
-                moved: false,
-                bytes: 0,
-                was,
-            };
+        // A remainder by the length is an index: the compiler knows.
+        #[allow(clippy::indexing_slicing)]
+        let (note, track) = (&mut self.notes[at % BATCH], &mut self.tracks[at % BATCH]);
+        let mut unsettled = false;
+        if state < FIRST_NOT_TCP {
+            *track = record.track_since(word);
+            unsettled = is_unsettled(track);
         }
-        if state < FIRST_NOT_TCP
-            && let Some(track) = self.tracks.get_mut(at)
-        {
-            *track = record.track();
+        // Another worker gave the record to another session meanwhile. No session has the note.
+        if !record.still_has(found.tenant()) {
+            return None;
         }
+        *note = Note {
+            session,
+            direction: direction as u16,
+            packets: 0,
+            state,
+            refreshed: false,
+            moved: false,
+            unsettled,
+            bytes: 0,
+        };
         Some(at)
     }
 
@@ -259,36 +264,48 @@ impl SessionNotes {
         }
     }
 
+    /// Flushes in the middle of a batch.
+    #[cold]
+    #[inline(never)]
+    fn flush_now(&mut self, context: &Context<'_>) {
+        self.flush(context);
+    }
+
+    /// Writes in the middle of a batch.
+    #[cold]
+    #[inline(never)]
+    fn write_now(&mut self, at: usize, context: &Context<'_>) {
+        self.write(at, context);
+    }
+
     #[inline(always)]
     fn write(&mut self, at: usize, context: &Context<'_>) {
         let (Some(note), Some(track)) = (self.notes.get_mut(at), self.tracks.get(at)) else {
             return;
         };
-        if note.index == NOBODY {
+        if note.session == NOBODY {
             return;
         }
-        let record: Record<'_> = context.table.record(note.index);
-        if record.tenant() != note.tenant {
-            // Another worker gave the record to another session meanwhile.
-            note.index = NOBODY;
-            return;
+        // Nothing changed if all its frames were refused.
+        if note.packets > 0 {
+            let changes = || BatchChanges {
+                direction: note.direction.into(),
+                packets: note.packets.into(),
+                bytes: note.bytes,
+                track: note.moved.then_some(track),
+                seen: note.refreshed.then_some((context.now, note.state)),
+            };
+            let tenant = (note.session >> 48) as u16;
+            context.table.record(note.session as u32).settle(tenant, changes);
         }
-        record.count(note.direction as usize, note.packets.into(), note.bytes);
-        if note.moved {
-            let state = State::Tcp(track.state);
-            record.store_track(track);
-            record.store_seen(context.now, state, track);
-        } else if note.refreshed {
-            record.store_seen_word(note.was, context.now, note.state);
-        }
-        note.index = NOBODY;
+        note.session = NOBODY;
     }
 
     /// Writes and forgets the note on a session, as its record may soon be another session's.
     pub fn forget(&mut self, index: u32, context: &Context<'_>) {
         if let Some(place) = self.places.get(index as usize % PLACES)
             && let Some(at) = usize::from(*place).checked_sub(1)
-            && self.notes.get(at).is_some_and(|note| note.index == index)
+            && self.notes.get(at).is_some_and(|note| note.is_of(index))
         {
             self.write(at, context);
         }
@@ -296,11 +313,8 @@ impl SessionNotes {
 
     /// Forgets the note on a session that another one has replaced in its record.
     pub fn forget_evicted(&mut self, index: u32) {
-        for note in self.notes.iter_mut().take(self.count).filter(|note| note.index == index) {
-            note.index = NOBODY;
+        for note in self.notes.iter_mut().take(self.count).filter(|note| note.is_of(index)) {
+            note.session = NOBODY;
         }
     }
 }
-
-/// First state number that is not TCP's.
-const FIRST_NOT_TCP: u8 = 16;

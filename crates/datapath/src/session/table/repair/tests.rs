@@ -3,7 +3,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::ip::{Tuple, tcp::TcpState};
+use crate::ip::{
+    Tuple,
+    tcp::{ADRIFT, TcpState, Track},
+};
 use crate::session::{
     former::FormerSessions,
     hash::HashKey,
@@ -62,6 +65,11 @@ fn remove(table: &Table, n: u32) {
     }
 }
 
+/// Has the second line of a record be held by a thread that is gone.
+fn hold(table: &Table, index: u32) {
+    std::mem::forget(table.record(index).hold());
+}
+
 fn table(capacity: u32) -> Table {
     let table = Table::with_names(capacity, KEY).unwrap();
     for slot in 0..VNICS {
@@ -114,6 +122,13 @@ fn torn() -> (Vec<u64>, Vec<u32>) {
     let changing = table.lookup(table.hash(&key(1)), &key(1)).unwrap().index;
     let sequence = table.record(changing).word(0);
     sequence.fetch_or(1 << 32, Relaxed);
+    // Second lines that it was changing: of sessions, of the record in change, and of a free one.
+    for n in [2, 4, 5, 1] {
+        hold(&table, table.lookup(table.hash(&key(n)), &key(n)).map_or(changing, |at| at.index));
+    }
+    let free = table.head().word(HEAD_FREE).load(Relaxed) as u32 - 1;
+    assert!(table.record(free).is_free());
+    hold(&table, free);
     (0..=table.mask).for_each(|at| _ = table.bucket(at)[0].fetch_or(LOCK, Relaxed));
     table.head().word(HEAD_USED).store(77, Relaxed);
     table.head().word(HEAD_FREE).store(5, Relaxed);
@@ -133,6 +148,58 @@ fn a_torn_table_is_whole_again() {
     let words = table.words();
     assert_eq!(repair(&table).sessions, good.len() as u64);
     assert_eq!((sessions(&table), table.words()), (good, words));
+}
+
+/// Marks that are half written are those of a handshake. Such connections go, others stay.
+#[test]
+fn a_session_that_was_being_changed_stays_unless_it_is_being_opened() {
+    use TcpState::*;
+    let tcp = State::Tcp;
+    let track =
+        Track { fins: 1, scale: [1, 2], end: [3, 4], allow: [5, 6], acked: [7, 8], ..NO_TRACK };
+    for (state, fins, protocol, held, stays) in [
+        (tcp(New), 0, 6, false, true),
+        (tcp(New), 0, 6, true, false),
+        (tcp(SynReceived), 0, 6, true, false),
+        (tcp(PickedUp), 1, 6, true, false),
+        (tcp(Established), 0, 6, true, true),
+        // Its marks are out of date in any case.
+        (tcp(Established), ADRIFT, 6, true, true),
+        (tcp(HalfClosed), 1, 6, true, true),
+        (tcp(TimeWait), 3, 6, true, true),
+        (State::UdpNew, 0, 17, true, true),
+        (State::UdpAnswered, 0, 17, true, true),
+        (State::SctpNew, 0, 132, true, true),
+        (State::OtherNew, 0, 47, true, true),
+    ] {
+        let table = table(64);
+        let key = Key::new(&Tuple { protocol, ..key(1).tuple() }, 7, 1, 2);
+        let tcp = match state {
+            State::Tcp(state) => state,
+            _ => New,
+        };
+        let track = Track { state: tcp, fins, ..track };
+        let life = Life { now: NOW - 1, state, track, past: Past::first(0, 100) };
+        let none = |_: u32, _: &Key, _: &Admitted| ();
+        let index = table
+            .insert(table.hash(&key), &key, admission(BORN, 1), &life, |_| true, none)
+            .unwrap();
+        if held {
+            hold(&table, index);
+        }
+        let found = repair(&table);
+        let of = (found.sessions, found.unusable);
+        assert_eq!(of, (u64::from(stays), u64::from(!stays)), "{state:?} {held}");
+        assert_eq!(table.whole(), Ok(found.sessions), "{state:?} {held}");
+        if stays {
+            let line = table.record(index).line2();
+            assert_eq!((line.state, line.seen, line.packets), (state, NOW - 1, [1, 0]));
+            assert!(line.track == track || state.protocol() != "tcp");
+        } else {
+            // The record can be used again: nothing waits for the dead thread.
+            assert_eq!(add(&table, 1, BORN), Some(index));
+        }
+    }
 }
 
 /// A process that repairs may die at any store, and the next one as well.

@@ -24,8 +24,9 @@ impl Decision<'_> {
         let key = self.key();
         // There may be several that are over, or that a vnic left behind that moved more than once.
         context.table.find_map(context.table.hash(&key), |index, stored, admission| {
-            let session = self.moved(segment, trunk, index, &stored, admission)?;
-            let was = Found { index, direction: session.direction, admission };
+            let was = context.table.check(index, &stored)?;
+            let session = self.moved(segment, trunk, &was, &stored, admission)?;
+            let was = Found { direction: session.direction, admission, ..was };
             Some((session, was, stored))
         })
     }
@@ -36,7 +37,7 @@ impl Decision<'_> {
         &self,
         segment: &tcp::Segment,
         trunk: u32,
-        index: u32,
+        found: &Found,
         stored: &Key,
         admission: Admitted,
     ) -> Option<Session> {
@@ -66,7 +67,7 @@ impl Decision<'_> {
         if context.snapshot.waits(from).is_some() {
             return None;
         }
-        let line = context.table.record(index).line2();
+        let line = context.table.record(found.index).line2_of(found.tenant())?;
         let State::Tcp(_) = line.state else { return None };
         if admission.stamp < stays.born || context.timeouts.over(line.state, line.seen, context.now)
         {

@@ -51,13 +51,14 @@ impl Decision<'_> {
         } else {
             return None;
         };
-        let line = context.table.record(index).line2();
+        let found = context.table.check(index, stored)?;
+        let line = context.table.record(index).line2_of(found.tenant())?;
         let other_vnic = context.snapshot.vnics.get(other)?;
         let over = line.state == CUT || context.timeouts.over(line.state, line.seen, context.now);
         if over || admission.stamp < other_vnic.born.max(self.receiver.born) {
             return None;
         }
-        let found = Found { index, direction, admission };
+        let found = Found { direction, admission, ..found };
         let held =
             admission.stamp >= other_vnic.since && is_current(&found, context, self.receiver);
         if !held {
@@ -78,7 +79,7 @@ impl Decision<'_> {
             State::Tcp(_) => quoted
                 .sequence
                 .is_some_and(|sequence| tcp::quoted_in_window(&line.track, direction, sequence)),
-            _ => context.table.record(index).take_error(context.now),
+            _ => context.table.record(index).take_error(found.tenant(), context.now),
         };
         fits.then_some(())
     }

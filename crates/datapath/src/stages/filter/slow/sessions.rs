@@ -46,7 +46,7 @@ impl Decision<'_> {
         if !is_current(&found, context, self.receiver) {
             match self.decide_again(&stored, found.direction) {
                 // Decided once more until its marks are known again.
-                Some(admission) if self.stays_adrift(&found, room) => found.admission = admission,
+                Some(admission) if self.stays_adrift(&found) => found.admission = admission,
                 // If another thread holds the record's lock for long, the next frame decides once
                 // more.
                 Some(admission)
@@ -56,7 +56,7 @@ impl Decision<'_> {
                     found.admission = admission;
                 }
                 None if self.is_live_tcp(&found, room) => {
-                    context.table.cut(found.index, &stored, context.now);
+                    context.table.cut(&found, &stored, context.now);
                     return self.cut_before(&found, &stored, room);
                 }
                 _ => {
@@ -74,8 +74,7 @@ impl Decision<'_> {
         }
         if let Some(segment) = self.segment()
             && segment.opens()
-            && let Some((_, track)) = room.notes.of(found.index, found.direction, context)
-            && tcp::step(*track, found.direction, segment).1 == Outcome::Ask
+            && self.outcome(&found, segment, room) == Some(Outcome::Ask)
         {
             return Some(self.decide().map(|_| ()));
         }
@@ -97,28 +96,31 @@ impl Decision<'_> {
     /// Has a segment set the marks of a connection that came from another host, if they are out of
     /// date. Returns whether they still are: then the next segment tries, as long as connections
     /// may be picked up.
-    fn stays_adrift(&self, found: &Found, room: &mut FilterRoom) -> bool {
+    fn stays_adrift(&self, found: &Found) -> bool {
         let context = self.context;
         let Some(segment) = self.segment() else { return false };
-        let adrift = context.table.record(found.index).track().is_adrift();
-        if !adrift || !self.may_pick_up() {
+        let record = context.table.record(found.index);
+        if !record.track().is_adrift() || !self.may_pick_up() {
             return false;
         }
-        let Some((note, track)) = room.notes.of(found.index, found.direction, context) else {
-            return false;
-        };
-        let (next, outcome) = tcp::step(*track, found.direction, segment);
-        if outcome == Outcome::Pass {
-            return next.is_adrift();
+        // A note keeps no mark of a connection that is adrift: each segment is judged by the
+        // record.
+        record.catch_up(found.tenant(), found.direction, segment, context.now)
+    }
+
+    /// Returns the outcome of a segment, which it does not have yet. `None` if the session is over.
+    fn outcome(
+        &self,
+        found: &Found,
+        segment: &tcp::Segment,
+        room: &mut FilterRoom,
+    ) -> Option<Outcome> {
+        let (note, track) = room.notes.of(found, self.context)?;
+        if note.unsettled {
+            let record = self.context.table.record(found.index);
+            return record.outcome(found.tenant(), found.direction, segment);
         }
-        match tcp::catch_up(track, found.direction, segment) {
-            Some(known) if outcome == Outcome::Refuse => {
-                *track = known;
-                note.moved = true;
-                false
-            }
-            _ => track.is_adrift(),
-        }
+        Some(tcp::step(*track, found.direction, segment).1)
     }
 
     fn is_live_tcp(&self, found: &Found, room: &mut FilterRoom) -> bool {
@@ -164,7 +166,7 @@ impl Decision<'_> {
 
     fn end(&self, found: &Found, stored: &Key, room: &mut FilterRoom) {
         room.notes.forget(found.index, self.context);
-        if self.context.table.remove(found.index, stored) {
+        if self.context.table.end(found, stored) {
             release(self.context, stored, found.admission.stamp);
         }
     }
@@ -195,7 +197,8 @@ impl Decision<'_> {
     fn make(&self, session: &Session, room: &mut FilterRoom) -> Judgement {
         let context = self.context;
         let Session { key, direction, admission, state, track } = *session;
-        let life = Life { now: context.now, state, track, past: Past::NONE };
+        let past = Past::first(direction, self.len.into());
+        let life = Life { now: context.now, state, track, past };
         let hash = context.table.hash(&key);
         if !may_open(self.packet.tuple.source, context) {
             return Err((SESSION_RATE, self.own()));
@@ -217,17 +220,16 @@ impl Decision<'_> {
         if let Some(index) = evicted {
             room.notes.forget_evicted(index);
         }
-        let index = match inserted {
-            Ok(index) => index,
-            // Another worker was faster, and decided the same.
-            Err(NotInserted::Exists) => return Ok(()),
+        match inserted {
+            Ok(_) => {}
+            // Another worker was faster, and decided the same. To its session this frame is one
+            // more.
+            Err(NotInserted::Exists) => return self.known(room).unwrap_or(Ok(())),
             Err(NotInserted::Full) => return Err((SESSIONS_FULL, self.own())),
             Err(NotInserted::Copies) => return Err((SESSION_COPIES, self.own())),
-        };
+        }
         acquired(context, &key);
         admission.cells.into_iter().for_each(|cell| context.cells.count(cell));
-        let record = context.table.record(index);
-        record.count(direction, 1, self.len.into());
         Ok(())
     }
 
