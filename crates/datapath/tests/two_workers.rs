@@ -6,12 +6,15 @@ use std::{
 };
 
 use butterfly_datapath::{
-    GroupChange, Mac, VnicPolicy,
+    GroupChange, Mac, SessionFilter, VnicPolicy,
     harness::{Guests, Host},
 };
 use butterfly_guest_driver::guest::SendError;
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
-use butterfly_packet::build::{self, Ip};
+use butterfly_packet::{
+    build::{self, Ip},
+    tcp::{ACK, FIN, SYN},
+};
 use butterfly_vhost::net::NetHeader;
 
 const VNI: u32 = 42;
@@ -34,13 +37,14 @@ fn from_to(from: u8, to: u8) -> Ip {
     build::ethernet(mac(from), mac(to)).ipv4([10, 0, 0, from], [10, 0, 0, to])
 }
 
-/// A host with two workers. A rule lets UDP to port 7 into filtered vnics.
+/// A host with two workers. Rules let UDP to port 7 and TCP to port 80 into filtered vnics.
 fn host() -> Host {
     let mut host = Host::with_workers(2).unwrap();
     let name = GroupName::new("g").unwrap();
     let all = Some(Cidr::new("0.0.0.0", 0).unwrap());
     let rule = Rule::new(Direction::Inbound, 17, (Some(7), Some(7)), all, None).unwrap();
-    let group = SecurityGroup::new(name.clone(), Vec::<String>::new(), [rule]).unwrap();
+    let tcp = Rule::new(Direction::Inbound, 6, (Some(80), Some(80)), all, None).unwrap();
+    let group = SecurityGroup::new(name.clone(), Vec::<String>::new(), [rule, tcp]).unwrap();
     host.change_group(&name, GroupChange::Declare(group)).unwrap();
     for n in 0..VNICS {
         let filtered = n >= 4;
@@ -233,5 +237,183 @@ fn order_holds_while_a_ring_is_moved() {
         let all = if n == 1 { sent } else { sent.div_ceil(16) };
         assert_eq!(limited, 0, "{:?}", host.moved());
         assert!(numbers.len() as u32 + 1 >= all, "{} got {} of {all}", id(n), numbers.len());
+    }
+}
+
+/// Openers and responders, of different workers.
+const PAIRS: [(u8, u8); 3] = [(4, 5), (7, 6), (6, 5)];
+/// Connections of each pair, how many of them there are at a time, and segments with data that each
+/// end sends.
+const CONNECTIONS: u16 = 400;
+const AT_A_TIME: usize = 8;
+const SEGMENTS: u32 = 4;
+
+/// One end of a connection. It sends without waiting for the other one, but for its first segment.
+struct End {
+    local: u8,
+    remote: u8,
+    ports: (u16, u16),
+    /// Number of its next byte, and the one that it expects.
+    next: u32,
+    expected: u32,
+    /// True once it may send data.
+    connected: bool,
+    segments: u32,
+    /// Flags of an answer that it owes.
+    owes: Option<u8>,
+    fin: bool,
+    fin_acknowledged: bool,
+    fin_seen: bool,
+    sent: u64,
+}
+
+impl End {
+    fn pair(n: usize, (from, to): (u8, u8), port: u16) -> [End; 2] {
+        let end = |local, remote, ports, next| End {
+            local,
+            remote,
+            ports,
+            next,
+            expected: 0,
+            connected: false,
+            segments: SEGMENTS,
+            owes: None,
+            fin: false,
+            fin_acknowledged: false,
+            fin_seen: false,
+            sent: 0,
+        };
+        // Some numbers go round.
+        let first = (n as u32).wrapping_mul(0x1234_5678) | 0xffff_ff00;
+        let mut opener = end(from, to, (port, 80), first);
+        opener.owes = Some(SYN);
+        [opener, end(to, from, (80, port), !first)]
+    }
+
+    fn is_over(&self) -> bool {
+        self.fin_acknowledged && self.fin_seen && self.owes.is_none()
+    }
+
+    /// Returns the next segment, if there is one to send now.
+    fn segment(&self) -> Option<(u8, u32)> {
+        match (self.owes, self.connected) {
+            (Some(flags), false) => Some((flags, 0)),
+            (_, true) if self.segments > 0 => Some((ACK, 100)),
+            (_, true) if !self.fin => Some((FIN | ACK, 0)),
+            (Some(flags), true) => Some((flags, 0)),
+            _ => None,
+        }
+    }
+
+    /// Sends a segment, if the ring has room. Returns whether it did.
+    fn send(&mut self, guests: &mut Guests<'_>) -> bool {
+        let Some((flags, len)) = self.segment() else { return true };
+        let acknowledgement = if flags & ACK == 0 { 0 } else { self.expected };
+        let tcp = build::Tcp {
+            sequence: self.next,
+            acknowledgement,
+            ..build::Tcp::new(self.ports.0, self.ports.1, flags)
+        };
+        let frame = from_to(self.local, self.remote).tcp(&tcp, &vec![1; len as usize]);
+        let guest = guests.guest(&id(self.local)).unwrap();
+        match guest.enqueue(&frame, NetHeader::default()) {
+            Ok(()) => {}
+            Err(SendError::Full) => return false,
+            Err(why) => panic!("{why}"),
+        }
+        self.next = self.next.wrapping_add(len + u32::from(flags & (SYN | FIN) != 0));
+        self.segments -= u32::from(len > 0);
+        self.fin |= flags & FIN != 0;
+        self.connected |= flags == ACK;
+        self.owes = None;
+        self.sent += 1;
+        true
+    }
+
+    /// Takes a segment, all of which come in order.
+    fn take(&mut self, sequence: u32, acknowledgement: u32, flags: u8, len: u32) {
+        if flags & SYN != 0 {
+            self.expected = sequence.wrapping_add(1);
+            self.owes = Some(if flags & ACK == 0 { SYN | ACK } else { ACK });
+            return;
+        }
+        assert_eq!(sequence, self.expected, "a segment is lost");
+        self.connected = true;
+        self.expected = sequence.wrapping_add(len + u32::from(flags & FIN != 0));
+        if flags & FIN != 0 {
+            self.fin_seen = true;
+            self.owes = Some(ACK);
+        }
+        self.fin_acknowledged |= self.fin && acknowledgement == self.next;
+    }
+}
+
+/// Reads what arrived for the ends of a pair of vnics, and gives it to the one that it is for.
+fn deliver(
+    guests: &mut Guests<'_>,
+    ends: &mut [End],
+    places: &BTreeMap<(u8, u8, u16, u16), usize>,
+) {
+    for n in 4..VNICS {
+        while let Some((_, frame)) = guests.guest(&id(n)).unwrap().recv().unwrap() {
+            let at = |at: usize| frame[at];
+            let two = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
+            let four = |at: usize| u32::from(two(at)) << 16 | u32::from(two(at + 2));
+            let end = places[&(at(33), at(29), two(36), two(34))];
+            ends[end].take(four(38), four(42), at(47), u32::from(two(16)) - 40);
+        }
+    }
+}
+
+/// Both ends of a connection are at different workers, and send at once, their FINs as well.
+#[test]
+fn connections_between_two_workers_lose_nothing() {
+    let mut host = host();
+    let mut ends = Vec::new();
+    for port in 0..CONNECTIONS {
+        for pair in PAIRS {
+            ends.extend(End::pair(ends.len(), pair, 1024 + port));
+        }
+    }
+    let places: BTreeMap<_, _> = ends
+        .iter()
+        .enumerate()
+        .map(|(at, end)| ((end.local, end.remote, end.ports.0, end.ports.1), at))
+        .collect();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    host.at_once(|guests| {
+        let (mut begun, all) = (0, ends.len());
+        let mut alive: Vec<usize> = Vec::new();
+        while begun < all || !alive.is_empty() {
+            assert!(Instant::now() < deadline, "{} of {begun} wait", alive.len());
+            while begun < all && alive.len() < AT_A_TIME * 2 * PAIRS.len() {
+                alive.extend([begun, begun + 1]);
+                begun += 2;
+            }
+            for at in &alive {
+                ends[*at].send(guests);
+            }
+            (4..VNICS).for_each(|n| guests.guest(&id(n)).unwrap().flush());
+            deliver(guests, &mut ends, &places);
+            alive.retain(|at| !(ends[*at].is_over() && ends[*at ^ 1].is_over()));
+        }
+    });
+    host.at_once(|guests| deliver(guests, &mut ends, &places));
+    let drops: Vec<_> =
+        host.moved().into_iter().filter(|(name, _)| name.contains(".drop.")).collect();
+    assert!(drops.is_empty(), "{drops:?}");
+    let filter = SessionFilter { protocol: Some(6), ..SessionFilter::default() };
+    let (count, rows) = host.sessions(&filter, ends.len());
+    assert_eq!((count as usize, rows.len()), (ends.len() / 2, ends.len() / 2));
+    for row in rows {
+        let [local, remote] = [&row.opener, &row.responder].map(|end| match end.address {
+            std::net::IpAddr::V4(address) => address.octets()[3],
+            std::net::IpAddr::V6(_) => 0,
+        });
+        let opener = places[&(local, remote, row.opener.port, row.responder.port)];
+        assert_eq!(row.state, "time-wait", "{row:?}");
+        assert_eq!(row.packets, [ends[opener].sent, ends[opener ^ 1].sent], "{row:?}");
+        let bytes = |end: &End| end.sent * 54 + u64::from(SEGMENTS) * 100;
+        assert_eq!(row.bytes, [bytes(&ends[opener]), bytes(&ends[opener ^ 1])], "{row:?}");
     }
 }
