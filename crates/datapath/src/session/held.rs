@@ -185,6 +185,12 @@ impl<'a> Record<'a> {
         Some(self.line2())
     }
 
+    /// Empties the line's first word in a record that no session was ever in: a repair looks at no
+    /// such record, and a damaged file may have the lock in it.
+    pub(super) fn begin(&self) {
+        self.word(SEEN).store(0, Relaxed);
+    }
+
     /// Returns whether a thread is changing the line.
     pub(super) fn is_held(&self) -> bool {
         self.word(SEEN).load(Relaxed) & LOCKED != 0

@@ -706,7 +706,9 @@ impl Table {
         let fresh = self.head().word_of(HEAD_FRESH);
         let taken = fresh
             .fetch_update(AcqRel, Acquire, |n| (n < u64::from(self.capacity)).then_some(n + 1));
-        taken.ok().map(|index| index as u32)
+        let index = taken.ok()? as u32;
+        self.record(index).begin();
+        Some(index)
     }
 
     fn free(&self, index: u32) {

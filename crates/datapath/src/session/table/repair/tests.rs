@@ -202,6 +202,16 @@ fn a_session_that_was_being_changed_stays_unless_it_is_being_opened() {
     }
 }
 
+/// Nothing waits for a lock in a record that was never used, which a repair does not look at.
+#[test]
+fn a_record_that_was_never_used_may_have_anything_in_it() {
+    let table = table(64);
+    (0..64).for_each(|index| table.record(index).word(8).store(u64::MAX, Relaxed));
+    assert_eq!(repair(&table).sessions, 0);
+    let made = (0..40).filter(|n| add(&table, *n, BORN).is_some()).count();
+    assert_eq!((made as u64, Ok(table.used().into())), (40, table.whole()));
+}
+
 /// A process that repairs may die at any store, and the next one as well.
 #[test]
 fn a_repair_may_end_at_any_store() {
