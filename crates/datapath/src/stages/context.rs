@@ -41,9 +41,6 @@ pub(crate) struct Context<'a> {
     pub bindings: &'a Bindings,
     /// Packets whose first fragments passed.
     pub fragments: &'a FragmentTable,
-    pub timeouts: &'a Timeouts,
-    /// Seconds after an attachment in which connections may be picked up.
-    pub tcp_pickup: u32,
     pub shares: &'a Shares,
     /// The tunnel endpoint, if there is one.
     pub tunnel: Option<&'a Tunnel>,
@@ -57,6 +54,11 @@ pub(crate) struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
+    /// Returns the seconds that sessions last without a frame.
+    pub fn timeouts(&self) -> &'a Timeouts {
+        &self.snapshot.times.timeouts
+    }
+
     /// Counts a dropped frame, charged to a vnic, and keeps its first bytes.
     #[cold]
     pub fn count_drop(

@@ -316,18 +316,17 @@ impl Worker {
         let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         let soon = rustix::event::Timespec { tv_sec: 0, tv_nsec: (TIMER_US * 1000) as _ };
         let until;
-        let timeout = match (
-            !may_sleep || self.poll || !self.polled.is_empty(),
-            self.timed.is_empty(),
-            self.next_look(),
-        ) {
-            (true, ..) => Some(&none),
-            (false, true, None) => None,
-            (false, false, None) => Some(&soon),
-            (false, no_timer, Some(end)) => {
-                until = until_tick(end);
-                Some(if no_timer || until.tv_nsec < soon.tv_nsec { &until } else { &soon })
-            }
+        let awake = !may_sleep || self.poll || !self.polled.is_empty();
+        let timeout = match awake {
+            true => Some(&none),
+            false => match (self.timed.is_empty(), self.next_look()) {
+                (true, None) => None,
+                (false, None) => Some(&soon),
+                (no_timer, Some(end)) => {
+                    until = until_tick(end);
+                    Some(if no_timer || until.tv_nsec < soon.tv_nsec { &until } else { &soon })
+                }
+            },
         };
         if timeout != Some(&none) {
             bump(&self.handle.stats.sleeps, 1);

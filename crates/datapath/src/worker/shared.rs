@@ -69,8 +69,6 @@ impl Shared {
             cells: &self.cells,
             bindings: &self.bindings,
             fragments: &self.fragments,
-            timeouts: &snapshot.times.timeouts,
-            tcp_pickup: snapshot.times.tcp_pickup,
             shares: &self.shares,
             tunnel: self.tunnel.as_ref(),
             watched: notes.begin(snapshot.selection.as_deref()),

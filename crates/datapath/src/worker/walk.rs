@@ -48,20 +48,24 @@ pub(super) fn walk(
     scratches.turn.from = from;
     pipeline::run(&mut batch, context, scratches, &mut ());
     let turn = &scratches.turn.turn;
-    if turn.later {
-        later.take(&mut batch, context);
-    }
-    if !scratches.filter.early.is_empty() {
-        pen(&mut batch, context, &mut scratches.filter.early, later, from);
-    }
-    if batch.relays {
-        later.take_relayed(&mut batch, context);
+    let lone = lone(&batch, context);
+    if lone.is_none() {
+        if turn.later {
+            later.take(&mut batch, context);
+        }
+        if !scratches.filter.early.is_empty() {
+            pen(&mut batch, context, &mut scratches.filter.early, later, from);
+        }
+        if batch.relays {
+            later.take_relayed(&mut batch, context);
+        }
     }
     let n = batch.frames.len();
     let counts = batch.origin == BatchOrigin::Port;
     let bytes = batch.frames.frames().iter().map(|frame| u64::from(frame.len)).sum();
-    let print = if turn.part { under_way::print(&mut batch.frames) } else { None };
-    let (likely, done) = match lone(&batch, context) {
+    let part = lone.is_none() && turn.part;
+    let print = if part { under_way::print(&mut batch.frames) } else { None };
+    let (likely, done) = match lone {
         Some(receiver) => {
             deliver_lone(&mut batch, context, calls, receiver, &outlet);
             (Some(receiver.place.slot), true)

@@ -160,8 +160,6 @@ impl<'a> World<'a> {
             cells: &self.cells,
             bindings: &self.bindings,
             fragments: &self.fragments,
-            timeouts: &self.snapshot.times.timeouts,
-            tcp_pickup: self.snapshot.times.tcp_pickup,
             shares: &self.shares,
             tunnel: self.shared.tunnel.as_ref(),
             // No tap watches a packet that is not sent.

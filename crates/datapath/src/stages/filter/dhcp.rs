@@ -120,7 +120,7 @@ fn request_of<'a>(
     clients.request(
         clients.hash(&message, client(dhcp, tuple)),
         context.now,
-        context.timeouts.dhcp,
+        context.timeouts().dhcp,
         holds,
     )
 }
@@ -158,7 +158,7 @@ fn exchange_of<'a>(
     receiver.shared.dhcp.family(dhcp.v6).exchange(
         message.transaction,
         context.now,
-        context.timeouts.dhcp,
+        context.timeouts().dhcp,
     )
 }
 

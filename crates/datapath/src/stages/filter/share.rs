@@ -120,7 +120,7 @@ fn may_go(record: &Record<'_>, context: &Context<'_>) -> bool {
 
 fn is_over(record: &Record<'_>, context: &Context<'_>) -> bool {
     let (seen, state) = record.seen();
-    context.timeouts.over(state, seen, context.now)
+    context.timeouts().over(state, seen, context.now)
 }
 
 /// Returns whether a session may go for another one of the sender's network when the table is full.

@@ -69,7 +69,8 @@ impl Decision<'_> {
         }
         let line = context.table.record(found.index).line2_of(found.tenant())?;
         let State::Tcp(_) = line.state else { return None };
-        if admission.stamp < stays.born || context.timeouts.over(line.state, line.seen, context.now)
+        if admission.stamp < stays.born
+            || context.timeouts().over(line.state, line.seen, context.now)
         {
             return None;
         }

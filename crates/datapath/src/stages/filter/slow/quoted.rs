@@ -54,7 +54,7 @@ impl Decision<'_> {
         let found = context.table.check(index, stored)?;
         let line = context.table.record(index).line2_of(found.tenant())?;
         let other_vnic = context.snapshot.vnics.get(other)?;
-        let over = line.state == CUT || context.timeouts.over(line.state, line.seen, context.now);
+        let over = line.state == CUT || context.timeouts().over(line.state, line.seen, context.now);
         if over || admission.stamp < other_vnic.born.max(self.receiver.born) {
             return None;
         }

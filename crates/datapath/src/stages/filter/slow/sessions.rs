@@ -127,7 +127,7 @@ impl Decision<'_> {
         let context = self.context;
         room.notes.forget(found.index, context);
         let (seen, state) = context.table.record(found.index).seen();
-        matches!(state, State::Tcp(_)) && !context.timeouts.over(state, seen, context.now)
+        matches!(state, State::Tcp(_)) && !context.timeouts().over(state, seen, context.now)
     }
 
     /// Decides on a packet of a TCP connection that policy took back: only a SYN that the rules
@@ -135,7 +135,7 @@ impl Decision<'_> {
     /// end that may open connections would look like one of an older connection, and be picked up.
     fn cut_before(&self, found: &Found, stored: &Key, room: &mut FilterRoom) -> Option<Judgement> {
         let (seen, state) = self.context.table.record(found.index).seen();
-        if !self.context.timeouts.over(state, seen, self.context.now) {
+        if !self.context.timeouts().over(state, seen, self.context.now) {
             match self.decide() {
                 Err(refusal) => return Some(Err(refusal)),
                 Ok(_) if self.segment().is_some_and(tcp::Segment::opens) => {}
@@ -273,7 +273,7 @@ impl Decision<'_> {
     /// Returns whether a TCP connection may be picked up: it may be older than the daemon, or than
     /// one of the vnics.
     fn may_pick_up(&self) -> bool {
-        let window = self.context.tcp_pickup;
+        let window = self.context.snapshot.times.tcp_pickup;
         [self.context.sender, self.receiver].iter().any(|vnic| {
             let attached = vnic.shared.attached.load(Relaxed);
             attached != 0 && self.context.now.wrapping_sub(attached) < window
