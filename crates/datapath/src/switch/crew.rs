@@ -48,7 +48,7 @@ impl Crew {
     pub fn set_cores(&mut self, cores: &[usize]) {
         let new = cores.iter().filter(|core| !self.cores.contains(core));
         for core in new.filter(|core| !exists(**core)) {
-            tracing::warn!(core, "no such processor: its worker is not pinned");
+            tracing::warn!(core, "no such processor: the worker is not pinned");
         }
         self.cores = cores.to_vec();
     }

@@ -97,8 +97,8 @@ impl Worker {
             }
             UplinkPort::Wire(wire) => {
                 let pending = go_on(wire);
-                // What leaves the host goes on.
-                if held {
+                // What leaves the host goes on. What comes is the first worker's.
+                if held || self.handle.index > 0 {
                     return if pending { Looked::Held } else { Looked::Gone };
                 }
                 let mut wire = wire.inward();
