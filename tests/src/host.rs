@@ -454,6 +454,12 @@ impl Host {
     /// current counters in `before`.
     #[track_caller]
     pub fn moved(&self, before: &mut BTreeMap<String, u64>, expected: &[(&str, u64)]) {
+        // A fragment waits for its first one before it is dropped.
+        for (name, n) in expected.iter().filter(|(name, _)| name.ends_with("fragment-orphan")) {
+            let of = |counters: &BTreeMap<String, u64>| counters.get(*name).copied().unwrap_or(0);
+            let enough = of(before) + n;
+            eventually("the fragment has waited", || of(&self.counters()) >= enough);
+        }
         let now = self.counters();
         let mut moved: BTreeMap<String, i128> =
             now.iter().map(|(name, n)| (name.clone(), i128::from(*n))).collect();

@@ -199,7 +199,11 @@ impl<V: Copy> Fragments<V> {
     fn expired(&self, at: u16, now: u32) -> bool {
         self.entries
             .get(usize::from(at))
-            .is_none_or(|entry| now.wrapping_sub(entry.born) >= self.life)
+            // Another worker's second may be the next one already.
+            .is_none_or(|entry| {
+                let age = now.wrapping_sub(entry.born);
+                age as i32 >= 0 && age >= self.life
+            })
     }
 
     /// Makes room for a packet.

@@ -19,7 +19,7 @@ pub(crate) mod punt;
 
 use std::{
     net::{IpAddr, Ipv4Addr},
-    sync::atomic::{AtomicBool, AtomicU32, AtomicU64},
+    sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64},
 };
 
 use butterfly_packet::{mac::Mac, vxlan};
@@ -131,6 +131,8 @@ pub(crate) struct Tunnel {
     pub port: UplinkPort,
     /// Counters of the uplink's own frames and drops, which belong to no network.
     pub counters: Counters,
+    /// The next block of identifications of outer IPv4 packets.
+    pub identifications: AtomicU16,
     pub punt: Punt,
     /// Frames that waited for a next hop that was not found. Only the keeper writes this count, and
     /// only workers write the counters.
@@ -202,6 +204,7 @@ impl Tunnel {
             peers: PeerTable::new(workers),
             port,
             counters: Counters::new(workers),
+            identifications: AtomicU16::new(0),
             punt: Punt::new(config.mtu as usize + 64)?,
             lost_waiting: AtomicU64::new(0),
             mtu: AtomicU32::new(config.mtu),

@@ -3,8 +3,8 @@
 //!
 //! A move has three steps. The board names the new owner, moves the kick descriptor into its
 //! `epoll` and tells the old worker to give the ring up. That worker does so between two batches,
-//! and leaves what the next one has to know in a parcel. The board then gives ring and parcel to
-//! the owner, which looks at the ring at once. So:
+//! and leaves what the next one has to know in a parcel. The board then tells the owner to take
+//! ring and parcel, which looks at the ring at once. So:
 //!
 //! - *Order holds.* All batches of the old worker are in their receive rings, or with the uplink,
 //!   before the new one looks.
@@ -45,8 +45,18 @@ struct Seat {
     runs: Option<Option<Arc<OwnedFd>>>,
     /// The owner's `epoll` has the descriptor.
     kicked: bool,
-    /// True while it is moved: its owner gets it at the end of that.
-    moving: bool,
+    state: SeatState,
+}
+
+/// State of a seat.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SeatState {
+    /// Its owner has the ring, or will when it runs.
+    Kept,
+    /// Its former owner has the ring, and is to give it up. `anew`: the ring is another one since.
+    Leaves { anew: bool },
+    /// Its owner was told to take the ring.
+    Arrives,
 }
 
 struct BoardState {
@@ -137,17 +147,20 @@ impl Board {
             // Of those with the fewest rings the first. What they cost is known later.
             let owner = (0..*active).min_by_key(|at| owned.get(*at).copied()).unwrap_or(0);
             owned.iter_mut().skip(owner).take(1).for_each(|owned| *owned += 1);
-            Seat { vnic: vnic.clone(), owner, runs: None, kicked: false, moving: false }
+            Seat { vnic: vnic.clone(), owner, runs: None, kicked: false, state: SeatState::Kept }
         });
         let Some(owner) = handles.get(seat.owner) else { return };
         seat.kicked = kick.is_some_and(|kick| owner.register(source(ring), kick.as_fd()));
         seat.runs = Some(kick.cloned());
         let serving = &seat.vnic.serving;
-        if !seat.moving {
-            serving.give(ring.1, seat.owner);
-        }
-        if let Some(worker) = serving.by(ring.1).and_then(|by| handles.get(by)) {
-            worker.started(source(ring), seat.kicked, None);
+        match seat.state {
+            SeatState::Kept => {
+                serving.give(ring.1, seat.owner);
+                owner.started(source(ring), seat.kicked);
+            }
+            // It has orders before this one to give it up, or to take it.
+            SeatState::Leaves { .. } => seat.state = SeatState::Leaves { anew: true },
+            SeatState::Arrives => owner.started(source(ring), seat.kicked),
         }
     }
 
@@ -162,7 +175,9 @@ impl Board {
         {
             owner.unregister(kick.as_fd());
         }
-        if let Some(worker) = seat.vnic.serving.by(ring.1).and_then(|by| handles.get(by)) {
+        let by = seat.vnic.serving.by(ring.1);
+        for worker in [by, Some(seat.owner)].into_iter().flatten().filter_map(|by| handles.get(by))
+        {
             worker.stopped(source(ring));
         }
     }
@@ -182,36 +197,37 @@ impl Board {
         theirs.map(|(ring, seat)| (*ring, seat.vnic.clone())).collect()
     }
 
-    /// Moves a ring to another worker. Returns when that one has it, or if there is nothing to
-    /// move. `over` says that waiting is in vain: the vnic is gone, or the switch ends.
+    /// Moves a ring to another worker that gets rings. Returns when that one has it, or if there is
+    /// nothing to move. `over` says that waiting is in vain: the vnic is gone, or the switch ends.
     pub fn hand_over(&self, ring: RingPlace, to: usize, over: impl Fn(&RingPlace) -> bool) -> bool {
         let _moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((vnic, from)) = self.begin_move(ring, to) else { return false };
-        if let Some(from) = &from {
-            while vnic.serving.by(ring.1) == Some(from.index)
-                && from.running.load(Ordering::Acquire)
-            {
-                if over(&ring) {
-                    return false;
-                }
-                // As in `publish`: a worker that told us would have to make a system call.
+        let Some(Move { vnic, from, to }) = self.begin_move(ring, to) else { return false };
+        let serving = &vnic.serving;
+        // As in `publish`: a worker that told us would have to make a system call.
+        let wait = |worker: &Handle, ends: &dyn Fn() -> bool| {
+            while !ends() && worker.running.load(Ordering::Acquire) && !over(&ring) {
                 std::thread::sleep(LOOK);
             }
+        };
+        if let Some(from) = &from {
+            wait(from, &|| serving.by(ring.1) != Some(from.index));
+            // One that does not run takes no ring from anybody.
+            serving.give_up(ring.1, from.index);
         }
-        self.end_move(ring, from.as_deref())
+        if over(&ring) || !self.end_move(ring, from.as_deref(), &to) {
+            return false;
+        }
+        wait(&to, &|| serving.by(ring.1).is_some());
+        self.settle(ring)
     }
 
     /// Names a ring's new owner, and tells the worker that has it to give it up.
-    #[allow(clippy::type_complexity)] // only here
-    fn begin_move(
-        &self,
-        ring: RingPlace,
-        to: usize,
-    ) -> Option<(Arc<VnicShared>, Option<Arc<Handle>>)> {
+    fn begin_move(&self, ring: RingPlace, to: usize) -> Option<Move> {
         let handles = self.handles.load();
         let mut state = self.state();
-        let BoardState { seats, owned, .. } = &mut *state;
-        let seat = seats.get_mut(&ring).filter(|seat| seat.owner != to)?;
+        let BoardState { seats, owned, active } = &mut *state;
+        // One that is to end gets nothing.
+        let seat = seats.get_mut(&ring).filter(|seat| seat.owner != to && to < *active)?;
         let (old, new) = (handles.get(seat.owner)?, handles.get(to)?);
         if let Some(Some(kick)) = &seat.runs {
             if seat.kicked {
@@ -221,29 +237,44 @@ impl Board {
         }
         owned.iter_mut().skip(seat.owner).take(1).for_each(|owned| *owned -= 1);
         owned.iter_mut().skip(to).take(1).for_each(|owned| *owned += 1);
-        (seat.owner, seat.moving) = (to, true);
+        (seat.owner, seat.state) = (to, SeatState::Leaves { anew: false });
         let from = seat.vnic.serving.by(ring.1).and_then(|by| handles.get(by)).cloned();
-        if let Some(from) = &from {
+        if let Some(from) = from.iter().find(|from| from.running.load(Ordering::Acquire)) {
             from.give_up(ring.0, ring.1);
         }
-        Some((seat.vnic.clone(), from))
+        Some(Move { vnic: seat.vnic.clone(), from, to: new.clone() })
     }
 
-    /// Gives a ring that nobody has to its owner, with what its former worker left.
-    fn end_move(&self, ring: RingPlace, from: Option<&Handle>) -> bool {
-        let parcel = from.and_then(Handle::take_parcel);
-        let handles = self.handles.load();
+    /// Tells a ring's owner to take it, with what its former worker left.
+    fn end_move(&self, ring: RingPlace, from: Option<&Handle>, to: &Handle) -> bool {
+        let parcel = from.and_then(|from| from.take_parcel(source(ring)));
         let mut state = self.state();
         let Some(seat) = state.seats.get_mut(&ring) else { return false };
-        seat.moving = false;
-        let Some(owner) = handles.get(seat.owner) else { return false };
-        seat.vnic.serving.give(ring.1, seat.owner);
-        if seat.runs.is_some() {
-            owner.started(source(ring), seat.kicked, parcel);
-        }
-        owner.stats.moves.fetch_add(1, Ordering::Relaxed);
+        let anew = seat.state == SeatState::Leaves { anew: true };
+        seat.state = SeatState::Arrives;
+        let timed = seat.runs.is_some() && !seat.kicked;
+        to.take(ring, timed, parcel.filter(|_| !anew));
+        to.stats.moves.fetch_add(1, Ordering::Relaxed);
         true
     }
+
+    /// Ends a move: the owner has the ring, or does not run yet.
+    fn settle(&self, ring: RingPlace) -> bool {
+        let mut state = self.state();
+        let Some(seat) = state.seats.get_mut(&ring) else { return false };
+        seat.state = SeatState::Kept;
+        if seat.vnic.serving.by(ring.1).is_none() {
+            seat.vnic.serving.give(ring.1, seat.owner);
+        }
+        true
+    }
+}
+
+/// A move that began: the vnic, the worker that has its ring, and its new owner.
+struct Move {
+    vnic: Arc<VnicShared>,
+    from: Option<Arc<Handle>>,
+    to: Arc<Handle>,
 }
 
 fn source((place, pair): RingPlace) -> PollSource {

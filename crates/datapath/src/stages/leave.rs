@@ -2,7 +2,7 @@
 //! complete: checksums are finished, and segments are cut, on the way from the guest's memory to
 //! the wire.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
 use arrayvec::ArrayVec;
 use butterfly_packet::{checksum::Sum, mac::Mac};
@@ -35,6 +35,8 @@ use crate::world::snapshot::Vnic;
 const ANSWERS: usize = 4;
 /// Room for such an answer.
 const ANSWER: usize = 320;
+/// Identifications that a worker takes at once from those of all.
+const IDENTIFICATIONS: u16 = 64;
 /// Most such answers to a vnic per second.
 const ANSWERS_PER_SECOND: u32 = 100;
 
@@ -43,7 +45,8 @@ pub(crate) type Answer = ArrayVec<u8, ANSWER>;
 
 /// A worker's room for departures.
 pub(crate) struct Departures {
-    /// Identification of the last outer IPv4 packet.
+    /// Identification of the next outer IPv4 packet; a multiple of [`IDENTIFICATIONS`] if the block
+    /// is used up.
     identification: u16,
     /// Room for a packet that has an outer checksum over all of it.
     scratch: Box<[u8]>,
@@ -286,8 +289,14 @@ impl<O: Outlet> Sending<'_, '_, O> {
     }
 
     fn next_identification(&mut self) -> u16 {
-        self.departures.identification = self.departures.identification.wrapping_add(1);
-        self.departures.identification
+        // Workers share the numbers in blocks.
+        if self.departures.identification.is_multiple_of(IDENTIFICATIONS) {
+            let block = self.tunnel.identifications.fetch_add(IDENTIFICATIONS, Relaxed);
+            self.departures.identification = block;
+        }
+        let next = self.departures.identification;
+        self.departures.identification = next.wrapping_add(1);
+        next
     }
 
     /// Sends one frame, in segments if needed. Returns the number of packets, and their inner

@@ -2,13 +2,16 @@
 
 use std::{
     io,
-    sync::{Arc, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     thread::Builder,
 };
 
 use butterfly_mem::blackbox::signals;
 
-use crate::engine::writer::MAX_WORKERS;
+use crate::engine::{
+    place::PollSource,
+    writer::{MAX_WORKERS, WorkerId},
+};
 use crate::report::workers::{WorkerReport, worker};
 use crate::switch::{
     Switch,
@@ -25,11 +28,13 @@ impl Switch {
     /// Starts all workers. Fails if they run already.
     pub(super) fn start_workers(&self) -> io::Result<()> {
         let mut crew = self.crew();
-        if std::mem::replace(&mut crew.goes, true) {
+        if crew.goes {
             return Err(io::Error::other("the workers run already"));
         }
         let active = self.plane.board.active();
-        self.start_some(&mut crew, active)
+        self.start_some(&mut crew, active)?;
+        crew.goes = true;
+        Ok(())
     }
 
     /// Starts the workers up to this number.
@@ -41,16 +46,26 @@ impl Switch {
             let name = format!("worker-{}", handle.index);
             let claimed = handle.claim();
             let id = claimed.ok_or_else(|| io::Error::other(format!("{name} runs already")))?;
+            // A thread that cannot be started leaves it here.
+            let id = Arc::new(Mutex::new(Some(id)));
+            let (given, worker) = (id.clone(), handle.clone());
+            let take = |id: &Mutex<Option<WorkerId>>| {
+                id.lock().unwrap_or_else(PoisonError::into_inner).take()
+            };
             handle.ends.store(false, Ordering::Release);
             handle.core.store(core.map_or(-1, |core| core as i32), Ordering::Relaxed);
             // Made in its own thread, so that its memory is near the processor that it runs on.
             let body = move || {
+                let Some(id) = take(&given) else { return };
                 signals::this_thread_is(handle.line);
                 let thread = rustix::thread::gettid().as_raw_nonzero().get();
                 handle.thread.store(thread, Ordering::Relaxed);
                 work(core, handle.line, || Worker::new(shared, handle.clone(), id, poll));
             };
-            crew.threads.push(Builder::new().name(name).spawn(body)?);
+            let started = Builder::new().name(name).spawn(body);
+            crew.threads.push(started.inspect_err(|_| {
+                take(&id).into_iter().for_each(|id| worker.give_back(id));
+            })?);
         }
         Ok(())
     }
@@ -102,6 +117,9 @@ impl Switch {
         }
         for thread in crew.threads.drain(workers.min(crew.threads.len())..) {
             let _ = thread.join(); // a worker that panicked has ended the process
+            // What it had sent to the uplink and that did not leave yet is another's to see off.
+            let first = self.plane.board.first();
+            first.into_iter().for_each(|worker| worker.look_at(PollSource::Uplink));
         }
     }
 

@@ -25,9 +25,11 @@ const SIZE_CLASSES: usize = 7;
 /// Order of the rest of the daemon to a worker.
 #[allow(clippy::large_enum_variant)] // those with a parcel are few
 pub(crate) enum Order {
-    /// A transmit ring, or the uplink, runs. The worker has it from now on, with what a former one
-    /// left.
-    Started { source: PollSource, kicked: bool, parcel: Option<Parcel> },
+    /// A transmit ring, or the uplink, runs.
+    Started { source: PollSource, kicked: bool },
+    /// The transmit ring of a pair is the worker's from now on. With what a former one left.
+    /// `timed`: it runs and has no kick descriptor.
+    Take { place: PortRef, pair: u8, timed: bool, parcel: Option<Parcel> },
     /// Another worker is to have the transmit ring of a pair.
     GiveUp { place: PortRef, pair: u8 },
     /// The cycles that were spent on each ring are to be told.
@@ -227,15 +229,20 @@ impl Handle {
         }
     }
 
-    /// Has a source looked at that the worker has from now on, and again whenever it is kicked.
-    pub fn started(&self, source: PollSource, kicked: bool, parcel: Option<Parcel>) {
-        self.order(Order::Started { source, kicked, parcel });
+    /// Has a source looked at that started, and again whenever it is kicked.
+    pub fn started(&self, source: PollSource, kicked: bool) {
+        self.order(Order::Started { source, kicked });
+    }
+
+    /// Has the worker take a transmit ring that nobody has, with what the worker before left.
+    pub fn take(&self, (place, pair): (PortRef, u8), timed: bool, parcel: Option<Parcel>) {
+        self.order(Order::Take { place, pair, timed, parcel });
     }
 
     /// Has the uplink polled that started, and again whenever `kick` says so.
     pub fn uplink_started(&self, kick: Option<BorrowedFd<'_>>) {
         let kicked = kick.is_some_and(|kick| self.register(PollSource::Uplink, kick));
-        self.started(PollSource::Uplink, kicked, None);
+        self.started(PollSource::Uplink, kicked);
     }
 
     /// Has the worker give up the transmit ring of a pair, between two batches.
@@ -244,8 +251,15 @@ impl Handle {
     }
 
     /// Takes what the worker left for the next one that has the ring it gave up.
-    pub fn take_parcel(&self) -> Option<Parcel> {
-        self.parcel.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub fn take_parcel(&self, source: PollSource) -> Option<Parcel> {
+        let mut parcel = self.parcel.lock().unwrap_or_else(PoisonError::into_inner);
+        parcel.take().filter(|parcel| parcel.is_of(source))
+    }
+
+    /// Takes the orders that a worker which ended did not obey.
+    pub fn take_orders(&self) -> Vec<Order> {
+        self.told.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Has the cycles told that were spent on each ring.

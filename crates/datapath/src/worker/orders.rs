@@ -3,6 +3,7 @@
 use super::{
     handle::Order,
     rounds::{Polled, Worker},
+    under_way::Parcel,
 };
 use crate::engine::place::{PollSource, PortRef};
 use crate::stages::headers::TX_DISABLED;
@@ -27,11 +28,8 @@ impl Worker {
         );
         for order in orders.drain(..) {
             match order {
-                Order::Started { source, kicked, parcel } => {
-                    self.timed.retain(|other| *other != source);
-                    if !kicked && self.timed.len() < self.timed.capacity() {
-                        self.timed.push(source);
-                    }
+                Order::Started { source, kicked } => {
+                    self.look_by_time(source, !kicked && self.has(source));
                     // The slot's former user may still be there.
                     let same = |polled: &&mut Polled| match (polled.source, source) {
                         (
@@ -51,11 +49,9 @@ impl Worker {
                         self.discard(place, pair);
                     }
                     self.add(source);
-                    if let Some(parcel) = parcel {
-                        let flooded = self.under_way.unpack(parcel);
-                        let theirs = self.polled.iter_mut().rev().find(|it| it.source == source);
-                        theirs.into_iter().for_each(|polled| polled.flooded = flooded);
-                    }
+                }
+                Order::Take { place, pair, timed, parcel } => {
+                    self.take(PollSource::Queue { place, pair }, timed, parcel);
                 }
                 Order::GiveUp { place, pair } => self.give_up(place, pair),
                 Order::Weigh => self.weigh(),
@@ -77,6 +73,26 @@ impl Worker {
             }
         }
         self.orders = orders;
+    }
+
+    /// Has a source looked at each millisecond, or no more.
+    fn look_by_time(&mut self, source: PollSource, timed: bool) {
+        self.timed.retain(|other| *other != source);
+        if timed && self.timed.len() < self.timed.capacity() {
+            self.timed.push(source);
+        }
+    }
+
+    /// Takes the transmit ring of a pair that a former worker gave up, with what that one left.
+    fn take(&mut self, source: PollSource, timed: bool, parcel: Option<Parcel>) {
+        let PollSource::Queue { place, pair } = source else { return };
+        let Some(vnic) = self.snapshot.vnic(place) else { return };
+        vnic.shared.serving.take(pair, self.handle.index);
+        self.look_by_time(source, timed);
+        self.add(source);
+        let flooded = parcel.map_or(0, |parcel| self.under_way.unpack(parcel));
+        let theirs = self.polled.iter_mut().find(|polled| polled.source == source);
+        theirs.into_iter().for_each(|polled| polled.flooded = flooded);
     }
 
     /// Gives up the transmit ring of a pair, if the worker has it.

@@ -281,6 +281,15 @@ impl Worker {
 
     /// Ends it, and gives back the right to write its cells.
     pub fn retire(self) {
+        // What was ordered to it last is of rings that others have, and of vnics that another one
+        // announces.
+        for order in self.handle.take_orders() {
+            if let Order::Announce { place, .. } = order
+                && let Some(vnic) = self.snapshot.vnic(place)
+            {
+                vnic.shared.announcing.again();
+            }
+        }
         let Worker { handle, id, .. } = self;
         handle.give_back(id);
     }
@@ -418,7 +427,7 @@ impl Worker {
 
     /// Returns whether the worker has a source. One of a vnic that it does not know leaves the poll
     /// set at its next turn.
-    fn has(&self, source: PollSource) -> bool {
+    pub(super) fn has(&self, source: PollSource) -> bool {
         let PollSource::Queue { place, pair } = source else { return true };
         let Some(vnic) = self.snapshot.vnic(place) else { return true };
         vnic.shared.serving.by(pair) == Some(self.handle.index)

@@ -17,6 +17,7 @@ use crate::engine::{
 };
 use crate::harness::Host;
 use crate::overlay::TunnelConfig;
+use crate::plane::Plane;
 use crate::world::policy::VnicPolicy;
 
 /// An uplink without frames. While the worker looks at it, a change takes everything back.
@@ -208,7 +209,7 @@ fn who_gets_a_slot_does_not_pay_for_who_had_it() {
     worker.add(PollSource::first(place));
     worker.polled[0].account.debt = 1000;
     let mut debt_of = |place| {
-        worker.handle.started(PollSource::first(place), false, None);
+        worker.handle.started(PollSource::first(place), false);
         worker.obey();
         worker.polled[0].account.debt
     };
@@ -231,7 +232,7 @@ fn who_polls_all_rings_awaits_no_kick() {
     let kicks = [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC).unwrap());
     for (source, kick) in sources.into_iter().zip(&kicks) {
         let kicked = worker.handle.register(source, kick.as_fd());
-        worker.handle.started(source, kicked, None);
+        worker.handle.started(source, kicked);
     }
     worker.obey();
     assert!(worker.polls_all() && worker.polled.len() == 3);
@@ -281,4 +282,22 @@ fn a_fragment_waits_while_its_worker_sleeps() {
     });
     assert_eq!(orphans(), 1);
     assert!(handle.stats.sleeps.load(Ordering::Relaxed) > 1, "it did not sleep");
+}
+
+/// A worker that is to end gets no ring any more, also from who chose it before.
+#[test]
+fn who_is_to_end_gets_no_ring() {
+    let mut host = Host::with_workers(2).unwrap();
+    let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+    host.vnic("a", Mac([2, 0, 0, 0, 0, 1]), 42, &policy).unwrap();
+    let (plane, _) = host.inside();
+    let place = plane.place("a").unwrap();
+    let by = |plane: &Plane| plane.vnic("a").unwrap().shared.serving.by(0);
+    assert!(plane.hand_over((place, 0), 1) && by(plane) == Some(1));
+    assert!(plane.hand_over((place, 0), 0) && by(plane) == Some(0));
+    plane.board.set_active(1);
+    assert!(!plane.hand_over((place, 0), 1) && by(plane) == Some(0));
+    assert_eq!(plane.board.rings_of(0).len(), 1);
+    // Nor does one that has it already, or a ring that is not there.
+    assert!(!plane.hand_over((place, 0), 0) && !plane.hand_over((place, 7), 0));
 }

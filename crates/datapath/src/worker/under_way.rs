@@ -26,6 +26,13 @@ struct Flood {
     judged: Judged,
 }
 
+impl Parcel {
+    /// Returns whether it is of this ring.
+    pub fn is_of(&self, source: PollSource) -> bool {
+        self.source == source
+    }
+}
+
 /// Floods of a worker.
 pub(super) struct UnderWay(Vec<Flood>);
 
@@ -33,8 +40,8 @@ pub(super) struct UnderWay(Vec<Flood>);
 static KEY: OnceLock<RandomState> = OnceLock::new();
 
 /// State of a ring that a worker leaves for the next one that has it.
-#[derive(Default)]
 pub(crate) struct Parcel {
+    source: PollSource,
     /// Number of receivers that have the first waiting frame, a flood.
     flooded: u32,
     flood: Option<Flood>,
@@ -91,7 +98,7 @@ impl UnderWay {
     /// have a copy.
     pub fn pack(&mut self, source: PollSource, flooded: u32) -> Parcel {
         let at = self.0.iter().position(|flood| flood.source == source);
-        Parcel { flooded, flood: at.map(|at| self.0.swap_remove(at)) }
+        Parcel { source, flooded, flood: at.map(|at| self.0.swap_remove(at)) }
     }
 
     /// Takes over what the worker before had. Returns how many receivers have the first frame.

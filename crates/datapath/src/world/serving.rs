@@ -1,8 +1,8 @@
 //! Service of a vnic: the worker that has each of its transmit rings, and what they cost.
 //!
 //! A ring has one worker at a time. The worker that has it gives it up between two batches, and the
-//! control side then gives it to the next ([`crate::plane::board`]). So a ring in between has
-//! nobody, and a worker that hears of a ring that it does not have lets it be.
+//! next one takes it when the control side says so ([`crate::plane::board`]). So a ring in between
+//! has nobody, and a worker that hears of a ring that it does not have lets it be.
 
 use std::sync::atomic::{
     AtomicU8, AtomicU64,
@@ -41,6 +41,13 @@ impl Serving {
     pub fn give(&self, pair: u8, worker: usize) {
         if let (Some(by), Ok(worker)) = (self.by.get(usize::from(pair)), u8::try_from(worker)) {
             by.store(worker, Release);
+        }
+    }
+
+    /// Takes a ring that nobody has. The worker to which it was moved calls it.
+    pub fn take(&self, pair: u8, worker: usize) {
+        if let (Some(by), Ok(worker)) = (self.by.get(usize::from(pair)), u8::try_from(worker)) {
+            let _ = by.compare_exchange(NOBODY, worker, Release, Relaxed);
         }
     }
 

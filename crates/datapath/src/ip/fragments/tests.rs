@@ -167,6 +167,15 @@ fn they_live_for_their_time() {
     assert_eq!(table.later(key(1, 0), piece(24, 32, true), 135), Err(FRAGMENT_ORPHAN));
 }
 
+/// The other worker's second is the one before: nothing has ended for that.
+#[test]
+fn an_older_clock_ends_nothing() {
+    let mut table = Fragments::new(LIFE);
+    table.first(key(1, 0), piece(0, 8, true), (), 100).unwrap();
+    assert_eq!(table.first(key(1, 0), piece(0, 8, true), (), 99), Err(FRAGMENT_OVERLAP));
+    assert_eq!(table.later(key(1, 0), piece(8, 16, true), 99), Ok(()));
+}
+
 #[test]
 fn a_first_one_is_known_until_its_packet_ends() {
     let mut table = Fragments::new(LIFE);

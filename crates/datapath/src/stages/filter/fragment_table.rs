@@ -1,6 +1,12 @@
 //! The host's table of fragmented packets, for all workers: see [`Fragments`].
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Mutex, MutexGuard, PoisonError, TryLockError,
+    atomic::{
+        AtomicU32,
+        Ordering::{Acquire, Release},
+    },
+};
 
 use crate::engine::reason::DropReason;
 use crate::ip::{
@@ -23,12 +29,19 @@ pub(super) struct FragmentDecision {
 /// Decisions on first fragments, by whichever worker they came.
 ///
 /// Its lock is a leaf: it is taken for one fragment at a time, and no other is taken under it.
-pub(crate) struct FragmentTable(Mutex<Fragments<FragmentDecision>>);
+pub(crate) struct FragmentTable {
+    table: Mutex<Fragments<FragmentDecision>>,
+    /// Number of first fragments that were remembered, to be looked at without the lock.
+    firsts: AtomicU32,
+}
 
 impl FragmentTable {
     /// Allocates all memory it will ever use.
     pub fn new(timeouts: &Timeouts) -> FragmentTable {
-        FragmentTable(Mutex::new(Fragments::new(timeouts.fragment)))
+        FragmentTable {
+            table: Mutex::new(Fragments::new(timeouts.fragment)),
+            firsts: AtomicU32::new(0),
+        }
     }
 
     /// Uses another time-out from now on, also for what is known already.
@@ -44,7 +57,10 @@ impl FragmentTable {
         decided: FragmentDecision,
         now: u32,
     ) -> Result<(), DropReason> {
-        self.table().first(key, piece, decided, now)
+        let mut table = self.table();
+        let remembered = table.first(key, piece, decided, now);
+        self.firsts.store(table.firsts(), Release);
+        remembered
     }
 
     /// Judges a fragment that is not the first.
@@ -58,15 +74,23 @@ impl FragmentTable {
     }
 
     /// Returns a look at the table if a first fragment came since the last one, whose number is
-    /// `seen`.
+    /// `seen`. Never waits: while another worker has the table, there is no news yet.
     pub fn news(&self, seen: &mut u32) -> Option<FragmentLook<'_>> {
-        let table = self.table();
-        let firsts = table.firsts();
-        (std::mem::replace(seen, firsts) != firsts).then_some(FragmentLook(table))
+        let firsts = self.firsts.load(Acquire);
+        if *seen == firsts {
+            return None;
+        }
+        let table = match self.table.try_lock() {
+            Ok(table) => table,
+            Err(TryLockError::Poisoned(table)) => table.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        *seen = firsts;
+        Some(FragmentLook(table))
     }
 
     fn table(&self) -> MutexGuard<'_, Fragments<FragmentDecision>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
