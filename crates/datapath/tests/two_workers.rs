@@ -7,9 +7,12 @@ use std::{
 
 use butterfly_datapath::{
     GroupChange, Mac, SessionFilter, VnicPolicy,
-    harness::{Guests, Host},
+    harness::{Guests, Host, LINUX},
 };
-use butterfly_guest_driver::guest::SendError;
+use butterfly_guest_driver::{
+    guest::{GuestConfig, SendError},
+    memory::MemoryConfig,
+};
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::{
     build::{self, Ip},
@@ -140,7 +143,7 @@ fn no_count_is_lost_and_nothing_passes_that_no_rule_admits() {
 fn nor_while_rings_go_from_worker_to_worker() {
     let mut host = host();
     let mut sums = Sums::default();
-    let ((), moves) = host.at_once_moving(|guests| sums.play(guests));
+    let ((), moves) = host.at_once_moving(&[], |guests| sums.play(guests));
     println!("{moves} moves");
     assert!(moves > 500, "{moves} moves");
     all_is_counted(&mut host, sums);
@@ -171,8 +174,7 @@ fn all_is_counted(host: &mut Host, mut sums: Sums) {
     assert_eq!(sums.wrong, 0);
 }
 
-/// Numbers of a vnic that is moved a thousand times arrive in order and once each, also floods,
-/// which take several turns.
+/// Numbers of a vnic that is moved a thousand times arrive in order and once each, also floods.
 #[test]
 fn order_holds_while_a_ring_is_moved() {
     let mut host = Host::with_workers(2).unwrap();
@@ -181,7 +183,7 @@ fn order_holds_while_a_ring_is_moved() {
         host.vnic(&id(n), mac(n), VNI, &policy).unwrap();
     }
     host.settle();
-    let ((sent, got), moves) = host.at_once_moving(|guests| {
+    let ((sent, got), moves) = host.at_once_moving(&[], |guests| {
         let start = Instant::now();
         let mut sent = 0u32;
         let mut got = BTreeMap::<String, Vec<u32>>::new();
@@ -415,5 +417,61 @@ fn connections_between_two_workers_lose_nothing() {
         assert_eq!(row.packets, [ends[opener].sent, ends[opener ^ 1].sent], "{row:?}");
         let bytes = |end: &End| end.sent * 54 + u64::from(SEGMENTS) * 100;
         assert_eq!(row.bytes, [bytes(&ends[opener]), bytes(&ends[opener ^ 1])], "{row:?}");
+    }
+}
+
+/// Receivers of a flood that takes three turns: 64 that may want an interrupt are one.
+const CROWD: u8 = 150;
+
+/// A flood that some receivers have goes on at the next worker where it was.
+#[test]
+fn a_flood_goes_on_at_the_next_worker() {
+    let mut host = Host::with_workers(2).unwrap();
+    let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+    let config = GuestConfig { max_frame: 1514, ..GuestConfig::default() }.rings(64);
+    for n in 0..=CROWD {
+        host.declare(&id(n), mac(n), VNI, &policy).unwrap();
+        host.attach(&id(n), LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
+    }
+    host.settle();
+    let (floods, moves) = host.at_once_moving(&["v0"], |guests| {
+        let start = Instant::now();
+        let mut sent = 0u32;
+        let mut got = [0u32; CROWD as usize + 1];
+        while start.elapsed() < LASTS {
+            for _ in 0..16 {
+                let mut payload = [0u8; 46];
+                payload[..4].copy_from_slice(&sent.to_be_bytes());
+                let frame = build::ethernet(mac(0), Mac::BROADCAST).payload(0x88b5, &payload);
+                guests.guest("v0").unwrap().enqueue(&frame, NetHeader::default()).unwrap();
+                sent += 1;
+            }
+            let limit = Instant::now() + Duration::from_secs(20);
+            guests.guest("v0").unwrap().flush();
+            while !guests.guest("v0").unwrap().drain(Duration::ZERO).unwrap() {
+                assert!(Instant::now() < limit, "nobody serves the ring");
+                std::thread::yield_now();
+            }
+            for (n, got) in (0..=CROWD).zip(&mut got).skip(1) {
+                let limit = Instant::now() + Duration::from_secs(20);
+                while *got < sent {
+                    assert!(Instant::now() < limit, "{} has {got} of {sent}", id(n));
+                    let Some((_, frame)) = guests.guest(&id(n)).unwrap().recv().unwrap() else {
+                        continue;
+                    };
+                    let number = u32::from_be_bytes(frame[14..18].try_into().unwrap());
+                    assert_eq!(number, *got, "{} gets each flood once, in order", id(n));
+                    *got += 1;
+                }
+            }
+            // Within what a vnic may flood: 1,000,000 copies a second.
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        sent
+    });
+    println!("{floods} floods, {moves} moves");
+    assert!(moves > 500 && floods > 1000, "{floods} floods, {moves} moves");
+    for n in 1..=CROWD {
+        assert!(host.guest(&id(n)).unwrap().recv().unwrap().is_none(), "{} has one more", id(n));
     }
 }

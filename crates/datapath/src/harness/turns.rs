@@ -32,11 +32,16 @@ impl Host {
         result
     }
 
-    /// Does the same as [`Self::at_once`] while every transmit ring goes from worker to worker,
-    /// again and again. Returns the number of moves, too.
-    pub fn at_once_moving<T>(&mut self, play: impl FnOnce(&mut Guests<'_>) -> T) -> (T, usize) {
+    /// Does the same as [`Self::at_once`] while the transmit rings of these vnics, or of all, go
+    /// from worker to worker, again and again. Returns the number of moves, too.
+    pub fn at_once_moving<T>(
+        &mut self,
+        ids: &[&str],
+        play: impl FnOnce(&mut Guests<'_>) -> T,
+    ) -> (T, usize) {
         let Host { plane, workers, vnics, .. } = self;
         let handles = plane.board.handles();
+        let places: Vec<_> = ids.iter().filter_map(|id| plane.place(id)).collect();
         handles.iter().for_each(|handle| handle.running.store(true, Ordering::SeqCst));
         let (played, over) = (AtomicBool::new(false), AtomicBool::new(false));
         let result = std::thread::scope(|scope| {
@@ -47,7 +52,9 @@ impl Host {
                 let mut moves = 0;
                 while !played.load(Ordering::Acquire) {
                     for from in 0..handles.len() {
-                        for (ring, _) in plane.board.rings_of(from) {
+                        let rings = plane.board.rings_of(from).into_iter().map(|(ring, _)| ring);
+                        for ring in rings.filter(|(at, _)| places.is_empty() || places.contains(at))
+                        {
                             let to = (from + 1) % handles.len();
                             moves += usize::from(plane.hand_over(ring, to));
                         }
