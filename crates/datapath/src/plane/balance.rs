@@ -20,14 +20,15 @@ const WORTH: f64 = 0.1;
 /// Most rings that move at once.
 const MOST: usize = 64;
 /// Looks for which a ring stays where it was moved to.
-const STAYS: u64 = 10;
+const STAYS: u64 = 20;
 
 /// Knowledge of workers from one look to the next.
 #[derive(Default)]
 pub(crate) struct Balance {
     looks: u64,
     busy: Vec<u64>,
-    loads: Vec<f64>,
+    /// By worker; `None` until it is known.
+    loads: Vec<Option<f64>>,
     uneven: u32,
     moved: HashMap<RingPlace, u64>,
 }
@@ -38,10 +39,12 @@ impl Balance {
     pub fn look(&mut self, busy: &[u64], elapsed: u64) -> Option<(usize, usize)> {
         self.looks += 1;
         let known = self.busy.len().min(busy.len());
-        self.loads.resize(busy.len(), 0.0);
+        self.loads.resize(busy.len(), None);
         for ((load, now), before) in self.loads.iter_mut().zip(busy).zip(&self.busy) {
             let part = now.wrapping_sub(*before) as f64 / elapsed.max(1) as f64;
-            *load = (*load + part.min(1.0)) / 2.0;
+            // As guests send in bursts, a single look tells little, but for the first.
+            let before = load.unwrap_or(part.min(1.0));
+            *load = Some(before + (part.min(1.0) - before) / 4.0);
         }
         self.busy = busy.to_vec();
         if known < busy.len() {
@@ -58,7 +61,7 @@ impl Balance {
 
     /// Returns a worker's load, of 1.
     pub fn load(&self, worker: usize) -> f64 {
-        self.loads.get(worker).copied().unwrap_or(0.0)
+        self.loads.get(worker).copied().flatten().unwrap_or(0.0)
     }
 
     /// Returns the rings that are to go from the most to the least loaded worker, of those with
@@ -71,19 +74,23 @@ impl Balance {
         let looks = self.looks;
         self.moved.retain(|_, at| looks - *at < STAYS);
         let mut gap = self.load(most) - self.load(least);
-        let mut left: Vec<(RingPlace, f64)> =
-            rings.iter().filter(|(ring, _)| !self.moved.contains_key(ring)).copied().collect();
+        let may =
+            |(ring, load): &&(RingPlace, f64)| *load >= LEAST && !self.moved.contains_key(ring);
+        let mut left: Vec<(RingPlace, f64)> = rings.iter().filter(may).copied().collect();
         let (mut chosen, mut moved) = (Vec::new(), 0.0);
         while chosen.len() < MOST {
             let rest = |load: f64| (gap - 2.0 * load).abs();
             let best = (0..left.len()).min_by(|a, b| {
                 let load = |at: usize| left.get(at).map_or(0.0, |(_, load)| *load);
-                rest(load(*a)).total_cmp(&rest(load(*b)))
+                // One that has more than half of it goes only if no other can.
+                let large = |at: usize| load(at) > gap / 2.0;
+                let near = || rest(load(*a)).total_cmp(&rest(load(*b)));
+                large(*a).cmp(&large(*b)).then_with(near)
             });
             let Some((at, (ring, load))) = best.and_then(|at| Some((at, *left.get(at)?))) else {
                 break;
             };
-            if load < LEAST || load > gap / 2.0 && rest(load) > gap * (1.0 - WORTH) {
+            if load > gap / 2.0 && rest(load) > gap * (1.0 - WORTH) {
                 break;
             }
             left.swap_remove(at);
@@ -97,7 +104,8 @@ impl Balance {
         }
         // What is known of both is of before. They are judged anew by two looks from now on.
         for (worker, change) in [(most, -moved), (least, moved)] {
-            self.loads.iter_mut().skip(worker).take(1).for_each(|load| *load += change);
+            let load = self.load(worker) + change;
+            self.loads.iter_mut().skip(worker).take(1).for_each(|known| *known = Some(load));
         }
         self.uneven = 0;
         chosen
