@@ -12,8 +12,8 @@
 //!   there, and the new worker looks in any case.
 //! - *No worker waits.* Only the thread that moves rings waits for the worker that gives one up.
 //!
-//! The board's lock is a leaf, and no worker takes it. Uplink and waiting frames stay with the
-//! first worker.
+//! The board's lock is a leaf, and no worker takes it. What comes by the uplink is the first
+//! worker's. Frames that wait apart from their ring stay with the worker where they wait.
 
 use std::{
     collections::HashMap,
@@ -175,10 +175,10 @@ impl Board {
         {
             owner.unregister(kick.as_fd());
         }
-        let by = seat.vnic.serving.by(ring.1);
-        for worker in [by, Some(seat.owner)].into_iter().flatten().filter_map(|by| handles.get(by))
-        {
-            worker.stopped(source(ring));
+        // While it is moved, either may have it.
+        let by = seat.vnic.serving.by(ring.1).filter(|by| *by != seat.owner);
+        for at in [Some(seat.owner), by].into_iter().flatten() {
+            handles.get(at).into_iter().for_each(|worker| worker.stopped(source(ring)));
         }
     }
 

@@ -123,6 +123,11 @@ impl Key {
     }
 }
 
+/// A flow for tests.
+#[cfg(test)]
+pub(super) const SAMPLE: Tuple =
+    Tuple { source: 1, destination: 2, source_port: 3, destination_port: 4, vlan: 5, protocol: 6 };
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,14 +158,7 @@ mod tests {
 
     #[test]
     fn copies_are_of_one_flow_whatever_the_vnics() {
-        let tuple = Tuple {
-            source: 1,
-            destination: 2,
-            source_port: 3,
-            destination_port: 4,
-            vlan: 5,
-            protocol: 6,
-        };
+        let tuple = SAMPLE;
         let key = Key::new(&tuple, 7, 8, 9);
         for other in [
             Key::new(&tuple, 7, 8, 9),

@@ -398,18 +398,10 @@ pub(super) fn track_of(seen: u64, load: impl Fn(usize) -> u64) -> Track {
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
-    use crate::ip::Tuple;
+    use crate::{ip::Tuple, session::key::SAMPLE};
 
     fn key() -> Key {
-        let tuple = Tuple {
-            source: 1 << 100 | 1,
-            destination: 2,
-            source_port: 3,
-            destination_port: 4,
-            vlan: 5,
-            protocol: 6,
-        };
-        Key::new(&tuple, 7, 8, 9)
+        Key::new(&Tuple { source: 1 << 100 | 1, ..SAMPLE }, 7, 8, 9)
     }
 
     const ADMISSION: Admitted =

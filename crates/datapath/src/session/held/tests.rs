@@ -1,8 +1,7 @@
 use super::*;
-use crate::ip::Tuple;
 use crate::ip::tcp::{ACK, ADRIFT, FIN, RST, SYN, open};
 use crate::session::{
-    key::Key,
+    key::{Key, SAMPLE},
     memory::Unit,
     record::{Admitted, Life, NO_TRACK, Past},
 };
@@ -19,15 +18,7 @@ const TRACK: Track = Track {
 };
 
 fn key() -> Key {
-    let tuple = Tuple {
-        source: 1,
-        destination: 2,
-        source_port: 3,
-        destination_port: 4,
-        vlan: 5,
-        protocol: 6,
-    };
-    Key::new(&tuple, 7, 8, 9)
+    Key::new(&SAMPLE, 7, 8, 9)
 }
 
 fn write(record: &Record<'_>, state: State, track: Track) {
