@@ -15,3 +15,4 @@ pub mod execute;
 pub mod halves;
 pub mod linger;
 pub mod units;
+pub mod words;

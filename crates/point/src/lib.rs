@@ -41,6 +41,8 @@ points! {
     TxEntries = "tx-entries": "A batch's used entries are written; the used index is not stored.";
     TxReleased = "tx-released": "The sender's used index is stored.";
     RxPublished = "rx-published": "A receiver's used index is stored; it is not interrupted yet.";
+    PackedNoted = "packed-noted": "A run of a packed ring is noted; none of its entries is stored.";
+    PackedEntry = "packed-entry": "A used entry of a packed ring is stored.";
     LogUnmarked = "log-unmarked": "Something is stored, and is not yet marked in the dirty log.";
     LogMarked = "log-marked": "Something is marked in the dirty log.";
     CallDue = "call-due": "A guest is about to be interrupted.";

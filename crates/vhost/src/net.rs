@@ -64,6 +64,8 @@ features! {
     PROTOCOL_FEATURES = 30, "protocol-features";
     /// virtio 1.0 and later.
     VERSION_1 = 32, "version-1";
+    /// Descriptors and used entries share one ring.
+    RING_PACKED = 34, "ring-packed";
     /// Buffers are used in the order in which they were made available.
     IN_ORDER = 35, "in-order";
     /// Driver receives UDPv4 datagrams to be segmented (virtio 1.3, 5.1.3).

@@ -23,8 +23,8 @@ use std::{
 
 use crate::{
     ring::{
-        CallFd, Discarded, Interrupts, RingError, RingSetup, RingStatus, RxRing, Split, Touches,
-        TxRing,
+        CallFd, Discarded, Interrupts, RingError, RingSetup, RingStatus, RxRing, Touches, TxRing,
+        Vring,
     },
     sigbus,
 };
@@ -175,19 +175,19 @@ impl Pair {
     }
 
     /// Changes one of its rings, if it runs.
-    fn with_split<T>(&self, kind: QueueKind, change: impl FnOnce(&mut Split) -> T) -> Option<T> {
+    fn with_vring<T>(&self, kind: QueueKind, change: impl FnOnce(&mut Vring) -> T) -> Option<T> {
         match kind {
-            QueueKind::Tx => lock(&self.tx).as_mut().map(|ring| change(&mut ring.split)),
-            QueueKind::Rx => lock(&self.rx).as_mut().map(|ring| change(&mut ring.split)),
+            QueueKind::Tx => lock(&self.tx).as_mut().map(|ring| change(&mut ring.vring)),
+            QueueKind::Rx => lock(&self.rx).as_mut().map(|ring| change(&mut ring.vring)),
         }
     }
 
     fn hold(&self, held: bool) {
         if let Some(ring) = lock(&self.tx).as_mut() {
-            ring.split.hold(held);
+            ring.vring.hold(held);
         }
         if let Some(ring) = lock(&self.rx).as_mut() {
-            ring.split.hold(held);
+            ring.vring.hold(held);
             ring.forget_prepared();
         }
     }
@@ -320,73 +320,66 @@ impl Port {
     /// Starts a ring at `base`, the position the front end gave (SET_VRING_BASE), replacing one
     /// that runs.
     ///
-    /// Every frame taken is completed at once and in order. So the used index in the guest's memory
-    /// is the exact point where the last device stopped. It wins over a different `base`, which a
-    /// front end gives if it resumes a device that died and counts on the available index. Returns
-    /// the position at which the ring starts: above 0, another device drove it before.
+    /// A device that drove it before stopped where the used index in the guest's memory says, or
+    /// the note about a packed ring. That wins over a different `base`. Returns whether there was
+    /// such a device.
     pub fn start(
         &self,
         queue: Queue,
         setup: &RingSetup,
         base: u16,
         enabled: bool,
-    ) -> Result<u16, RingError> {
-        let mut split = Split::new(setup, base)?;
-        let used = split.used_idx_in_memory();
-        if used != base {
-            split = Split::new(setup, used)?;
-        }
-        split.touches = self.touches.clone();
-        split.disarm();
+    ) -> Result<bool, RingError> {
+        let (mut vring, resumed) = Vring::start(setup, base)?;
+        vring.touches = self.touches.clone();
+        vring.disarm();
         let pair = self.pair_of(queue);
         match queue.kind() {
             QueueKind::Tx => {
-                let mut ring = TxRing::new(split);
+                let mut ring = TxRing::new(vring);
                 let mut tx = lock(&pair.tx);
-                ring.split.serve(enabled, self.is_held());
+                ring.vring.serve(enabled, self.is_held());
                 let old = tx.replace(ring);
                 pair.tx_stale.store(!enabled && queue == Queue::TX, Relaxed);
                 drop(tx);
                 drop(old);
             }
             QueueKind::Rx => {
-                let mut ring = RxRing::new(split);
+                let mut ring = RxRing::new(vring);
                 let mut rx = lock(&pair.rx);
-                ring.split.serve(enabled, self.is_held());
+                ring.vring.serve(enabled, self.is_held());
                 let old = rx.replace(ring);
                 self.note_open(queue, enabled);
                 drop(rx);
                 drop(old);
             }
         }
-        Ok(used)
+        Ok(resumed)
     }
 
     /// Moves a ring that runs to a new setup (another memory table, log, features, addresses or
     /// call descriptor), keeping its position. A ring that does not run stays stopped. On an error
     /// nothing is changed.
     pub fn replace(&self, queue: Queue, setup: &RingSetup) -> Result<(), RingError> {
-        let mut split = Split::new(setup, 0)?;
+        let mut vring = Vring::elsewhere(setup)?;
         let pair = self.pair_of(queue);
         // Unmapping takes its time: old rings are dropped when no worker may wait any more.
         match queue.kind() {
             QueueKind::Tx => {
                 let mut tx = lock(&pair.tx);
-                let old = tx.as_mut().map(|old| {
-                    split.take_positions(&old.split);
-                    std::mem::replace(old, TxRing::new(split))
-                });
+                let Some(running) = tx.as_mut() else { return Ok(()) };
+                vring.take_positions(&running.vring)?;
+                let old = std::mem::replace(running, TxRing::new(vring));
                 drop(tx);
                 drop(old);
             }
             QueueKind::Rx => {
-                let mut new = RxRing::new(split);
+                let mut new = RxRing::new(vring);
                 let mut rx = lock(&pair.rx);
-                let old = rx.as_mut().map(|old| {
-                    new.split.take_positions(&old.split);
-                    new.forget_prepared();
-                    std::mem::replace(old, new)
-                });
+                let Some(running) = rx.as_mut() else { return Ok(()) };
+                new.vring.take_positions(&running.vring)?;
+                new.forget_prepared();
+                let old = std::mem::replace(running, new);
                 drop(rx);
                 drop(old);
             }
@@ -407,7 +400,7 @@ impl Port {
             }
             QueueKind::Rx => {
                 if let Some(ring) = lock(&pair.rx).as_mut() {
-                    ring.split.want(enabled);
+                    ring.vring.want(enabled);
                     // Buffers looked at in advance would still be filled.
                     ring.forget_prepared();
                     self.note_open(queue, enabled);
@@ -452,8 +445,8 @@ impl Port {
 
     /// SET_VRING_CALL: changes how a ring that runs interrupts its guest.
     pub fn set_call(&self, queue: Queue, call: Option<Arc<CallFd>>) {
-        let change = |split: &mut Split| std::mem::replace(&mut split.call, call);
-        let old = self.pair_of(queue).with_split(queue.kind(), change);
+        let change = |vring: &mut Vring| std::mem::replace(&mut vring.call, call);
+        let old = self.pair_of(queue).with_vring(queue.kind(), change);
         // Closing takes its time: not while a worker may wait.
         drop(old);
     }
@@ -466,14 +459,14 @@ impl Port {
             QueueKind::Tx => {
                 let old = lock(&pair.tx).take();
                 pair.tx_stale.store(false, Relaxed);
-                old.map(|ring| ring.split.next_used)
+                old.map(|ring| ring.vring.position())
             }
             QueueKind::Rx => {
                 let mut rx = lock(&pair.rx);
                 let old = rx.take();
                 self.note_open(queue, false);
                 drop(rx);
-                old.map(|ring| ring.split.next_used)
+                old.map(|ring| ring.vring.position())
             }
         }
     }
@@ -492,16 +485,16 @@ impl Port {
         let broken = |pair: &Pair| match kind {
             QueueKind::Tx => pair
                 .try_tx()
-                .is_some_and(|ring| ring.as_ref().is_some_and(|ring| ring.split.broken)),
+                .is_some_and(|ring| ring.as_ref().is_some_and(|ring| ring.vring.broken)),
             QueueKind::Rx => pair
                 .try_rx()
-                .is_some_and(|ring| ring.as_ref().is_some_and(|ring| ring.split.broken)),
+                .is_some_and(|ring| ring.as_ref().is_some_and(|ring| ring.vring.broken)),
         };
         self.pairs().any(|(_, pair)| broken(pair))
     }
 
     /// For the operator; `None` if the ring does not run.
     pub fn status(&self, queue: Queue) -> Option<RingStatus> {
-        self.pair(queue.pair())?.with_split(queue.kind(), |split| split.status())
+        self.pair(queue.pair())?.with_vring(queue.kind(), |vring| vring.status())
     }
 }

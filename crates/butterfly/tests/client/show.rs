@@ -11,7 +11,7 @@ const SHOWN: &str = r#"nic_show {
   features_refused: "VIRTIO_NET_F_CSUM"
   protocol_features: "REPLY_ACK"
   queues { name: "rx" size: 1024 running: true enabled: true next_avail: 65535 used: 65535 guest_avail: 3 broken: true }
-  queues { name: "tx" size: 256 running: true enabled: false next_avail: 7 used: 7 guest_avail: 7 }
+  queues { name: "tx" size: 256 running: true enabled: false next_avail: 7 used: 7 guest_avail: 32775 pending: 256 packed: true }
   queues { name: "aux" running: false trouble: "no call\033[2J" }
   memory_regions { guest_addr: 0 size: 536870912 page_size: 4096 }
   memory_regions { guest_addr: 4294967296 size: 1073741824 page_size: 2097152 }
@@ -100,10 +100,10 @@ fn nic_show_is_a_page() {
   protocol          REPLY_ACK
 
 queues (rx is what the virtual machine receives from)
-  name  size  running  enabled  broken  next avail   used  guest avail  pending
-  rx    1024  yes      yes      yes          65535  65535            3        4
-  tx     256  yes      no       no               7      7            7        0
-  aux      -  no       no       no               -      -            -        -
+  name         size  running  enabled  broken  next avail   used  guest avail  pending
+  rx           1024  yes      yes      yes          65535  65535            3        4
+  tx (packed)   256  yes      no       no               7      7        32775      256
+  aux             -  no       no       no               -      -            -        -
   rx is broken: its index was impossible; it rests until the guest sets it up anew
   aux does not run: no call\\u{{1b}}[2J
 
@@ -216,11 +216,11 @@ fn nic_show_for_programs() {
         "protocol_features": ["REPLY_ACK"],
         "queues": [
             {"name": "rx", "pair": 0, "size": 1024, "running": true, "enabled": true, "next_avail": 65535, "used": 65535,
-             "guest_avail": 3, "broken": true, "trouble": null},
+             "guest_avail": 3, "pending": 4, "packed": false, "broken": true, "trouble": null},
             {"name": "tx", "pair": 0, "size": 256, "running": true, "enabled": false, "next_avail": 7, "used": 7,
-             "guest_avail": 7, "broken": false, "trouble": null},
+             "guest_avail": 32775, "pending": 256, "packed": true, "broken": false, "trouble": null},
             {"name": "aux", "pair": 0, "size": null, "running": false, "enabled": false, "next_avail": null, "used": null,
-             "guest_avail": null, "broken": false, "trouble": "no call\u{1b}[2J"},
+             "guest_avail": null, "pending": null, "packed": false, "broken": false, "trouble": "no call\u{1b}[2J"},
         ],
         "memory_regions": [
             {"guest_addr": 0, "size": 536_870_912, "page_size": 4096},

@@ -261,6 +261,8 @@ fn queue(index: RingIndex, ring: Option<&RingStatus>, trouble: Option<&str>) -> 
         next_avail: ring.map(|ring| ring.next_avail.into()),
         used: ring.map(|ring| ring.used_idx.into()),
         guest_avail: ring.map(|ring| ring.avail_idx.into()),
+        pending: ring.map(|ring| ring.waiting.into()),
+        packed: ring.filter(|ring| ring.packed).map(|_| true),
         broken: ring.map(|ring| ring.broken),
         trouble: trouble.map(str::to_owned),
         ..Default::default()

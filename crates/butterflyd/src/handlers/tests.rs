@@ -633,7 +633,7 @@ fn a_vnic_is_shown_whole() {
     let expected = "id: \"n\" mac: \"42:00:00:00:00:aA\" vni: 1 path: \"/run/b/qemu-vhost-n\" type: VHOST_USER_SERVER \
         role: \"server\" attached: true attached_since: 1000 \
         queues { name: \"rx\" running: false trouble: \"no memory\" pair: 0 } \
-        queues { name: \"tx\" size: 256 running: true enabled: true next_avail: 3 used: 2 guest_avail: 5 broken: true pair: 0 } \
+        queues { name: \"tx\" size: 256 running: true enabled: true next_avail: 3 used: 2 guest_avail: 5 broken: true pair: 0 pending: 2 } \
         memory_regions { guest_addr: 4096 size: 8192 page_size: 4096 } \
         last_detach_reason: \"it crashed\" last_detach_time: 900 attach_count: 4 \
         in_packets: 1 in_bytes: 100 out_packets: 2 out_bytes: 200 bypass_filtering: false ip_anti_spoof: false \

@@ -182,6 +182,7 @@ impl EndpointSide {
                     // One pair is served, and what leaves is UDP, each packet by itself.
                     offered: Features::OFFERED.without(Features::MQ.with(Features::USO)),
                     events: Arc::new(link),
+                    notes: None,
                 };
                 Some(start(config).map_err(std::io::Error::other)?)
             }

@@ -54,6 +54,7 @@ pub(super) fn setups(
             avail: addr.avail,
             used: addr.used,
             used_log: log.map(|_| addr.used),
+            note: None,
             call: Some(Arc::new(CallFd::new(ring.call_fd().try_clone()?, Arc::default())?)),
         })
     };

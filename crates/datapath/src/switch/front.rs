@@ -189,8 +189,15 @@ impl Ready {
         let name = &*spec.id;
         match self {
             Ready::Socket { role, path } => {
-                let config =
-                    DeviceConfig { name: name.to_owned(), role, path, port, offered, events };
+                let config = DeviceConfig {
+                    name: name.to_owned(),
+                    role,
+                    path,
+                    port,
+                    offered,
+                    events,
+                    notes: None,
+                };
                 let device = match hold {
                     Some(hold) => hold.open(name, spec.birth, config)?,
                     None => Device::start(config).map_err(failed)?,

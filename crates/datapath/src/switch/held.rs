@@ -12,7 +12,10 @@ use std::{
 };
 
 use butterfly_holder::client::{self, Held, Lease};
-use butterfly_vhost::control::{Device, DeviceConfig, Role, listen};
+use butterfly_vhost::{
+    control::{Device, DeviceConfig, Role, block_of, listen},
+    ring::NoteTable,
+};
 
 use crate::endpoint::open::{Outlasting, PACKETS};
 use crate::plane::AddError;
@@ -23,12 +26,16 @@ pub struct Hold {
     /// True once the workers run. Rings that are taken up before need no control thread, whose
     /// start would only keep the workers waiting.
     runs: AtomicBool,
+    /// Notes about packed rings, by which a successor finds where they stand.
+    notes: Option<Arc<NoteTable>>,
     former: Mutex<BTreeMap<String, Held>>,
     devices: Mutex<BTreeMap<String, OwnedFd>>,
 }
 
 /// Id of a vhost-user uplink, which no vnic can have.
 pub(crate) const UPLINK: &str = "\u{1}uplink";
+/// Name of the part with notes about packed rings.
+const RINGS: &str = "rings";
 /// Beginning of the names of TAP devices.
 const TAP: &str = "tap:";
 
@@ -68,6 +75,7 @@ impl Hold {
         });
         *parts = others;
         Hold {
+            notes: notes(&lease, parts.remove(RINGS), &former),
             lease,
             runs: AtomicBool::new(false),
             former: Mutex::new(former),
@@ -126,7 +134,9 @@ impl Hold {
         Ok(device)
     }
 
-    fn made(&self, id: &str, birth: u64, config: DeviceConfig) -> Result<Device, AddError> {
+    fn made(&self, id: &str, birth: u64, mut config: DeviceConfig) -> Result<Device, AddError> {
+        // Who connects to an uplink is a switch like this one: it may go without packed rings.
+        config.notes = self.notes.clone().filter(|_| id != UPLINK);
         if let Some(held) = self.former().remove(id) {
             let role = side(config.role);
             if (held.birth, held.role, &held.path) == (birth, role, &config.path) {
@@ -204,6 +214,34 @@ impl Outlasting for Hold {
             }
         })
     }
+}
+
+/// The table of notes about packed rings that a process left, or a new one.
+///
+/// Without it, packed rings that were in use rest until their drivers set them up anew, and others
+/// are not offered.
+fn notes(
+    lease: &Lease,
+    left: Option<OwnedFd>,
+    former: &BTreeMap<String, Held>,
+) -> Option<Arc<NoteTable>> {
+    if let Some(left) = left {
+        match NoteTable::of(left) {
+            Ok(table) => {
+                let states = former.values().filter_map(|held| held.former.as_ref());
+                let blocks = states.filter_map(|former| block_of(&former.state));
+                blocks.for_each(|block| table.reserve(block));
+                return Some(table);
+            }
+            Err(error) => tracing::error!(%error, "positions of packed rings are lost"),
+        }
+    }
+    let made = NoteTable::create().and_then(|(file, table)| {
+        lease.deposit(RINGS, file.as_fd())?;
+        Ok(table)
+    });
+    made.inspect_err(|error| tracing::error!(%error, "positions of packed rings cannot be kept"))
+        .ok()
 }
 
 fn silent(error: std::io::Error) -> AddError {

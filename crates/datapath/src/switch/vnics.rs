@@ -183,9 +183,7 @@ impl Switch {
     /// was stored, nothing comes again, and the batch may be lost; that leaves no trace.
     pub fn may_come_again(&self) -> u64 {
         let snapshot = self.plane.shared.snapshot.load();
-        let waiting = |ring: RingStatus| {
-            usize::from(ring.avail_idx.wrapping_sub(ring.used_idx)).min(BATCH) as u64
-        };
+        let waiting = |ring: RingStatus| usize::from(ring.waiting).min(BATCH) as u64;
         let longest = |port: &Port| {
             let sending = Queue::all().filter(|queue| queue.kind() == QueueKind::Tx);
             sending.filter_map(|queue| port.status(queue)).map(waiting).max()

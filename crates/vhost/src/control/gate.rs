@@ -294,7 +294,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
-        Ok(VhostUserVringState::new(index, u32::from(self.session.stop_ring(index)?)))
+        Ok(VhostUserVringState::new(index, self.session.stop_ring(index)?))
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {

@@ -14,6 +14,7 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -32,6 +33,7 @@ use super::{
     thread::{CONNECTIONS, MEMORY_PATIENCE, REQUESTS, RETRY, Thread, share_wake_ups},
     wire::{self, Lost, Message},
 };
+use crate::ring::NoteTable;
 
 const ALONE: &str = "the holder is gone: the machine runs on, but its front end is not heard; restart \
                      the daemon when the machine may lose its network for a moment";
@@ -64,8 +66,15 @@ impl Served {
     }
 
     /// Takes up a front end where another process left it. Its rings run when this returns.
-    pub fn resume(mut session: Session, former: Former) -> Result<Served, Refused> {
+    pub fn resume(
+        mut session: Session,
+        notes: Option<&Arc<NoteTable>>,
+        former: Former,
+    ) -> Result<Served, Refused> {
         let noted = Noted::read(&former.state)?;
+        if let Some(notes) = notes {
+            session.restore_notes(notes, noted.block);
+        }
         let named = |((message, place), fd)| (Name { message, place }, fd);
         let mut kept: HashMap<Name, OwnedFd> = former.files.into_iter().map(named).collect();
         let (attached, pid) = (noted.attached, noted.pid);
@@ -248,7 +257,9 @@ impl Thread {
                 pass(Point::FrontCame);
                 work.dialed = true;
                 self.sleep_between(work.connections.take(Instant::now()));
-                let session = Session::new(self.port.clone(), self.offered, self.events.clone());
+                let mut session =
+                    Session::new(self.port.clone(), self.offered, self.events.clone());
+                session.begin(number, self.notes.as_ref().and_then(NoteTable::take));
                 match Served::new(session, SystemTime::now(), pid, connection) {
                     Ok(new) => {
                         new.done(channel, number, &[], None)?;

@@ -37,7 +37,7 @@ use crate::{
     maps::{Maps, OF_A_THREAD},
     net::Features,
     port::{Port, Queue},
-    ring::ensure_signaller,
+    ring::{NoteTable, ensure_signaller},
 };
 use session::Session;
 use shared::Shared;
@@ -46,7 +46,7 @@ use socket::Listener;
 pub use descriptors::MAX_FURTHER_PAIRS;
 pub use events::DeviceEvents;
 pub use farewell::Farewell;
-pub use noted::check as check_state;
+pub use noted::{block_of, check as check_state};
 pub use role::Role;
 pub use socket::{MAX_PATH, listen, may_listen};
 pub use start::StartError;
@@ -71,6 +71,9 @@ pub struct DeviceConfig {
     pub offered: Features,
     /// Receiver of the device's events.
     pub events: Arc<dyn DeviceEvents>,
+    /// Place of notes about packed rings, which are offered only with it, to front ends that the
+    /// holder holds.
+    pub notes: Option<Arc<NoteTable>>,
 }
 
 /// The control channel of one vnic. Dropping it is as good as [`Device::stop`].
@@ -125,22 +128,28 @@ impl Device {
         channel: Channel,
         former: Option<Former>,
     ) -> Result<Device, StartError> {
-        let DeviceConfig { name, role, path, port, offered, events } = config;
+        let DeviceConfig { name, role, path, port, offered, events, notes } = config;
         ensure_signaller().map_err(StartError::NoSignaller)?;
         let counted = Maps::take(OF_A_THREAD)?;
         let address = socket::check_path(&path)?;
         let shared = Arc::new(Shared::new(None).map_err(|error| StartError::Thread(error.into()))?);
+        let notes_are_kept = notes.is_some();
         let served = former.map(|former| {
             let session = Session::new(port.clone(), offered, events.clone());
-            held::Served::resume(session, former)
+            held::Served::resume(session, notes.as_ref(), former)
         });
         let thread = thread::Thread {
             server: (role == Role::Client).then_some(address),
             port: port.clone(),
             offered,
+            notes,
             events,
             shared: shared.clone(),
             inside: false,
+        };
+        let offered = match notes_are_kept {
+            true => offered.with(Features::RING_PACKED),
+            false => offered,
         };
         let thread =
             ControlThread::Waits(name, Box::new(move || thread.run_held(&channel, served))).into();
@@ -177,6 +186,7 @@ impl Device {
             server: None,
             port: port.clone(),
             offered,
+            notes: None,
             events,
             shared: shared.clone(),
             inside: true,
@@ -198,7 +208,7 @@ impl Device {
         config: DeviceConfig,
         resumed: Option<thread::Connection>,
     ) -> Result<Device, StartError> {
-        let DeviceConfig { name, role, path, port, offered, events } = config;
+        let DeviceConfig { name, role, path, port, offered, events, notes: _ } = config;
         ensure_signaller().map_err(StartError::NoSignaller)?;
         let counted = Maps::take(OF_A_THREAD)?;
         let address = socket::check_path(&path)?;
@@ -212,6 +222,7 @@ impl Device {
             server,
             port: port.clone(),
             offered,
+            notes: None,
             events,
             shared: shared.clone(),
             inside: false,

@@ -35,6 +35,12 @@ pub(super) struct Noted {
     pub since: u64,
     /// Process of the front end.
     pub pid: Option<u32>,
+    /// Number of the message that told of it.
+    #[serde(default)]
+    connection: u64,
+    /// Block of the notes about its packed rings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block: Option<u32>,
     features: Option<u64>,
     protocol: Option<u64>,
     regions: Vec<Region>,
@@ -67,6 +73,9 @@ struct Ring {
     size: Option<u16>,
     at: Option<At>,
     position: u16,
+    /// Number of the message that said it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    set: Option<u64>,
     kick: Option<How>,
     call: Option<File>,
     enabled: Option<bool>,
@@ -93,6 +102,11 @@ pub fn check(text: &[u8]) -> Result<(), String> {
     Noted::read(text).map(drop).map_err(|Refused(why)| why)
 }
 
+/// The block of notes about packed rings that a state names.
+pub fn block_of(text: &[u8]) -> Option<u32> {
+    Noted::read(text).ok().and_then(|noted| noted.block)
+}
+
 fn file(name: Name) -> File {
     (name.message, name.place)
 }
@@ -111,6 +125,7 @@ impl Noted {
                     log: at.used_log,
                 }),
                 position: session.position(queue),
+                set: ring.set,
                 kick: ring.kick.as_ref().map(|kick| match kick {
                     Kick::Polled => How::Polled,
                     Kick::Eventfd(kick) => How::Eventfd(file(kick.name)),
@@ -138,6 +153,8 @@ impl Noted {
             attached,
             since,
             pid,
+            connection: session.connection(),
+            block: session.block(),
             features: session.features().map(|features| features.0),
             protocol: session.protocol(),
             regions: session.regions().iter().map(region).collect(),
@@ -226,6 +243,7 @@ impl Noted {
                     used_log: at.log,
                 }),
                 position: ring.position,
+                set: ring.set,
                 kick: match ring.kick {
                     None => None,
                     Some(How::Polled) => Some(Kick::Polled),
@@ -236,6 +254,7 @@ impl Noted {
             })
         };
         Ok(DeviceState {
+            connection: self.connection,
             features: self.features.map(Features),
             protocol_features: self.protocol,
             rings: self.rings.into_iter().map(&mut ring).collect::<Result<_, _>>()?,
@@ -259,6 +278,7 @@ mod tests {
             size: Some(u16::MAX),
             at: Some(At { desc: u64::MAX, avail: u64::MAX, used: u64::MAX, log: Some(u64::MAX) }),
             position: u16::MAX,
+            set: Some(u64::MAX),
             kick: Some(How::Eventfd(file)),
             call: Some(file),
             enabled: Some(false),
@@ -269,6 +289,8 @@ mod tests {
             attached: false,
             since: u64::MAX,
             pid: Some(u32::MAX),
+            connection: u64::MAX,
+            block: Some(u32::MAX),
             features: Some(u64::MAX),
             protocol: Some(u64::MAX),
             regions: (0..MAX_REGIONS).map(|_| Region { file, guest, size, user, offset }).collect(),

@@ -30,6 +30,7 @@ use crate::{
     memory::{GuestMemory, MAX_REGIONS, MemoryError, RegionSpec},
     net::Features,
     port::{Port, Queue},
+    ring::{NoteTable, Notes},
 };
 
 /// Protocol features offered. The `vhost` crate refuses the messages of some others, or a front end
@@ -79,9 +80,38 @@ pub(super) struct Session {
     message: u64,
     /// Another device's state is being taken up.
     restoring: bool,
+    /// Number of the message that told of the front end.
+    connection: u64,
+    /// Notes about packed rings, where those may be.
+    notes: Option<Arc<Notes>>,
+    /// Another process's notes about rings that are taken up are not there.
+    notes_are_lost: bool,
 }
 
 impl Session {
+    /// This message told of the front end. It is offered packed rings if these can be noted.
+    pub fn begin(&mut self, message: u64, notes: Option<Arc<Notes>>) {
+        (self.connection, self.message) = (message, message);
+        self.use_notes(notes);
+    }
+
+    fn use_notes(&mut self, notes: Option<Arc<Notes>>) {
+        if notes.is_some() {
+            self.offered = self.offered.with(Features::RING_PACKED);
+        }
+        self.notes = notes;
+    }
+
+    /// Block of the notes about its packed rings.
+    pub fn block(&self) -> Option<u32> {
+        self.notes.as_ref().map(|notes| notes.block())
+    }
+
+    /// Number of the message that told of the front end.
+    pub fn connection(&self) -> u64 {
+        self.connection
+    }
+
     /// The next changes are those of this message.
     pub fn serve(&mut self, message: u64) {
         self.message = message;
@@ -103,7 +133,8 @@ impl Session {
         port.interrupts().attached();
         Session {
             port,
-            offered,
+            // Only where a successor finds its place.
+            offered: offered.without(Features::RING_PACKED),
             events,
             features: None,
             protocol_features: None,
@@ -117,7 +148,18 @@ impl Session {
             memory_trouble: None,
             message: 0,
             restoring: false,
+            connection: 0,
+            notes: None,
+            notes_are_lost: false,
         }
+    }
+
+    /// Uses the notes that another device of this host left; without them packed rings rest until
+    /// their driver sets them up anew.
+    pub fn restore_notes(&mut self, table: &Arc<NoteTable>, block: Option<u32>) {
+        let notes = block.and_then(|block| table.take_up(block));
+        self.notes_are_lost = notes.is_none();
+        self.use_notes(notes.or_else(|| table.take()));
     }
 
     /// Takes up what another device of this host left. Rings that ran run again, and nobody has to
@@ -133,7 +175,8 @@ impl Session {
     }
 
     fn take_up(&mut self, state: DeviceState) -> Result<(), Refused> {
-        let DeviceState { features, protocol_features, regions, log, rings } = state;
+        let DeviceState { connection, features, protocol_features, regions, log, rings } = state;
+        self.connection = connection;
         if let Some(protocol_features) = protocol_features {
             self.set_protocol_features(protocol_features)?;
         }
@@ -151,7 +194,7 @@ impl Session {
             if let Some(addresses) = ring.addresses {
                 self.set_addresses(index, addresses)?;
             }
-            self.set_position(index, u32::from(ring.position))?;
+            self.restore_position(index, ring.position, ring.set);
             if let Some(enabled) = ring.enabled {
                 self.set_enabled(index, enabled)?;
             }
@@ -173,6 +216,7 @@ impl Session {
                 size: ring.size,
                 addresses: ring.addresses,
                 position: self.position(queue),
+                set: ring.set,
                 kick: match &ring.kick {
                     None => None,
                     Some(Kick::Polled) => Some(Kick::Polled),
@@ -194,6 +238,7 @@ impl Session {
             Ok(state.with(LogState { file: state.it.file.try_clone()?, ..state.it }))
         };
         Ok(DeviceState {
+            connection: self.connection,
             features: self.features,
             protocol_features: self.protocol_features,
             regions: self.regions.iter().map(region).collect::<io::Result<_>>()?,

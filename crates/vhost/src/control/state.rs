@@ -46,6 +46,8 @@ pub struct Exported {
 /// Values that a front end negotiated and set up.
 #[derive(Debug, Default)]
 pub struct DeviceState {
+    /// Number of the message that told of the front end; 0 where nobody numbers them.
+    pub connection: u64,
     /// Features of SET_FEATURES, if it was sent.
     pub features: Option<Features>,
     /// Features of SET_PROTOCOL_FEATURES, if it was sent (`VHOST_USER_PROTOCOL_F_*` bits).
@@ -79,7 +81,11 @@ pub struct RingState {
     pub addresses: Option<RingAddresses>,
     /// Position of the device in the ring. The used index in guest memory is exact and wins:
     /// positions move on after an export.
+    ///
+    /// Nothing in a packed ring tells its position: that is in [notes](crate::ring::NoteTable).
     pub position: u16,
+    /// Number of the message that said it, if one did.
+    pub set: Option<u64>,
     /// Means by which the guest says that it added buffers. A ring with `None` is stopped.
     pub kick: Option<Kick>,
     /// Eventfd that interrupts the guest (SET_VRING_CALL).

@@ -30,7 +30,7 @@ use super::{
     status::{Detach, Negotiated},
     wire::{self, Lost, PATIENCE},
 };
-use crate::{net::Features, port::Port};
+use crate::{net::Features, port::Port, ring::NoteTable};
 
 /// A client tries to connect so often: QEMU as a server blocks at its start until we come.
 pub(super) const RETRY: Duration = Duration::from_millis(80);
@@ -63,6 +63,8 @@ pub(super) struct Thread {
     pub server: Option<SocketAddrUnix>,
     pub port: Arc<Port>,
     pub offered: Features,
+    /// Place of notes about packed rings, of a front end that the holder holds.
+    pub notes: Option<Arc<NoteTable>>,
     pub events: Arc<dyn DeviceEvents>,
     pub shared: Arc<Shared>,
     /// The front end is in this process, and will not come again.

@@ -9,7 +9,7 @@ use std::{
     ptr::NonNull,
     sync::{
         Arc,
-        atomic::{AtomicU16, AtomicU32, Ordering},
+        atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -71,24 +71,11 @@ impl Room {
 /// A ring's door.
 pub(super) struct Door {
     log: Option<Arc<DirtyLog>>,
-    used: NonNull<u8>,
-    /// Entries of the used ring.
-    size: u16,
-    /// Guest address of the used ring for the dirty log (VHOST_VRING_F_LOG).
-    used_log: Option<u64>,
 }
 
 impl Door {
-    /// # Safety
-    /// A used ring of `size` entries with its event field must be mapped for writing at `used`: 6 +
-    /// 8 * `size` bytes, aligned to 4. It must stay so for as long as this door exists.
-    pub unsafe fn new(
-        log: Option<Arc<DirtyLog>>,
-        used: NonNull<u8>,
-        size: u16,
-        used_log: Option<u64>,
-    ) -> Door {
-        Door { log, used, size, used_log }
+    pub fn new(log: Option<Arc<DirtyLog>>) -> Door {
+        Door { log }
     }
 
     /// Begins to store `need` bytes; `None` if there is less room.
@@ -103,10 +90,10 @@ impl Door {
         })
     }
 
-    /// Returns the door, if nothing is logged: a caller with many stores need not ask each time.
+    /// True if nothing is logged: a caller with many stores need not ask each time.
     #[inline(always)]
-    pub fn unlogged(&self) -> Option<Unlogged<'_>> {
-        self.log.is_none().then_some(Unlogged(self))
+    pub fn is_unlogged(&self) -> bool {
+        self.log.is_none()
     }
 
     /// True if the dirty log's file became shorter than its mapping.
@@ -114,71 +101,11 @@ impl Door {
         self.log.as_ref().is_some_and(|log| log.poisoned())
     }
 
-    /// Asks for the line of a used entry.
+    /// Marks bytes behind `base`, a guest address in the log.
     #[inline(always)]
-    pub fn prefetch_used(&self, slot: u16) {
-        copy::prefetch_write(self.used.as_ptr().wrapping_add(4 + 8 * usize::from(slot)));
-    }
-
-    /// Stores an entry of the used ring; slots beyond its end are those at its beginning.
-    #[inline(always)]
-    pub fn used_entry(&self, slot: u16, id: u16, len: u32) {
-        let byte = self.put_used(slot, id, len);
-        self.mark_used(byte, 8);
-    }
-
-    /// Returns where in the ring it is.
-    #[inline(always)]
-    fn put_used(&self, slot: u16, id: u16, len: u32) -> usize {
-        let byte = 4 + 8 * usize::from(slot & self.size.wrapping_sub(1));
-        // SAFETY: the size is a power of two, so the slot is below it: inside the ring, by new()'s
-        // promise, and aligned to 4. Atomics may be shared with the guest.
-        unsafe {
-            let at = self.used.byte_add(byte).cast::<AtomicU32>();
-            at.as_ref().store(u32::from(id), Ordering::Relaxed);
-            at.add(1).as_ref().store(len, Ordering::Relaxed);
-        }
-        byte
-    }
-
-    /// Stores the used ring's flags.
-    #[inline(always)]
-    pub fn used_flags(&self, flags: u16) {
-        self.field(0).store(flags, Ordering::Relaxed);
-        self.mark_used(0, 2);
-    }
-
-    /// Stores the used index: the guest sees what was stored before.
-    #[inline(always)]
-    pub fn used_index(&self, index: u16) {
-        self.field(2).store(index, Ordering::Release);
-        self.mark_used(2, 2);
-    }
-
-    /// The used index as it stands in the guest's memory.
-    pub fn read_used_index(&self) -> u16 {
-        self.field(2).load(Ordering::Acquire)
-    }
-
-    /// Stores the event field behind the entries.
-    pub fn used_event(&self, index: u16) {
-        let byte = 4 + 8 * usize::from(self.size);
-        self.field(byte).store(index, Ordering::Relaxed);
-        self.mark_used(byte, 2);
-    }
-
-    #[inline(always)]
-    fn field(&self, byte: usize) -> &AtomicU16 {
-        debug_assert!(byte <= 4 + 8 * usize::from(self.size) && byte.is_multiple_of(2));
-        // SAFETY: byte is 0, 2 or 4 + 8 * size at every caller above: inside the ring, by new()'s
-        // promise, and even.
-        unsafe { self.used.byte_add(byte).cast::<AtomicU16>().as_ref() }
-    }
-
-    #[inline(always)]
-    fn mark_used(&self, byte: usize, len: u64) {
+    fn mark(&self, base: Option<u64>, byte: usize, len: u64) {
         if let Some(log) = &self.log {
-            mark_used(log, self.used_log, byte as u64, len);
+            mark_used(log, base, byte as u64, len);
         }
     }
 }
@@ -193,14 +120,167 @@ fn mark_used(log: &DirtyLog, base: Option<u64>, byte: u64, len: u64) {
     }
 }
 
-/// A door whose stores are not logged, as long as it is borrowed.
-pub(super) struct Unlogged<'a>(&'a Door);
+/// The used ring of a split virtqueue, as [`Door`]s store into it.
+pub(super) struct UsedRing {
+    at: NonNull<u8>,
+    /// Number of entries less one.
+    mask: u16,
+    /// Guest address for the dirty log (VHOST_VRING_F_LOG).
+    log_addr: Option<u64>,
+}
+
+impl UsedRing {
+    /// # Safety
+    /// A used ring of `size` entries, a power of two, with its event field must be mapped for
+    /// writing at `at`: 6 + 8 * `size` bytes, aligned to 4. It must stay so for as long as this
+    /// exists.
+    pub unsafe fn new(at: NonNull<u8>, size: u16, log_addr: Option<u64>) -> UsedRing {
+        UsedRing { at, mask: size.wrapping_sub(1), log_addr }
+    }
+
+    /// Asks for the line of an entry.
+    #[inline(always)]
+    pub fn prefetch(&self, slot: u16) {
+        copy::prefetch_write(self.at.as_ptr().wrapping_add(4 + 8 * usize::from(slot & self.mask)));
+    }
+
+    /// Stores an entry; slots beyond the end are those at the beginning.
+    #[inline(always)]
+    pub fn entry(&self, door: &Door, slot: u16, id: u16, len: u32) {
+        let byte = self.put(slot, id, len);
+        door.mark(self.log_addr, byte, 8);
+    }
+
+    /// Returns where in the ring it is.
+    #[inline(always)]
+    fn put(&self, slot: u16, id: u16, len: u32) -> usize {
+        let byte = 4 + 8 * usize::from(slot & self.mask);
+        // SAFETY: the size is a power of two, so the slot is below it: inside the ring, by new()'s
+        // promise, and aligned to 4. Atomics may be shared with the guest.
+        unsafe {
+            let at = self.at.byte_add(byte).cast::<AtomicU32>();
+            at.as_ref().store(u32::from(id), Ordering::Relaxed);
+            at.add(1).as_ref().store(len, Ordering::Relaxed);
+        }
+        byte
+    }
+
+    /// Stores the ring's flags.
+    #[inline(always)]
+    pub fn flags(&self, door: &Door, flags: u16) {
+        self.field(0).store(flags, Ordering::Relaxed);
+        door.mark(self.log_addr, 0, 2);
+    }
+
+    /// Stores the used index: the guest sees what was stored before.
+    #[inline(always)]
+    pub fn index(&self, door: &Door, index: u16) {
+        self.field(2).store(index, Ordering::Release);
+        door.mark(self.log_addr, 2, 2);
+    }
+
+    /// The used index as it stands in the guest's memory.
+    pub fn read_index(&self) -> u16 {
+        self.field(2).load(Ordering::Acquire)
+    }
+
+    /// Stores the event field behind the entries.
+    pub fn event(&self, door: &Door, index: u16) {
+        let byte = 4 + 8 * (usize::from(self.mask) + 1);
+        self.field(byte).store(index, Ordering::Relaxed);
+        door.mark(self.log_addr, byte, 2);
+    }
+
+    #[inline(always)]
+    fn field(&self, byte: usize) -> &AtomicU16 {
+        debug_assert!(byte <= 4 + 8 * (usize::from(self.mask) + 1) && byte.is_multiple_of(2));
+        // SAFETY: byte is 0, 2 or 4 + 8 * size at every caller above: inside the ring, by new()'s
+        // promise, and even.
+        unsafe { self.at.byte_add(byte).cast::<AtomicU16>().as_ref() }
+    }
+}
+
+/// The descriptors of a packed virtqueue and the device's event suppression structure, as [`Door`]s
+/// store into them (virtio 1.2, 2.8). The dirty log gets their guest addresses.
+pub(super) struct PackedRing {
+    ring: NonNull<u8>,
+    size: u16,
+    ring_addr: u64,
+    event: NonNull<u8>,
+    event_addr: u64,
+}
+
+impl PackedRing {
+    /// # Safety
+    /// `size` descriptors must be mapped for writing at `ring`: 16 * `size` bytes, aligned to 8.
+    /// Four bytes must be at `event`, aligned to 4. Both must stay so for as long as this exists.
+    pub unsafe fn new(
+        (ring, ring_addr): (NonNull<u8>, u64),
+        size: u16,
+        (event, event_addr): (NonNull<u8>, u64),
+    ) -> PackedRing {
+        PackedRing { ring, size, ring_addr, event, event_addr }
+    }
+
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Asks for the line of a descriptor.
+    #[inline(always)]
+    pub fn prefetch(&self, place: u16) {
+        copy::prefetch_once(self.ring.as_ptr().wrapping_add(16 * usize::from(place)));
+    }
+
+    /// One of the two words of a descriptor: its address, or length, id and flags. Places beyond
+    /// the end are the last one.
+    #[inline(always)]
+    fn word(&self, place: u16, second: bool) -> &AtomicU64 {
+        let place = place.min(self.size.wrapping_sub(1));
+        let byte = 16 * usize::from(place) + 8 * usize::from(second);
+        // SAFETY: the place is below the size: inside the ring, by new()'s promise, and aligned to
+        // 8. Atomics may be shared with the guest.
+        unsafe { self.ring.byte_add(byte).cast::<AtomicU64>().as_ref() }
+    }
+
+    /// A descriptor's address.
+    #[inline(always)]
+    pub fn addr(&self, place: u16) -> u64 {
+        self.word(place, false).load(Ordering::Relaxed)
+    }
+
+    /// A descriptor's length, id and flags. What the guest stored before it made the descriptor
+    /// available is seen afterwards.
+    #[inline(always)]
+    pub fn rest(&self, place: u16) -> u64 {
+        self.word(place, true).load(Ordering::Acquire)
+    }
+
+    /// Stores a used entry, which the guest sees at once, with all that was stored before.
+    #[inline(always)]
+    pub fn used(&self, door: &Door, place: u16, rest: u64) {
+        self.word(place, true).store(rest, Ordering::Release);
+        if let Some(log) = &door.log {
+            mark_used(log, Some(self.ring_addr), 16 * u64::from(place) + 8, 8);
+        }
+    }
+
+    /// Stores the event suppression structure.
+    pub fn suppress(&self, door: &Door, event: u32) {
+        // SAFETY: four bytes, aligned to 4, by new()'s promise. Atomics may be shared.
+        unsafe { self.event.cast::<AtomicU32>().as_ref() }.store(event, Ordering::Relaxed);
+        door.mark(Some(self.event_addr), 0, 4);
+    }
+}
 
 /// Way through which frames are stored: a door that logs, or one that need not ask.
 pub(super) trait Through {
     fn store(&self, room: &Room, need: u32) -> Option<Store<'_>>;
     fn used_entry(&self, slot: u16, id: u16, len: u32);
 }
+
+/// Stores nothing of which a log is to know.
+pub(super) struct Unlogged<'a>(pub &'a UsedRing);
 
 impl Through for Unlogged<'_> {
     #[inline(always)]
@@ -216,10 +296,26 @@ impl Through for Unlogged<'_> {
 
     #[inline(always)]
     fn used_entry(&self, slot: u16, id: u16, len: u32) {
-        self.0.put_used(slot, id, len);
+        self.0.put(slot, id, len);
     }
 }
 
+/// Stores what a log is to know.
+pub(super) struct Logged<'a>(pub &'a Door, pub &'a UsedRing);
+
+impl Through for Logged<'_> {
+    #[inline(always)]
+    fn store(&self, room: &Room, need: u32) -> Option<Store<'_>> {
+        self.0.store(room, need)
+    }
+
+    #[inline(always)]
+    fn used_entry(&self, slot: u16, id: u16, len: u32) {
+        self.1.entry(self.0, slot, id, len);
+    }
+}
+
+/// Stores frames alone: their used entries would be seen at once.
 impl Through for &Door {
     #[inline(always)]
     fn store(&self, room: &Room, need: u32) -> Option<Store<'_>> {
@@ -227,9 +323,7 @@ impl Through for &Door {
     }
 
     #[inline(always)]
-    fn used_entry(&self, slot: u16, id: u16, len: u32) {
-        Door::used_entry(self, slot, id, len);
-    }
+    fn used_entry(&self, _slot: u16, _id: u16, _len: u32) {}
 }
 
 /// A store under way, from the beginning of its room on. Its pages are marked on drop.
@@ -346,16 +440,11 @@ mod tests {
 
     /// A door before some memory, and room of `len` bytes in it.
     fn with(len: u32, test: impl FnOnce(&Door, Room)) -> Vec<u8> {
-        let mut used = [0u64; 9];
         let mut memory = vec![0xaau8; 64];
-        // SAFETY: 6 + 8 * 8 bytes, aligned to 8; 64 bytes, of which `len` from the 8th on are given
-        // away.
-        let (door, room) = unsafe {
-            let door = Door::new(None, NonNull::from(&mut used[0]).cast(), 8, None);
-            (door, Room::new(NonNull::from(&mut memory[8]), len, 0x1000))
-        };
         assert!(len <= 48);
-        test(&door, room);
+        // SAFETY: 64 bytes, of which `len` from the 8th on are given away.
+        let room = unsafe { Room::new(NonNull::from(&mut memory[8]), len, 0x1000) };
+        test(&Door::new(None), room);
         memory
     }
 
@@ -417,16 +506,16 @@ mod tests {
     #[test]
     fn the_used_ring_is_never_left() {
         let mut used = [u64::MAX; 10];
+        let door = Door::new(None);
         // SAFETY: 6 + 8 * 8 bytes of 80, aligned to 8.
-        let door = unsafe { Door::new(None, NonNull::from(&mut used[0]).cast(), 8, None) };
+        let ring = unsafe { UsedRing::new(NonNull::from(&mut used[0]).cast(), 8, None) };
         for slot in [0, 7, 8, u16::MAX] {
-            door.used_entry(slot, slot, 5);
+            ring.entry(&door, slot, slot, 5);
         }
-        door.used_flags(1);
-        door.used_index(9);
-        door.used_event(3);
-        assert_eq!(door.read_used_index(), 9);
-        drop(door);
+        ring.flags(&door, 1);
+        ring.index(&door, 9);
+        ring.event(&door, 3);
+        assert_eq!(ring.read_index(), 9);
         let bytes: Vec<u8> = used.iter().flat_map(|word| word.to_ne_bytes()).collect();
         assert_eq!(bytes[..12], [1, 0, 9, 0, 8, 0, 0, 0, 5, 0, 0, 0], "slot 8 is slot 0");
         assert_eq!(bytes[60..70], [0xff, 0xff, 0, 0, 5, 0, 0, 0, 3, 0], "slot 65535 is slot 7");

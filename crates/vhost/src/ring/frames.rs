@@ -4,11 +4,10 @@
 use std::{ops::Range, ptr::NonNull, sync::Arc};
 
 use butterfly_packet::checksum::Sum;
-use butterfly_point::{Point, pass};
 
 use super::{
+    call::CallFd,
     copy::{self, LINE},
-    split::CallFd,
     touches,
     tx::TxRing,
 };
@@ -163,7 +162,7 @@ fn read_more_of(ring: &Option<&mut TxRing>) {
     if touches::metering()
         && let Some(ring) = ring
     {
-        touches::enter(&ring.split.touches);
+        touches::enter(&ring.vring.touches);
     }
 }
 
@@ -431,15 +430,8 @@ impl<'a> Frames<'a> {
     /// interrupt it, if it wants that.
     pub fn release(&mut self) -> Option<Arc<CallFd>> {
         touches::own_memory();
-        let ring = &mut self.ring.take()?.split;
-        for frame in &*self.frames {
-            ring.push_used(frame.id, 0);
-        }
-        pass(Point::TxEntries);
-        ring.next_avail = ring.next_avail.wrapping_add(self.frames.len() as u16);
-        ring.publish();
-        pass(Point::TxReleased);
-        if ring.wants_call() { ring.call.clone() } else { None }
+        let ring = &mut self.ring.take()?.vring;
+        ring.release(self.frames.iter().map(|frame| frame.id))
     }
 
     /// Everything of a frame from a position on.

@@ -9,14 +9,16 @@ mod spread;
 
 use std::sync::Arc;
 
-use butterfly_point::{Point, pass};
+use butterfly_point::Point;
 
 use crate::{
     net::Features,
     ring::{
+        call::CallFd,
         door::Room,
         frames::BATCH,
-        split::{CHAIN_BUDGET, CallFd, RingStatus, Split},
+        space::CHAIN_BUDGET,
+        vring::{RingStatus, Vring},
         walks::Walks,
     },
 };
@@ -61,7 +63,7 @@ struct Chain {
 
 /// A guest's receive queue, as the device sees it.
 pub struct RxRing {
-    pub(crate) split: Split,
+    pub(crate) vring: Vring,
     /// Buffers ahead of `next_avail`, by their position modulo the size of this array, up to
     /// `prepared`.
     ready: Box<[Ready; BATCH]>,
@@ -73,15 +75,15 @@ pub struct RxRing {
     walks: Walks,
 }
 
-// SAFETY: the pointers point into the memory that `split` keeps alive; the ring is used by one
+// SAFETY: the pointers point into the memory that `vring` keeps alive; the ring is used by one
 // thread at a time.
 unsafe impl Send for RxRing {}
 
 impl RxRing {
-    pub(crate) fn new(split: Split) -> RxRing {
+    pub(crate) fn new(vring: Vring) -> RxRing {
         RxRing {
-            prepared: split.next_avail,
-            split,
+            prepared: vring.next_avail,
+            vring,
             ready: Box::new([Ready { room: Room::NONE, id: 0 }; BATCH]),
             pieces: Vec::with_capacity(MAX_PIECES),
             chains: Vec::with_capacity(CHAIN_BUDGET as usize),
@@ -91,54 +93,52 @@ impl RxRing {
 
     /// For the operator.
     pub fn status(&self) -> RingStatus {
-        self.split.status()
+        self.vring.status()
     }
 
     /// Returns the features that the guest negotiated: they say which offloads it can take.
     #[inline(always)]
     pub fn features(&self) -> Features {
-        self.split.features
+        self.vring.space.features
     }
 
     /// Returns why nothing is delivered, if the ring is not served.
     #[inline(always)]
     fn is_served(&self) -> Result<(), NotDelivered> {
-        if !self.split.broken && self.split.enabled {
+        if !self.vring.broken && self.vring.enabled {
             return Ok(());
         }
-        Err(if self.split.held { NotDelivered::Held } else { NotDelivered::NotReady })
+        Err(if self.vring.held { NotDelivered::Held } else { NotDelivered::NotReady })
     }
 
     /// Lets the ring rest until it is set up anew: what it points to is not the guest's memory any
     /// more.
     pub fn rest(&mut self) {
-        self.split.broken = true;
+        self.vring.broken = true;
         self.forget_prepared();
     }
 
     /// True if the guest's memory or its dirty log was taken away.
     #[inline(always)]
     pub fn poisoned(&self) -> bool {
-        self.split.poisoned()
+        self.vring.poisoned()
     }
 
     /// True if the guest has surely taken everything that was delivered: it asks for an interrupt
     /// for the next frame, or gave all buffers back.
     pub fn is_read(&self) -> bool {
-        self.split.awaits_next() || self.split.has_all_entries()
+        self.vring.awaits_next() || self.vring.has_all_entries()
     }
 
     /// True if the guest has made buffers available that are not used.
     pub fn has_room(&self) -> bool {
-        self.split.has_entries()
+        self.vring.has_entries()
     }
 
     /// Shows the guest everything delivered so far. Returns how to interrupt it, if it wants that.
     #[inline(always)]
     pub fn publish(&mut self) -> Option<Arc<CallFd>> {
         self.walks.forget();
-        self.split.publish();
-        pass(Point::RxPublished);
-        if self.split.wants_call() { self.split.call.clone() } else { None }
+        self.vring.publish(Point::RxPublished)
     }
 }

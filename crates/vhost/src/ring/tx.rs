@@ -5,13 +5,16 @@ use std::sync::Arc;
 use butterfly_point::{Point, pass};
 
 use super::{
+    call::CallFd,
     copy,
     frames::{
         BATCH, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_LONG, MAX_BYTES, MAX_FRAME,
         MAX_SEGS, MIN_FRAME, Seg, Slot,
     },
-    split::{BadChain, CHAIN_BUDGET, CallFd, Desc, RingStatus, Split},
+    packed::Packed,
+    space::{BadChain, CHAIN_BUDGET, Chains, Desc},
     touches,
+    vring::{Layout, RingStatus, Vring},
 };
 use crate::{memory::Window, net::NetHeader};
 
@@ -22,7 +25,7 @@ const MOST_DISCARDED: u16 = 1024;
 
 /// A guest's transmit queue, as the device sees it.
 pub struct TxRing {
-    pub(crate) split: Split,
+    pub(crate) vring: Vring,
     /// Number of looks that found it disabled.
     idle_looks: u8,
 }
@@ -55,31 +58,31 @@ enum ChainFault {
 }
 
 impl TxRing {
-    pub(crate) fn new(split: Split) -> TxRing {
-        TxRing { split, idle_looks: 0 }
+    pub(crate) fn new(vring: Vring) -> TxRing {
+        TxRing { vring, idle_looks: 0 }
     }
 
     /// SET_VRING_ENABLE. With `stale`, it is served when [`Self::discard`] gave back what it holds
     /// now.
     pub(crate) fn set_enabled(&mut self, enabled: bool, stale: bool) {
-        self.split.want(enabled);
+        self.vring.want(enabled);
         let stale = match (enabled, stale) {
             (false, _) => 0,
-            (true, true) => self.split.available().unwrap_or(0),
-            (true, false) => self.split.stale,
+            (true, true) => self.vring.entries(),
+            (true, false) => self.vring.stale,
         };
-        self.split.rest_as_stale(stale);
+        self.vring.rest_as_stale(stale);
         self.idle_looks = 0;
     }
 
     /// True if the guest disabled it.
     pub(crate) fn is_disabled(&self) -> bool {
-        !self.split.wanted
+        !self.vring.wanted
     }
 
     /// True if the ring holds what is to be discarded, at once or after a while.
     pub(crate) fn is_stale(&self) -> bool {
-        self.is_disabled() || self.split.stale > 0
+        self.is_disabled() || self.vring.stale > 0
     }
 
     /// Gives the frames of a disabled ring back to the guest, unsent (vhost-user, "Ring states").
@@ -91,80 +94,85 @@ impl TxRing {
     /// once; then the ring is served.
     pub fn discard(&mut self) -> Discarded {
         let nothing = |left| Discarded { frames: 0, call: None, left };
-        if self.split.broken || self.split.enabled {
+        if self.vring.broken || self.vring.enabled {
             return nothing(false);
         }
-        if self.split.held {
+        if self.vring.held {
             return nothing(true);
         }
-        if self.split.stale == 0 && self.idle_looks < LOOKS_BEFORE_DISCARD {
+        if self.vring.stale == 0 && self.idle_looks < LOOKS_BEFORE_DISCARD {
             self.idle_looks += 1;
             return nothing(true);
         }
-        touches::enter(&self.split.touches);
-        if touches::rests(&self.split.touches) {
+        touches::enter(&self.vring.touches);
+        if touches::rests(&self.vring.touches) {
             return nothing(true);
         }
-        let all = self.split.available().unwrap_or(0);
-        let stale = self.split.stale;
+        let all = self.vring.entries();
+        let stale = self.vring.stale;
         let due = if stale > 0 { stale.min(all) } else { all };
-        let frames = due.min(MOST_DISCARDED);
-        for _ in 0..frames {
-            self.split.push_used(self.split.head(0), 0);
-            self.split.next_avail = self.split.next_avail.wrapping_add(1);
+        let (mut frames, mut entries) = (0, 0u16);
+        while entries < due
+            && frames < MOST_DISCARDED
+            && (self.vring.known() > 0 || self.vring.available().is_some_and(|n| n > 0))
+        {
+            let head = self.vring.head(0);
+            entries = entries.saturating_add(self.vring.entries_of(head));
+            self.vring.push_used(head, 0);
+            self.vring.next_avail = self.vring.next_avail.wrapping_add(1);
+            frames += 1;
         }
-        self.split.publish();
+        let call = self.vring.publish(Point::TxReleased);
         touches::outside();
         // A guest may take back what it made available: then nothing of that is left.
-        self.split.rest_as_stale(if frames == due { 0 } else { stale.saturating_sub(frames) });
-        let call =
-            if frames > 0 && self.split.wants_call() { self.split.call.clone() } else { None };
-        Discarded { frames: frames.into(), call, left: frames < due }
+        let all_done = entries >= due || frames < MOST_DISCARDED;
+        self.vring.rest_as_stale(if all_done { 0 } else { stale.saturating_sub(entries) });
+        Discarded { frames: frames.into(), call, left: !all_done }
     }
 
     /// For the operator.
     pub fn status(&self) -> RingStatus {
-        self.split.status()
+        self.vring.status()
     }
 
     /// True if the guest's memory or its dirty log was taken away.
     #[inline(always)]
     pub fn poisoned(&self) -> bool {
-        self.split.poisoned()
+        self.vring.poisoned()
     }
 
     /// Lets the ring rest until it is set up anew: what it points to is not the guest's memory any
     /// more.
     pub fn rest(&mut self) {
-        self.split.broken = true;
+        self.vring.broken = true;
     }
 
     /// Looks at the guest's index once. Returns how many chains are waiting: 0 if the ring is
     /// disabled, `None` if it is broken.
     #[inline(always)]
     pub fn available(&mut self) -> Option<u16> {
-        if self.split.broken {
+        if self.vring.broken {
             return None;
         }
         // One that rests is asked again at the next turn: it is not empty, so it is not armed.
-        if !self.split.enabled || touches::rests(&self.split.touches) {
+        if !self.vring.enabled || touches::rests(&self.vring.touches) {
             return Some(0);
         }
-        self.split.available()
+        self.vring.available()
     }
 
     /// Asks the guest not to kick, as long as the ring is polled.
     pub fn disarm(&mut self) {
-        self.split.disarm();
+        self.vring.disarm();
     }
 
     /// Asks the guest to kick for its next frame and looks again. Returns whether the ring is still
     /// empty: if not, poll it.
     pub fn arm(&mut self) -> bool {
-        if self.split.broken || !self.split.enabled {
+        if self.vring.broken || !self.vring.enabled {
             return true;
         }
-        self.split.arm()
+        self.vring.arm()
     }
 
     /// Fetches the ring's own lines of the first `n` waiting chains.
@@ -172,10 +180,7 @@ impl TxRing {
     pub fn prefetch(&self, n: u16) {
         // Backwards: what the processor fetches further on its own is behind us, not what the guest
         // is about to write.
-        for ahead in (0..n.min(BATCH as u16)).step_by(4).rev() {
-            self.split.prefetch_desc(self.split.head(ahead));
-        }
-        self.split.prefetch_used();
+        self.vring.prefetch((0..n.min(BATCH as u16)).step_by(4).rev());
     }
 
     /// Copies the first bytes of each waiting frame into header slots.
@@ -195,14 +200,14 @@ impl TxRing {
         most: u16,
         meanwhile: impl FnOnce(u16),
     ) -> Gathered<'a> {
-        if self.split.broken {
+        if self.vring.broken {
             return Gathered::Broken;
         }
-        let n = usize::from(self.split.known().min(most)).min(BATCH);
-        if n == 0 || !self.split.enabled {
+        let n = usize::from(self.vring.known().min(most)).min(BATCH);
+        if n == 0 || !self.vring.enabled {
             return Gathered::Empty;
         }
-        touches::enter(&self.split.touches);
+        touches::enter(&self.vring.touches);
         let count = self.open(store, n);
         if touches::metering() {
             self.touch(store, count);
@@ -210,9 +215,9 @@ impl TxRing {
         meanwhile(count as u16);
         match (count, store.frames.first_mut(), store.slots.first_mut()) {
             (1, Some(frame), Some(slot)) if frame.fault.is_none() => {
-                fill::<HEAD>(frame, slot, store.segs.as_slice(), self.split.header_len);
+                fill::<HEAD>(frame, slot, store.segs.as_slice(), self.vring.space.header_len);
             }
-            _ => fill_all::<HEAD>(store, count, self.split.header_len),
+            _ => fill_all::<HEAD>(store, count, self.vring.space.header_len),
         }
         pass(Point::TxTaken);
         Gathered::Frames(Frames::gathered(self, store, count))
@@ -221,19 +226,19 @@ impl TxRing {
     /// Gathers as [`Self::gather`] does, with as much of each frame as a slot holds: for frames
     /// with an outer header in front.
     pub fn gather_long<'a>(&'a mut self, store: &'a mut FrameStore, most: u16) -> Gathered<'a> {
-        if self.split.broken {
+        if self.vring.broken {
             return Gathered::Broken;
         }
-        let n = usize::from(self.split.known().min(most)).min(BATCH);
-        if n == 0 || !self.split.enabled {
+        let n = usize::from(self.vring.known().min(most)).min(BATCH);
+        if n == 0 || !self.vring.enabled {
             return Gathered::Empty;
         }
-        touches::enter(&self.split.touches);
+        touches::enter(&self.vring.touches);
         let count = self.open(store, n);
         if touches::metering() {
             self.touch(store, count);
         }
-        fill_all::<HEAD_LONG>(store, count, self.split.header_len);
+        fill_all::<HEAD_LONG>(store, count, self.vring.space.header_len);
         pass(Point::TxTaken);
         Gathered::Frames(Frames::gathered(self, store, count))
     }
@@ -242,67 +247,11 @@ impl TxRing {
     /// frame are on their way while the descriptors of others are read.
     #[inline(never)] // one call per batch, and its loop needs all registers
     fn open(&mut self, store: &mut FrameStore, n: usize) -> usize {
-        let header_len = self.split.header_len;
-        let mut budget = CHAIN_BUDGET;
-        let mut bytes = 0;
-        let mut segs = 0usize;
-        let mut count = 0;
-        let mut window = self.split.window;
-        for frame in store.frames.iter_mut().take(n) {
-            let id = self.split.head(count as u16);
-            frame.id = id;
-            frame.fault = None;
-            frame.offload = false;
-            frame.skip = 0;
-            frame.first_seg = segs as u16;
-            let simple = match self.split.desc(id) {
-                Some(desc) if desc.is_single_readable() => {
-                    self.simple(desc, header_len as u32, &mut window)
-                }
-                _ => None,
-            };
-            if let (Some(seg), Some(to)) = (simple, store.segs.get_mut(segs)) {
-                budget -= 1;
-                copy::prefetch_read(seg.ptr.as_ptr().wrapping_sub(header_len));
-                copy::prefetch_read(seg.ptr.as_ptr().wrapping_sub(header_len).wrapping_add(64));
-                *to = seg;
-                frame.len = seg.len;
-                frame.segs = 1;
-                frame.header_in_front = true;
-                segs += 1;
-            } else {
-                frame.header_in_front = false;
-                frame.len = 0;
-                // Of a frame that turns out faulty nothing is ever stored: not even the head of one
-                // before it.
-                frame.head_len = 0;
-                frame.segs = 0;
-                match self.chain(id, &mut budget, store.segs.as_mut_slice(), segs) {
-                    Ok((net, len, used)) => {
-                        frame.offload = net.flags != 0 || net.gso_type != NetHeader::GSO_NONE;
-                        frame.net = net;
-                        frame.len = len;
-                        frame.segs = used as u16;
-                        segs += used;
-                    }
-                    // Others used up what a batch may look at: this chain opens the next one.
-                    Err(ChainFault::NoRoom) if count > 0 => break,
-                    Err(ChainFault::NoRoom) => frame.fault = Some(FrameFault::BadChain),
-                    Err(ChainFault::Fault(fault)) => frame.fault = Some(fault),
-                }
-                // Simple chains need one descriptor each: leave enough for all that may follow.
-                if budget < BATCH as u32 || segs > MAX_SEGS - BATCH {
-                    count += 1;
-                    break;
-                }
-            }
-            bytes += frame.len;
-            count += 1;
-            if bytes >= MAX_BYTES {
-                break;
-            }
-        }
-        self.split.window = window;
+        let (count, window) = match &self.vring.layout {
+            Layout::Split(split) => open_chains(&self.vring, split, store, n),
+            Layout::Packed(packed) => open_packed(&self.vring, packed, store, n),
+        };
+        self.vring.window = window;
         count
     }
 
@@ -318,83 +267,162 @@ impl TxRing {
             }
         }
     }
+}
 
-    /// A chain of one descriptor that lies in one region and holds the virtio-net header and the
-    /// frame: what most drivers send. The segment starts behind the header.
-    #[inline(always)]
-    fn simple(&self, desc: Desc, header_len: u32, window: &mut Window) -> Option<Seg> {
-        // Shorter than the header wraps to more than any frame.
-        let len = desc.len.wrapping_sub(header_len);
-        if len.wrapping_sub(MIN_FRAME) > MAX_FRAME - MIN_FRAME {
-            return None;
+#[cold] // so that split rings get the registers
+#[inline(never)]
+fn open_packed(ring: &Vring, packed: &Packed, store: &mut FrameStore, n: usize) -> (usize, Window) {
+    open_chains(ring, packed, store, n)
+}
+
+/// Opens the chains of `ring`, whose layout `chains` is. Returns their number, and the region of
+/// the last one.
+#[inline(always)]
+fn open_chains(
+    ring: &Vring,
+    chains: &impl Chains,
+    store: &mut FrameStore,
+    n: usize,
+) -> (usize, Window) {
+    let header_len = ring.space.header_len;
+    let mut budget = CHAIN_BUDGET;
+    let mut bytes = 0;
+    let mut segs = 0usize;
+    let mut count = 0;
+    let mut window = ring.window;
+    for frame in store.frames.iter_mut().take(n) {
+        let id = chains.head(ring.next_avail.wrapping_add(count as u16));
+        frame.id = id;
+        frame.fault = None;
+        frame.offload = false;
+        frame.skip = 0;
+        frame.first_seg = segs as u16;
+        let simple = match chains.first(id) {
+            Some(desc) if desc.is_single_readable() => {
+                simple(ring, desc, header_len as u32, &mut window)
+            }
+            _ => None,
+        };
+        if let (Some(seg), Some(to)) = (simple, store.segs.get_mut(segs)) {
+            budget -= 1;
+            copy::prefetch_read(seg.ptr.as_ptr().wrapping_sub(header_len));
+            copy::prefetch_read(seg.ptr.as_ptr().wrapping_sub(header_len).wrapping_add(64));
+            *to = seg;
+            frame.len = seg.len;
+            frame.segs = 1;
+            frame.header_in_front = true;
+            segs += 1;
+        } else {
+            frame.header_in_front = false;
+            frame.len = 0;
+            // Of a frame that turns out faulty nothing is ever stored: not even the head of one
+            // before it.
+            frame.head_len = 0;
+            frame.segs = 0;
+            match chain(ring, chains, id, &mut budget, store.segs.as_mut_slice(), segs) {
+                Ok((net, len, used)) => {
+                    frame.offload = net.flags != 0 || net.gso_type != NetHeader::GSO_NONE;
+                    frame.net = net;
+                    frame.len = len;
+                    frame.segs = used as u16;
+                    segs += used;
+                }
+                // Others used up what a batch may look at: this chain opens the next one.
+                Err(ChainFault::NoRoom) if count > 0 => break,
+                Err(ChainFault::NoRoom) => frame.fault = Some(FrameFault::BadChain),
+                Err(ChainFault::Fault(fault)) => frame.fault = Some(fault),
+            }
+            // Simple chains need one descriptor each: leave enough for all that may follow.
+            if budget < BATCH as u32 || segs > MAX_SEGS - BATCH {
+                count += 1;
+                break;
+            }
         }
-        let start = self.split.whole(desc.addr, desc.len, window)?;
-        // SAFETY: header_len < desc.len, all of which is mapped.
-        let ptr = unsafe { start.add(header_len as usize) };
-        Some(Seg { ptr, len })
+        bytes += frame.len;
+        count += 1;
+        if bytes >= MAX_BYTES {
+            break;
+        }
     }
+    (count, window)
+}
 
-    /// A chain of any shape. Segments go to `segs[first..]`. Returns the virtio-net header, the
-    /// frame's length and the number of segments.
-    #[inline(never)]
-    fn chain(
-        &self,
-        id: u16,
-        budget: &mut u32,
-        segs: &mut [Seg],
-        first: usize,
-    ) -> Result<(NetHeader, u32, usize), ChainFault> {
-        let mut raw = [0u8; NetHeader::LEN];
-        let mut in_header = 0;
-        let mut len = 0u32;
-        let mut used = 0usize;
-        let mut hint = self.split.hint;
-        let mut oversized = false;
-        let mut full = false;
-        let walked = self.split.walk(id, budget, |split, desc| {
-            if desc.is_writable() {
+/// A chain of one descriptor that lies in one region and holds the virtio-net header and the
+/// frame: what most drivers send. The segment starts behind the header.
+#[inline(always)]
+fn simple(ring: &Vring, desc: Desc, header_len: u32, window: &mut Window) -> Option<Seg> {
+    // Shorter than the header wraps to more than any frame.
+    let len = desc.len.wrapping_sub(header_len);
+    if len.wrapping_sub(MIN_FRAME) > MAX_FRAME - MIN_FRAME {
+        return None;
+    }
+    let start = ring.space.whole(desc.addr, desc.len, window)?;
+    // SAFETY: header_len < desc.len, all of which is mapped.
+    let ptr = unsafe { start.add(header_len as usize) };
+    Some(Seg { ptr, len })
+}
+
+/// A chain of any shape. Segments go to `segs[first..]`. Returns the virtio-net header, the
+/// frame's length and the number of segments.
+#[inline(never)]
+fn chain(
+    ring: &Vring,
+    chains: &impl Chains,
+    id: u16,
+    budget: &mut u32,
+    segs: &mut [Seg],
+    first: usize,
+) -> Result<(NetHeader, u32, usize), ChainFault> {
+    let mut raw = [0u8; NetHeader::LEN];
+    let mut in_header = 0;
+    let mut len = 0u32;
+    let mut used = 0usize;
+    let mut hint = ring.space.hint;
+    let mut oversized = false;
+    let mut full = false;
+    let walked = chains.walk(&ring.space, id, budget, |space, desc| {
+        if desc.is_writable() {
+            return Err(BadChain);
+        }
+        let (mut addr, mut left) = (desc.addr, desc.len);
+        while left > 0 {
+            let span = space.memory.span(addr, left, &mut hint).ok_or(BadChain)?;
+            addr = addr.checked_add(u64::from(span.len)).ok_or(BadChain)?;
+            left -= span.len;
+            let take = (space.header_len - in_header).min(span.len as usize);
+            if let Some(to) = raw.get_mut(in_header..in_header + take) {
+                // SAFETY: take <= span.len and to has that length, which is that of a header at
+                // most.
+                unsafe { copy::small(span.ptr.as_ptr(), to.as_mut_ptr(), take) };
+            }
+            in_header += take;
+            let rest = span.len - take as u32;
+            if rest == 0 {
+                continue;
+            }
+            len = len.saturating_add(rest);
+            if len > MAX_FRAME {
+                oversized = true;
                 return Err(BadChain);
             }
-            let (mut addr, mut left) = (desc.addr, desc.len);
-            while left > 0 {
-                let span = split.memory.span(addr, left, &mut hint).ok_or(BadChain)?;
-                addr = addr.checked_add(u64::from(span.len)).ok_or(BadChain)?;
-                left -= span.len;
-                let take = (split.header_len - in_header).min(span.len as usize);
-                if let Some(to) = raw.get_mut(in_header..in_header + take) {
-                    // SAFETY: take <= span.len and to has that length, which is that of a header at
-                    // most.
-                    unsafe { copy::small(span.ptr.as_ptr(), to.as_mut_ptr(), take) };
-                }
-                in_header += take;
-                let rest = span.len - take as u32;
-                if rest == 0 {
-                    continue;
-                }
-                len = len.saturating_add(rest);
-                if len > MAX_FRAME {
-                    oversized = true;
-                    return Err(BadChain);
-                }
-                let Some(seg) = segs.get_mut(first + used) else {
-                    full = true;
-                    return Err(BadChain);
-                };
-                // SAFETY: take < span.len.
-                *seg = Seg { ptr: unsafe { span.ptr.add(take) }, len: rest };
-                used += 1;
-            }
-            Ok(())
-        });
-        match walked {
-            Err(BadChain) if oversized => Err(ChainFault::Fault(FrameFault::Oversized)),
-            Err(BadChain) if full || *budget == 0 => Err(ChainFault::NoRoom),
-            Err(BadChain) => Err(ChainFault::Fault(FrameFault::BadChain)),
-            Ok(()) if in_header < self.split.header_len || len < MIN_FRAME => {
-                Err(ChainFault::Fault(FrameFault::Short))
-            }
-            Ok(()) => Ok((NetHeader::from_bytes(raw), len, used)),
+            let Some(seg) = segs.get_mut(first + used) else {
+                full = true;
+                return Err(BadChain);
+            };
+            // SAFETY: take < span.len.
+            *seg = Seg { ptr: unsafe { span.ptr.add(take) }, len: rest };
+            used += 1;
         }
+        Ok(())
+    });
+    match walked {
+        Err(BadChain) if oversized => Err(ChainFault::Fault(FrameFault::Oversized)),
+        Err(BadChain) if full || *budget == 0 => Err(ChainFault::NoRoom),
+        Err(BadChain) => Err(ChainFault::Fault(FrameFault::BadChain)),
+        Ok(()) if in_header < ring.space.header_len || len < MIN_FRAME => {
+            Err(ChainFault::Fault(FrameFault::Short))
+        }
+        Ok(()) => Ok((NetHeader::from_bytes(raw), len, used)),
     }
 }
 

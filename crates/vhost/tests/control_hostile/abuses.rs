@@ -218,7 +218,7 @@ pub const ABUSES: &[Abuse] = &[
     (
         "features that were not offered",
         |h| h.send(SET_FEATURES, &raw::words(&[1 << 23 | 1 << 34]), &[]),
-        "were not offered: bit-23 bit-34",
+        "were not offered: bit-23 ring-packed",
     ),
     (
         "all features",

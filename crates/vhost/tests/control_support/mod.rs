@@ -170,6 +170,7 @@ impl Bed {
 
     pub fn config(&self) -> DeviceConfig {
         DeviceConfig {
+            notes: None,
             name: "test".to_owned(),
             role: self.role,
             path: self.path.clone(),

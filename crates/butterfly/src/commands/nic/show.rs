@@ -239,17 +239,16 @@ fn queues(page: &mut String, queues: &[nic_show::Queue], machine: &str) {
     }
     let number = |value: Option<u32>| value.map_or("-".into(), |value| value.to_string());
     let many = queues.iter().any(|queue| queue.pair() > 0);
-    let name = |queue: &nic_show::Queue| match many {
-        true => format!("{} {}", safe(queue.name()), queue.pair()),
-        false => safe(queue.name()),
+    let name = |queue: &nic_show::Queue| {
+        let packed = if queue.packed() { " (packed)" } else { "" };
+        match many {
+            true => format!("{} {}{packed}", safe(queue.name()), queue.pair()),
+            false => format!("{}{packed}", safe(queue.name())),
+        }
     };
     let rows: Vec<_> = queues
         .iter()
         .map(|queue| {
-            // Ring indices are 16 bits wide and wrap.
-            let pending = queue.guest_avail.zip(queue.next_avail);
-            let pending =
-                pending.map(|(guest, ours)| u32::from((guest as u16).wrapping_sub(ours as u16)));
             [
                 name(queue),
                 number(queue.size),
@@ -259,7 +258,7 @@ fn queues(page: &mut String, queues: &[nic_show::Queue], machine: &str) {
                 number(queue.next_avail),
                 number(queue.used),
                 number(queue.guest_avail),
-                number(pending),
+                number(show_json::pending(queue)),
             ]
         })
         .collect();

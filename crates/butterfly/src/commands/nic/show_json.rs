@@ -4,7 +4,7 @@ use super::limits;
 use super::list::{State, trouble};
 use crate::commands::tunnels::drops_json;
 use crate::text::json::seconds;
-use butterfly_api::proto::{NicShow, Pings, nic::Type};
+use butterfly_api::proto::{NicShow, Pings, nic::Type, nic_show};
 use protobuf::EnumOrUnknown;
 use serde_json::{Value, json};
 
@@ -87,6 +87,8 @@ pub fn json(show: &NicShow) -> Value {
             "next_avail": queue.next_avail,
             "used": queue.used,
             "guest_avail": queue.guest_avail,
+            "pending": pending(queue),
+            "packed": queue.packed(),
         })).collect::<Vec<_>>(),
         "memory_regions": show.memory_regions.iter().map(|region| json!({
             "guest_addr": region.guest_addr(),
@@ -137,4 +139,14 @@ pub fn pings(pings: &Pings) -> Value {
         "mean_ns": pings.mean_ns,
         "max_ns": pings.max_ns,
     })
+}
+
+/// Entries that the guest has made available and the switch has not taken.
+pub(super) fn pending(queue: &nic_show::Queue) -> Option<u32> {
+    // A daemon that does not say it has split rings alone: their indices are 16 bits wide and wrap.
+    let distance = queue
+        .guest_avail
+        .zip(queue.next_avail)
+        .map(|(guest, ours)| u32::from((guest as u16).wrapping_sub(ours as u16)));
+    queue.pending.or(distance)
 }

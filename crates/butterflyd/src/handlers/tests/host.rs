@@ -220,6 +220,8 @@ impl Dataplane for Fake {
             next_avail: 3,
             avail_idx: 5,
             used_idx: 2,
+            packed: false,
+            waiting: 2,
             held: false,
             broken: true,
         };

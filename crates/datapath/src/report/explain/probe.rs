@@ -120,11 +120,9 @@ impl<'p> Outlet for &'p Probe {
                 if ring.is_some_and(|ring| ring.status().held) {
                     return Look(Some(Offered { held: true, ..offered(Features::NONE, None) }));
                 }
-                return Look(ring.map(|ring| {
-                    let status = ring.status();
-                    let free = status.avail_idx.wrapping_sub(status.next_avail);
-                    offered(ring.features(), Some(free))
-                }));
+                return Look(
+                    ring.map(|ring| offered(ring.features(), Some(ring.status().waiting))),
+                );
             }
             std::thread::yield_now();
         }

@@ -11,11 +11,9 @@ use crate::{
     control::state::{Kick, Named, RingAddresses},
     net::Features,
     port::{MAX_PAIRS, Queue, QueueKind},
-    ring::{CallFd, RingSetup, is_eventfd},
+    ring::{CallFd, FRESH, MAX_SIZE, Note, RingSetup, is_eventfd},
 };
 
-/// Most descriptors of a ring (virtio 1.2, 2.7).
-const MAX_RING_SIZE: u32 = 32768;
 /// The rings of the first pair.
 const FIRST: [Queue; 2] = [Queue::RX, Queue::TX];
 
@@ -26,6 +24,10 @@ pub(crate) struct Ring {
     pub addresses: Option<RingAddresses>,
     /// Position at which the ring starts.
     pub position: u16,
+    /// Number of the message that said so.
+    pub set: Option<u64>,
+    /// True if it is packed, another process drove it, and that process's notes are lost.
+    pub lost: bool,
     pub kick: Option<Kick>,
     pub call: Option<Named<Arc<CallFd>>>,
     pub enabled: Option<bool>,
@@ -44,6 +46,7 @@ impl Ring {
             || self.addresses.is_some()
             || self.enabled.is_some()
             || self.position != 0
+            || self.set.is_some()
             || self.has_descriptors()
     }
 
@@ -119,10 +122,10 @@ impl Session {
 
     pub fn set_size(&mut self, index: u32, size: u32) -> Result<(), Refused> {
         let queue = self.queue(index)?;
-        if !size.is_power_of_two() || size > MAX_RING_SIZE {
-            return Err(refuse!(
-                "a ring of {size} descriptors: it must be a power of two up to {MAX_RING_SIZE}"
-            ));
+        let most = u32::from(MAX_SIZE);
+        if !(1..=most).contains(&size) || !(self.is_packed() || size.is_power_of_two()) {
+            let what = if self.is_packed() { "from 1" } else { "a power of two" };
+            return Err(refuse!("a ring of {size} descriptors: it must be {what} up to {most}"));
         }
         let changed = self.ring(queue).size.map(u32::from) != Some(size);
         self.ring_mut(queue).size = Some(size as u16);
@@ -142,20 +145,47 @@ impl Session {
     /// Sets the position at which the ring starts next time; one that runs goes on.
     pub fn set_position(&mut self, index: u32, position: u32) -> Result<(), Refused> {
         let queue = self.queue(index)?;
-        self.ring_mut(queue).position = u16::try_from(position)
-            .map_err(|_| refuse!("a ring at {position}: positions of split rings have 16 bits"))?;
+        let position = if self.is_packed() || self.features.is_none() {
+            // Of packed rings available entries are in the lower half, and used ones, which are the
+            // same, in the upper one. Where split ones stand, their used index tells.
+            position as u16
+        } else {
+            u16::try_from(position).map_err(|_| {
+                refuse!("a ring at {position}: positions of split rings have 16 bits")
+            })?
+        };
+        let message = self.message;
+        let ring = self.ring_mut(queue);
+        if !ring.running {
+            (ring.position, ring.set, ring.lost) = (position, Some(message), false);
+        }
         Ok(())
     }
 
-    /// Stops a ring. Returns its position.
-    pub fn stop_ring(&mut self, index: u32) -> Result<u16, Refused> {
+    /// Does the same as the message of another process of which a state tells.
+    pub fn restore_position(&mut self, index: u32, position: u16, set: Option<u64>) {
+        if let Ok(queue) = self.queue(index) {
+            let lost = self.notes_are_lost && self.is_packed();
+            let ring = self.ring_mut(queue);
+            (ring.position, ring.set, ring.lost) = (position, set, lost);
+        }
+    }
+
+    /// True if its rings are packed.
+    pub fn is_packed(&self) -> bool {
+        self.features.is_some_and(|features| features.has(Features::RING_PACKED))
+    }
+
+    /// Stops a ring. Returns its position: of a packed one both as available and as used.
+    pub fn stop_ring(&mut self, index: u32) -> Result<u32, Refused> {
         let queue = self.queue(index)?;
         self.halt(queue);
         // Closed only now: the announcement was taken back.
         self.ring_mut(queue).kick = None;
         self.ring_mut(queue).trouble = None;
         let _ = self.count_pairs(); // fewer are always had
-        Ok(self.ring(queue).position)
+        let position = u32::from(self.ring(queue).position);
+        Ok(if self.is_packed() { position | position << 16 } else { position })
     }
 
     pub fn set_kick(
@@ -268,6 +298,9 @@ impl Session {
     pub fn reset(&mut self) {
         self.stop_rings();
         self.rings = Rings::default();
+        // Where a ring stood does not count any more, and whoever repeats this says the same.
+        let message = self.message;
+        self.rings.iter_mut().for_each(|ring| ring.set = Some(message));
         let _ = self.count_pairs(); // none
         self.features = None;
         self.log = None;
@@ -303,14 +336,34 @@ impl Session {
             used: guest("used ring", at.used)?,
             used_log: at.used_log,
             call: ring.call.as_ref().map(|call| call.it.clone()),
+            note: self.note(queue)?,
         }))
+    }
+
+    /// The note about a packed ring; `None` if it is lost.
+    fn note(&self, queue: Queue) -> Result<Option<Note>, String> {
+        let ring = self.ring(queue);
+        let Some(notes) = self.notes.as_ref().filter(|_| self.is_packed() && !ring.lost) else {
+            return Ok(None);
+        };
+        let note = notes.note(queue.index(), ring.set.unwrap_or(self.connection));
+        note.map(Some).map_err(|error| format!("there is no memory for its position: {error}"))
     }
 
     /// Marks the used rings in the dirty log. A device that died may have moved a used index and
     /// not marked it; it marked what the guest finds by that index before it moved it.
     pub(super) fn log_used_rings(&self) {
         let Some(log) = self.active_log() else { return };
-        for ring in self.rings.iter() {
+        for ring in self.rings.iter().filter(|_| self.is_packed()) {
+            if let (Some(size), Some(at)) = (ring.size, ring.addresses) {
+                for (user, len) in [(at.desc, 16 * u64::from(size)), (at.used, 4)] {
+                    if let Some(guest) = self.memory.user_to_guest(user) {
+                        log.map.mark(guest, len);
+                    }
+                }
+            }
+        }
+        for ring in self.rings.iter().filter(|_| !self.is_packed()) {
             if let (Some(size), Some(RingAddresses { used_log: Some(at), .. })) =
                 (ring.size, ring.addresses)
             {
@@ -338,9 +391,14 @@ impl Session {
             // What its old place said about notifications may not hold in the new one.
             self.retract(queue);
         } else {
-            match self.port.start(queue, &setup, self.ring(queue).position, self.enabled(queue)) {
+            let ring = self.ring(queue);
+            let base = match (ring.position, ring.set) {
+                (0, None) if self.is_packed() => FRESH,
+                (position, _) => position,
+            };
+            match self.port.start(queue, &setup, base, self.enabled(queue)) {
                 // Its guest came from another device: that of another host.
-                Ok(position) => self.resumed |= position > 0 && !self.restoring,
+                Ok(resumed) => self.resumed |= resumed && !self.restoring,
                 Err(error) => return self.give_up(queue, error.to_string()),
             }
             // What a dead device's guest had given up may have been so for long.
@@ -441,7 +499,9 @@ impl Session {
             let Ring { addresses: Some(at), size: Some(size), .. } = self.ring(queue) else {
                 return false;
             };
-            let parts = [(at.desc, 16 * u32::from(*size)), (at.avail, 4 + 2 * u32::from(*size))];
+            let size = u32::from(*size);
+            let avail = if self.is_packed() { 4 } else { 4 + 2 * size };
+            let parts = [(at.desc, 16 * size), (at.avail, avail)];
             parts.into_iter().all(|(user, len)| {
                 self.memory.user_to_guest(user).is_some_and(|at| self.memory.is_blank(at, len))
             })

@@ -26,15 +26,15 @@ impl RxRing {
         let (Some(frame), Some(slot)) = (frames.frames.get(index), frames.slots.get(index)) else {
             return Err(NotDelivered::BadChain);
         };
-        let header_len = self.split.header_len;
-        let at = self.split.next_avail;
+        let header_len = self.vring.space.header_len;
+        let at = self.vring.next_avail;
         let need = (header_len + front.len()) as u32 + frame.len;
         let ready = self.ready.get(usize::from(at) % BATCH).copied();
         let prepared = self.prepared != at;
         let Some(ready) = ready.filter(|ready| prepared && need <= ready.room.len()) else {
             return self.deliver_behind_spread(frames, index, front, fields);
         };
-        let Some(mut store) = self.split.door.store(&ready.room, need) else {
+        let Some(mut store) = self.vring.door.store(&ready.room, need) else {
             return Err(NotDelivered::TooLarge);
         };
         let head_len = usize::from(frame.head_len).min(HEAD_MAX);
@@ -55,8 +55,8 @@ impl RxRing {
             }
         }
         drop(store);
-        self.split.push_used(ready.id, need);
-        self.split.next_avail = at.wrapping_add(1);
+        self.vring.push_used(ready.id, need);
+        self.vring.next_avail = at.wrapping_add(1);
         Ok(())
     }
 

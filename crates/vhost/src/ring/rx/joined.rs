@@ -32,10 +32,10 @@ impl RxRing {
         self.is_served()?;
         self.may_be_touched()?;
         let Joined { frames: range, from, bytes, is_right, finish } = joined;
-        let header_len = self.split.header_len;
+        let header_len = self.vring.space.header_len;
         let front = (header_len + from) as u32;
         self.find_room(front.saturating_add(bytes))?;
-        let mut writer = Writer::new(&self.pieces, &self.split.door);
+        let mut writer = Writer::new(&self.pieces, &self.vring.door);
         writer.skip(front);
         let (mut count, mut written) = (0, 0);
         for index in range.clone() {
@@ -79,7 +79,7 @@ impl RxRing {
         private.copy_from_slice(head);
         let net = finish(private, count, written);
         let header = NetHeader { num_buffers: self.chains.len() as u16, ..net }.to_bytes();
-        let mut writer = Writer::new(&self.pieces, &self.split.door);
+        let mut writer = Writer::new(&self.pieces, &self.vring.door);
         writer.bytes(header.get(..header_len).unwrap_or_default());
         writer.bytes(private);
         self.use_up(need);

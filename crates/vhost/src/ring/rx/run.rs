@@ -5,10 +5,12 @@ use std::{ops::Range, ptr::NonNull};
 use butterfly_point::{Point, pass};
 
 use crate::ring::{
-    door::{Room, Through},
+    door::{Logged, Room, Through, Unlogged},
     frames::{BATCH, Frame, Frames, HEAD_MAX},
     rx::{NotDelivered, RxRing},
+    space::Chains,
     touches,
+    vring::Layout,
 };
 
 impl RxRing {
@@ -18,13 +20,27 @@ impl RxRing {
     /// many it wrote, and their bytes.
     #[inline(always)]
     pub fn deliver_run(&mut self, frames: &Frames<'_>, range: Range<usize>) -> (usize, u64) {
-        let (at, bytes) = match self.split.door.unlogged() {
-            Some(door) => self.deliver_through(&door, frames, range.clone()),
-            None => self.deliver_through(&&self.split.door, frames, range.clone()),
+        let door = &self.vring.door;
+        let (at, bytes) = match &self.vring.layout {
+            Layout::Split(split) if door.is_unlogged() => {
+                self.deliver_through(&Unlogged(&split.used), frames, range.clone())
+            }
+            Layout::Split(split) => {
+                self.deliver_through(&Logged(door, &split.used), frames, range.clone())
+            }
+            Layout::Packed(_) => self.deliver_through(&door, frames, range.clone()),
         };
         let done = at - range.start;
-        self.split.next_avail = self.split.next_avail.wrapping_add(done as u16);
-        self.split.next_used = self.split.next_used.wrapping_add(done as u16);
+        if let Layout::Packed(packed) = &mut self.vring.layout {
+            let header_len = self.vring.space.header_len as u32;
+            let frames = frames.frames().get(range.start..at).unwrap_or_default();
+            for (number, frame) in (0u16..).zip(frames) {
+                let number = self.vring.next_used.wrapping_add(number);
+                packed.push_used(number, header_len + frame.len, false);
+            }
+        }
+        self.vring.next_avail = self.vring.next_avail.wrapping_add(done as u16);
+        self.vring.next_used = self.vring.next_used.wrapping_add(done as u16);
         (done, bytes)
     }
 
@@ -68,9 +84,9 @@ impl RxRing {
         frames: &Frames<'_>,
         range: Range<usize>,
     ) -> (u16, u64) {
-        let header_len = self.split.header_len;
-        let first = self.split.next_avail.wrapping_add(before);
-        let used = self.split.next_used.wrapping_add(before);
+        let header_len = self.vring.space.header_len;
+        let first = self.vring.next_avail.wrapping_add(before);
+        let used = self.vring.next_used.wrapping_add(before);
         let room = self.prepared.wrapping_sub(first);
         let (mut done, mut bytes) = (0u16, 0u64);
         let (start, end) = (range.start, range.end);
@@ -117,7 +133,7 @@ impl RxRing {
     #[inline(always)]
     pub fn deliver_first(&mut self, frames: &Frames<'_>) -> Result<(), NotDelivered> {
         // Buffers that were read already are not read again.
-        let done = match self.prepared == self.split.next_avail {
+        let done = match self.prepared == self.vring.next_avail {
             true => self.deliver_at_once(frames).is_some(),
             false => self.deliver_run(frames, 0..1).0 == 1,
         };
@@ -132,25 +148,32 @@ impl RxRing {
         if touches::metering() || self.is_served().is_err() {
             return None;
         }
-        touches::enter(&self.split.touches);
+        let Layout::Split(split) = &self.vring.layout else { return None };
+        touches::enter(&self.vring.touches);
         let (frame, slot) = frames.each().next()?;
-        if self.split.known() == 0 && self.split.available()? == 0 {
-            return None;
+        if self.vring.known() == 0 {
+            let avail_idx = split.available_index();
+            let known = avail_idx.wrapping_sub(self.vring.next_avail);
+            // An index that is impossible is found there, too.
+            if known == 0 || known > split.size() {
+                return None;
+            }
+            self.vring.avail_idx = avail_idx;
         }
-        let id = self.split.head(0);
-        let desc = self.split.desc(id).filter(|desc| desc.is_single_writable())?;
-        let mut window = self.split.window;
-        let ptr = self.split.whole(desc.addr, desc.len, &mut window)?;
-        self.split.window = window;
-        // SAFETY: whole() found it mapped, in memory that `split` keeps.
+        let id = split.head(self.vring.next_avail);
+        let desc = split.first(id).filter(|desc| desc.is_single_writable())?;
+        let mut window = self.vring.window;
+        let ptr = self.vring.space.whole(desc.addr, desc.len, &mut window)?;
+        self.vring.window = window;
+        // SAFETY: whole() found it mapped, in memory that `vring` keeps.
         let room = unsafe { Room::new(ptr, desc.len, desc.addr) };
-        let need = self.split.header_len as u32 + frame.len;
+        let need = self.vring.space.header_len as u32 + frame.len;
         let head_len = usize::from(frame.head_len).min(HEAD_MAX);
-        let mut store = self.split.door.store(&room, need)?;
+        let mut store = self.vring.door.store(&room, need)?;
         // SAFETY: header_len is 10 or 12 and head_len at most frame.len, which are asked for
         // together, and HEAD_MAX, which a slot has.
         unsafe {
-            store.empty_header(self.split.header_len);
+            store.empty_header(self.vring.space.header_len);
             store.mapped(NonNull::from(&slot.0).cast(), head_len as u32);
         }
         let mut pieces = frames.pieces_of(frame, head_len as u32);
@@ -161,9 +184,10 @@ impl RxRing {
         }
         drop(store);
         pass(Point::RxWritten);
-        self.split.push_used(id, need);
+        split.used.entry(&self.vring.door, self.vring.next_used, id, need);
+        self.vring.next_used = self.vring.next_used.wrapping_add(1);
         pass(Point::RxEntry);
-        self.split.next_avail = self.split.next_avail.wrapping_add(1);
+        self.vring.next_avail = self.vring.next_avail.wrapping_add(1);
         self.forget_prepared();
         Some(())
     }

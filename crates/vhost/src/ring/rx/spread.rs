@@ -40,12 +40,12 @@ impl RxRing {
     pub fn deliver_own(&mut self, frame: &[u8]) -> Result<(), NotDelivered> {
         self.is_served()?;
         self.may_be_touched()?;
-        let need = (self.split.header_len + frame.len()) as u32;
+        let need = (self.vring.space.header_len + frame.len()) as u32;
         self.find_room(need)?;
         let header =
             NetHeader { num_buffers: self.chains.len() as u16, ..NetHeader::default() }.to_bytes();
-        let header = header.get(..self.split.header_len).unwrap_or_default();
-        let mut writer = Writer::new(&self.pieces, &self.split.door);
+        let header = header.get(..self.vring.space.header_len).unwrap_or_default();
+        let mut writer = Writer::new(&self.pieces, &self.vring.door);
         writer.bytes(header);
         writer.bytes(frame);
         self.use_up(need);
@@ -53,13 +53,15 @@ impl RxRing {
     }
 
     /// The chains that were found hold `need` bytes now.
+    #[inline(always)]
     pub(super) fn use_up(&mut self, need: u32) {
         let mut left = need;
         pass(Point::RxWritten);
-        for chain in &self.chains {
+        let last = self.chains.len().saturating_sub(1);
+        for (n, chain) in self.chains.iter().enumerate() {
             let len = left.min(chain.capacity);
             left -= len;
-            self.split.push_used(chain.id, len);
+            self.vring.push_part(chain.id, len, n < last);
             pass(Point::RxEntry);
         }
         self.consume(self.chains.len() as u16);
@@ -73,7 +75,7 @@ impl RxRing {
     ) -> Result<(), NotDelivered> {
         self.is_served()?;
         self.may_be_touched()?;
-        let need = self.split.header_len as u32 + delivery.head.len() as u32 + delivery.len;
+        let need = self.vring.space.header_len as u32 + delivery.head.len() as u32 + delivery.len;
         self.deliver_spread(frames, delivery, need)
     }
 
@@ -81,8 +83,8 @@ impl RxRing {
     #[inline(always)]
     pub(super) fn may_be_touched(&self) -> Result<(), NotDelivered> {
         if touches::metering() {
-            touches::enter(&self.split.touches);
-            if touches::rests(&self.split.touches) {
+            touches::enter(&self.vring.touches);
+            if touches::rests(&self.vring.touches) {
                 return Err(NotDelivered::Resting);
             }
         }
@@ -101,11 +103,11 @@ impl RxRing {
         let mut finished;
         let mut head = delivery.head;
         let header = NetHeader { num_buffers: self.chains.len() as u16, ..delivery.net }.to_bytes();
-        let header = header.get(..self.split.header_len).unwrap_or_default();
+        let header = header.get(..self.vring.space.header_len).unwrap_or_default();
 
         // The rest first, because the checksum, which covers it, stands in the head.
         let mut sum = Sum::EMPTY;
-        let mut writer = Writer::new(&self.pieces, &self.split.door);
+        let mut writer = Writer::new(&self.pieces, &self.vring.door);
         writer.skip((header.len() + head.len()) as u32);
         let mut source = frames
             .pieces(delivery.frame, delivery.from, delivery.len)
@@ -127,7 +129,7 @@ impl RxRing {
             finish_checksum(private, start, field, udp, sum);
             head = private;
         }
-        let mut writer = Writer::new(&self.pieces, &self.split.door);
+        let mut writer = Writer::new(&self.pieces, &self.vring.door);
         writer.bytes(header);
         writer.bytes(head);
         self.use_up(need);
