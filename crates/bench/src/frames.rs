@@ -385,7 +385,7 @@ mod tests {
         let memory = Memory::new(&MemoryConfig::new(config.memory_needed())).unwrap();
         let mut guest = FastGuest::new(&memory, Features::VERSION_1, &config).unwrap();
         assert_eq!(guest.tx.send(count, |out| frames.fill(&out)), Ok(count));
-        let ring = &guest.link(TX).ring;
+        let ring = guest.link(TX).ring.split();
         let desc = |i: usize| {
             ring.desc(ring.avail_entry(i as u16).load(std::sync::atomic::Ordering::Relaxed))
         };

@@ -176,7 +176,7 @@ mod tests {
         }
 
         fn deliver(&mut self, header: NetHeader, frame: &[u8]) {
-            let ring = self.nic.link(RX).ring.clone();
+            let ring = self.nic.link(RX).ring.split().clone();
             let head = ring.avail_entry(self.next).load(Relaxed);
             let stream = [&header.to_bytes()[..], frame].concat();
             self.nic.memory().write(ring.desc(head).addr, &stream).unwrap();

@@ -49,7 +49,7 @@ impl Interface {
         );
         let socket =
             PacketSocket::of_all(found.index).with_context(|| format!("interface \"{name}\""))?;
-        let [tx, rx] = [TX, RX].map(|queue| nic.link(queue).ring.clone());
+        let [tx, rx] = [TX, RX].map(|queue| nic.link(queue).ring.split().clone());
         // Nobody has to be told of frames and buffers.
         for ring in [&tx, &rx] {
             ring.used_flags().store(USED_NO_NOTIFY, Ordering::Relaxed);

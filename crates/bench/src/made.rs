@@ -25,7 +25,7 @@ pub fn made(options: &Options, out: &mut dyn Write) -> anyhow::Result<f64> {
     let memory = Memory::new(&if options.huge { memory.huge() } else { memory })?;
     let mut guest = FastGuest::new(&memory, Features::VERSION_1, &config)?;
     // Nobody has to be told of frames.
-    guest.link(TX).ring.used_flags().store(USED_NO_NOTIFY, Ordering::Relaxed);
+    guest.link(TX).ring.split().used_flags().store(USED_NO_NOTIFY, Ordering::Relaxed);
     let mut frames = Frames::new(options, 0, Kind::Data, Part::Counted);
     let burst = usize::from(options.burst);
     let mut used = 0u16;
@@ -36,7 +36,7 @@ pub fn made(options: &Options, out: &mut dyn Write) -> anyhow::Result<f64> {
         while begin.elapsed() < Duration::from_secs(1) {
             for _ in 0..ROUNDS {
                 let sent = guest.tx.send(burst, |frame| frames.fill(&frame))?;
-                let ring = &guest.link(TX).ring;
+                let ring = guest.link(TX).ring.split();
                 for _ in 0..sent {
                     let head = ring.avail_entry(used).load(Ordering::Relaxed);
                     ring.set_used_entry(used, head.into(), 0, Ordering::Relaxed);

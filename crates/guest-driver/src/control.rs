@@ -29,6 +29,7 @@ use crate::{
     memory::{Memory, Region},
     queue::QueueLink,
     raw::{self, FrontendReq},
+    ring::AnyRing,
 };
 
 pub use dirty::DirtyLog;
@@ -296,14 +297,34 @@ impl Connection {
         start: &Start,
     ) -> Result<(), ControlError> {
         let queue = queue.as_ref();
-        let base = start.base.get(index).copied().unwrap_or(0);
+        let base = start.base.get(index).unwrap_or(queue.first);
         asked("SET_VRING_NUM", self.frontend.set_vring_num(index, queue.ring.size()))?;
-        asked("SET_VRING_BASE", self.frontend.set_vring_base(index, base))?;
+        self.set_vring_base(index, queue, base)?;
         self.set_vring_addr(index, queue, start.log)?;
         // The device hears of a descriptor that is left out. Call this first, so that no queue is
         // used without.
         self.set_vring_call(index, start.call.then(|| queue.call.as_fd()))?;
         self.set_vring_kick(index, start.kick.then(|| queue.kick.as_fd()))
+    }
+
+    /// Tells where the device begins in a ring.
+    ///
+    /// For a packed ring QEMU says it twice: the lower half is where descriptors are read next, the
+    /// upper half where they are used next.
+    pub fn set_vring_base(
+        &mut self,
+        index: usize,
+        queue: &impl AsRef<QueueLink>,
+        base: u16,
+    ) -> Result<(), ControlError> {
+        match queue.as_ref().ring {
+            AnyRing::Split(_) => asked("SET_VRING_BASE", self.frontend.set_vring_base(index, base)),
+            AnyRing::Packed(_) => {
+                let both = u32::from(base) | u32::from(base) << 16;
+                let body = raw::vring_state(index as u32, both);
+                self.send_raw("SET_VRING_BASE", FrontendReq::SET_VRING_BASE, &body, &[], false)
+            }
+        }
     }
 
     /// Enables or disables a ring. Without protocol features rings need no enabling, and this does
@@ -334,19 +355,19 @@ impl Connection {
     }
 
     /// Stops a queue and learns where the device was: the next entry of the available ring it would
-    /// have taken.
+    /// have taken. Of a packed ring the next descriptor with its wrap counter.
     pub fn stop_queue(&mut self, index: usize) -> Result<u16, ControlError> {
         asked("GET_VRING_BASE", self.frontend.get_vring_base(index)).map(|base| base as u16)
     }
 
     /// Stops the queues of so many pairs. Returns their positions.
     pub fn stop(&mut self, pairs: usize) -> Result<Positions, ControlError> {
-        let mut positions = [0; Queue::COUNT];
+        let mut positions = Positions::default();
         for index in 0..2 * pairs {
             self.enable(index, false)?;
         }
-        for (index, position) in positions.iter_mut().enumerate().take(2 * pairs) {
-            *position = self.stop_queue(index)?;
+        for index in 0..2 * pairs {
+            positions.set(index, self.stop_queue(index)?);
         }
         Ok(positions)
     }

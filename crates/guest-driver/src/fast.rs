@@ -1,14 +1,17 @@
 //! A driver for measuring: no allocation, no copies but the caller's, buffers bound to their
 //! descriptors for good.
 //!
-//! [`crate::VirtQueue`] can do everything; this driver does one thing fast. Descriptors are written
-//! once. Entries of the available ring are written only when they change; a device that uses chains
-//! in order makes them stay. Each batch touches each index once. Buffers that the device returns
-//! are checked as thoroughly.
+//! [`crate::VirtQueue`] can do everything; this driver does one thing fast. Descriptors of a split
+//! ring are written once. Entries of the available ring are written only when they change; a device
+//! that uses chains in order makes them stay. Each batch touches each index once. A packed ring
+//! takes two stores a descriptor. Buffers that the device returns are checked as thoroughly.
 
 mod chains;
 mod config;
+mod owned;
+mod packed;
 mod rx;
+mod split;
 mod tx;
 
 use std::sync::Arc;

@@ -115,16 +115,16 @@ impl Guest {
         for addr in &self.tx_slots {
             self.memory.free(*addr, self.config.max_frame + NetHeader::LEN);
         }
-        self.rx.ring().clone().free();
-        self.tx.ring().clone().free();
+        self.rx.any_ring().clone().free();
+        self.tx.any_ring().clone().free();
     }
 
     /// Resets the driver, as one that is loaded again does: rings zeroed, `features` in force,
     /// receive buffers posted. The device must have been stopped.
     pub fn reset(&mut self, features: Features) {
         self.features = features;
-        self.rx.reset(features);
-        self.tx.reset(features);
+        self.rx.reset_at(features, self.config.first);
+        self.tx.reset_at(features, self.config.first);
         self.rx_free = (0..self.rx_slots.len()).rev().collect();
         self.tx_free = (0..self.tx_slots.len()).rev().collect();
         self.refill(self.config.rx_fill.unwrap_or(usize::MAX));
@@ -195,7 +195,14 @@ impl Guest {
     fn allowed(&self, shape: Shape, any: bool) -> Shape {
         let any = any || self.features.0 & (Features::VERSION_1.0 | Features::ANY_LAYOUT.0) != 0;
         let indirect = self.features.has(Features::INDIRECT_DESC);
-        let placement = if indirect { shape.placement } else { Placement::Direct };
+        let placement = match shape.placement {
+            _ if !indirect => Placement::Direct,
+            // No chain of a packed ring goes on in a table (virtio 1.2, 2.8.19).
+            Placement::IndirectAfter(_) if self.features.has(Features::RING_PACKED) => {
+                Placement::Indirect
+            }
+            placement => placement,
+        };
         Shape { header_apart: shape.header_apart || !any, placement, ..shape }
     }
 }

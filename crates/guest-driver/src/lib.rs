@@ -1,7 +1,8 @@
 //! Driver side: a simulated guest, good enough to run every scenario in one process.
 //!
 //! * [`Memory`]: guest memory as shared files, in one or more regions.
-//! * [`Ring`]: the raw fields of a split ring. [`VirtQueue`]: the driver's half of it, by the book.
+//! * [`Ring`], [`PackedRing`]: the raw fields of a split ring and of a packed one. [`VirtQueue`]:
+//!   the driver's half of either, by the book; RING_PACKED decides.
 //! * [`Guest`]: a driver with a pair of queues, that sends and receives frames.
 //! * [`Connection`], [`Listener`]: the control channel, either side of the socket; [`raw`] for
 //!   anything else on it.
@@ -44,5 +45,5 @@ pub use memory::{Memory, MemoryConfig, MemoryError, Region, Span};
 pub use queue::{
     AddError, Buffer, DeviceError, KickPolicy, Placement, QueueLink, QueueStats, Used, VirtQueue,
 };
-pub use ring::{Desc, Ring, RingAddr};
+pub use ring::{AnyRing, Desc, PackedDesc, PackedEvent, PackedRing, Position, Ring, RingAddr};
 pub use vm::{DetachedVm, Vm, VmConfig};

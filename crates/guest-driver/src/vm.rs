@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use butterfly_vhost::{net::Features, port::Queue};
+use butterfly_vhost::net::Features;
 
 use crate::{
     control::{Connection, ControlError, Listener, Pairs, Positions, ProtocolFeatures, Start},
@@ -193,17 +193,18 @@ impl DetachedVm {
     /// was.
     ///
     /// The device's last word counts if it was stopped in order, else the used indices, as in QEMU.
+    /// Of packed rings, whose positions QEMU cannot learn then, only the driver knows them.
     pub fn reattach(self, mut connection: Connection) -> Result<Vm, ControlError> {
         let offered = connection.negotiate(self.guest.features(), self.config.protocol)?;
         if offered != self.guest.features() {
             return Err(ControlError::Missing(self.guest.features().without(offered)));
         }
         // Read only now, when the device that had them before is surely gone.
-        let mut used = [0; Queue::COUNT];
+        let mut used = Positions::default();
         let pairs = [&self.guest].into_iter().chain(&self.further);
-        let positions = pairs.flat_map(|pair| [pair.rx(), pair.tx()]);
-        for (position, queue) in used.iter_mut().zip(positions) {
-            *position = queue.restart_position();
+        let queues = pairs.flat_map(|pair| [pair.rx(), pair.tx()]);
+        for (index, queue) in queues.enumerate() {
+            used.set(index, queue.restart_position());
         }
         let start = Start { base: self.base.unwrap_or(used), ..self.config.start };
         connection.start(&Pairs { first: &self.guest, further: &self.further }, &start)?;

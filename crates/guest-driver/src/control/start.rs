@@ -48,8 +48,32 @@ impl Nic for Pairs<'_> {
     }
 }
 
-/// A position for each queue that there may be.
-pub type Positions = [u16; Queue::COUNT];
+/// A position for each queue that there may be, as SET_VRING_BASE says it: an index, or 15 bits and
+/// the wrap counter of a packed ring. A queue without one begins where its driver did.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Positions([Option<u16>; Queue::COUNT]);
+
+impl Positions {
+    /// Position of a queue.
+    pub fn get(&self, index: usize) -> Option<u16> {
+        self.0.get(index).copied().flatten()
+    }
+
+    /// Gives a queue a position.
+    ///
+    /// # Panics
+    /// If there may be no such queue.
+    pub fn set(&mut self, index: usize, position: u16) {
+        self.0[index] = Some(position);
+    }
+}
+
+/// Equal if each queue has that position.
+impl PartialEq<[u16; Queue::COUNT]> for Positions {
+    fn eq(&self, other: &[u16; Queue::COUNT]) -> bool {
+        self.0 == other.map(Some)
+    }
+}
 
 impl Nic for Guest {
     fn features(&self) -> Features {
@@ -65,10 +89,11 @@ impl Nic for Guest {
     }
 }
 
-/// Positions of the first pair's queues, receive first, and 0 for others.
+/// Positions of the first pair's queues, receive first, and none for others.
 pub fn positions([rx, tx]: [u16; 2]) -> Positions {
-    let mut all = [0; Queue::COUNT];
-    all[..2].copy_from_slice(&[rx, tx]);
+    let mut all = Positions::default();
+    all.set(0, rx);
+    all.set(1, tx);
     all
 }
 
@@ -103,7 +128,7 @@ impl Default for Start {
     fn default() -> Start {
         Start {
             memory: Some(MemoryMessages::Table),
-            base: [0; Queue::COUNT],
+            base: Positions::default(),
             kick: true,
             call: true,
             enable: true,

@@ -9,7 +9,7 @@ pub(super) const LINE: usize = 64;
 /// Parameters of a [`crate::FastGuest`].
 #[derive(Clone, Copy, Debug)]
 pub struct FastConfig {
-    /// Entries of both rings.
+    /// Entries of both rings: a power of two, unless they are packed.
     pub queue_size: u16,
     /// Longest frame to be sent.
     pub max_frame: usize,

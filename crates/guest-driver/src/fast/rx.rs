@@ -1,9 +1,6 @@
 //! The receive queue of the driver for measuring.
 
-use std::sync::{
-    Arc,
-    atomic::Ordering::{Acquire, Release},
-};
+use std::sync::Arc;
 
 use butterfly_vhost::net::{Features, NetHeader};
 
@@ -11,10 +8,11 @@ use crate::{
     fast::{
         chains::Core,
         config::{BATCH, FastConfig, LINE, stride},
+        owned::Pieces,
     },
     memory::{Memory, MemoryError, Span},
     queue::DeviceError,
-    ring::{DESC_WRITE, Desc, Ring},
+    ring::{AnyRing, DESC_WRITE, Desc},
 };
 
 /// The receive queue. Each buffer is one descriptor, also for a legacy guest, whose driver would
@@ -99,9 +97,9 @@ impl FastRx {
         features: Features,
         config: &FastConfig,
     ) -> Result<FastRx, MemoryError> {
-        let core = Core::new(Ring::new(memory, config.queue_size)?, features, 0)?;
+        let core = Core::new(AnyRing::new(memory, config.queue_size, features)?, features, 0)?;
         let stride = stride(config.rx_buffer);
-        let len = stride * usize::from(core.chains);
+        let len = stride * usize::from(core.owned.chains);
         let pool = memory.span(memory.alloc(len, LINE)?, len)?;
         let mut rx = FastRx {
             core,
@@ -114,16 +112,13 @@ impl FastRx {
             chains: Vec::with_capacity(config.queue_size.into()),
             received: 0,
         };
-        for chain in 0..rx.core.chains {
+        for chain in 0..rx.core.owned.chains {
             let addr = rx.pool.addr() + rx.buffer_at(chain) as u64;
-            rx.core
-                .link
-                .ring
-                .set_desc(chain, Desc { addr, len: rx.buffer, flags: DESC_WRITE, next: 0 });
+            let buffer = Desc { addr, len: rx.buffer, flags: DESC_WRITE, next: 0 };
+            rx.core.describe(chain, Pieces::one(buffer));
             rx.core.push(chain);
         }
-        // Published, but the device is not told: it looks when it is started.
-        rx.core.link.ring.avail_idx().store(rx.core.avail_idx, Release);
+        rx.core.show(); // the device is not told: it looks when it is started
         Ok(rx)
     }
 
@@ -146,7 +141,7 @@ impl FastRx {
     /// True if used buffers wait.
     #[inline]
     pub fn has_used(&self) -> bool {
-        self.core.link.ring.used_idx().load(Acquire) != self.core.last_used
+        self.core.has_used()
     }
 
     /// Takes what was received, at least [`BATCH`] buffers of it if there are as many, and gives

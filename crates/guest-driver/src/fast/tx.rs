@@ -8,10 +8,11 @@ use crate::{
     fast::{
         chains::Core,
         config::{FastConfig, LINE, stride},
+        owned::Pieces,
     },
     memory::{Memory, MemoryError, Span},
     queue::DeviceError,
-    ring::{DESC_INDIRECT, DESC_LEN, DESC_NEXT, Desc, Ring},
+    ring::{AnyRing, DESC_INDIRECT, DESC_LEN, DESC_NEXT, Desc, PackedDesc},
 };
 
 /// The transmit queue.
@@ -67,36 +68,38 @@ impl FastTx {
         config: &FastConfig,
     ) -> Result<FastTx, MemoryError> {
         let legacy = features.0 & (Features::VERSION_1.0 | Features::ANY_LAYOUT.0) == 0;
-        let header_apart = config.header_apart || legacy;
-        let ring = Ring::new(memory, config.queue_size)?;
+        // A packed ring of one descriptor has no room for two.
+        let room = config.indirect || config.queue_size > 1 || !features.has(Features::RING_PACKED);
+        let header_apart = (config.header_apart && room) || legacy;
+        let ring = AnyRing::new(memory, config.queue_size, features)?;
         let shift = u32::from(header_apart && !config.indirect && config.queue_size > 1);
         let core = Core::new(ring, features, shift)?;
         let stride = stride(config.max_frame);
-        let len = stride * usize::from(core.chains);
+        let len = stride * usize::from(core.owned.chains);
         let pool = memory.span(memory.alloc(len, LINE)?, len)?;
         pool.fill(0);
         let indirect = match config.indirect {
             true => {
-                let len = usize::from(core.chains) * 2 * DESC_LEN;
+                let len = usize::from(core.owned.chains) * 2 * DESC_LEN;
                 Some(memory.span(memory.alloc(len, LINE)?, len)?)
             }
             false => None,
         };
-        let tx = FastTx {
+        let mut tx = FastTx {
             pool,
             stride,
             max_frame: config.max_frame,
             header_len: features.header_len(),
             indirect,
             header_apart,
-            lens: vec![0; core.chains.into()],
-            free: (0..core.chains).collect(),
+            lens: vec![0; core.owned.chains.into()],
+            free: (0..core.owned.chains).collect(),
             free_at: 0,
-            free_count: core.chains.into(),
+            free_count: core.owned.chains.into(),
             sent: 0,
             core,
         };
-        (0..tx.core.chains).for_each(|chain| tx.describe(chain, 0));
+        (0..tx.core.owned.chains).for_each(|chain| tx.describe(chain, 0));
         Ok(tx)
     }
 
@@ -107,38 +110,31 @@ impl FastTx {
     }
 
     /// Writes a chain's descriptors for a frame of `len` bytes.
-    fn describe(&self, chain: u16, len: u32) {
+    fn describe(&mut self, chain: u16, len: u32) {
         let frame = self.pool.addr() + self.frame_at(chain) as u64;
         let header_len = self.header_len as u32;
         let header =
             Desc { addr: frame - u64::from(header_len), len: header_len, flags: 0, next: 0 };
         let together = Desc { len: header_len + len, ..header };
         let apart = Desc { addr: frame, len, flags: 0, next: 0 };
-        let head = chain << self.core.shift;
-        let ring = &self.core.link.ring;
-        match &self.indirect {
-            None if self.header_apart => {
-                ring.set_desc(head, Desc { flags: DESC_NEXT, next: head + 1, ..header });
-                ring.set_desc(head + 1, apart);
-            }
-            None => ring.set_desc(head, together),
+        let pieces = match &self.indirect {
+            None if self.header_apart => Pieces::two(header, apart),
+            None => Pieces::one(together),
             Some(tables) => {
                 let at = usize::from(chain) * 2 * DESC_LEN;
-                let table = if self.header_apart {
-                    [Desc { flags: DESC_NEXT, next: 1, ..header }, apart]
-                } else {
-                    [together, Desc::default()]
-                };
-                tables.write(at, &table[0].to_bytes());
-                tables.write(at + DESC_LEN, &table[1].to_bytes());
-                let entries = if self.header_apart { 2 } else { 1 };
-                let len = (entries * DESC_LEN) as u32;
-                ring.set_desc(
-                    head,
-                    Desc { addr: tables.addr() + at as u64, len, flags: DESC_INDIRECT, next: 0 },
-                );
+                let packed = matches!(self.core.link.ring, AnyRing::Packed(_));
+                let entries: &[Desc] =
+                    if self.header_apart { &[header, apart] } else { &[together] };
+                for (i, entry) in entries.iter().enumerate() {
+                    let more = i + 1 < entries.len();
+                    tables.write(at + i * DESC_LEN, &table_entry(*entry, more, packed));
+                }
+                let len = (entries.len() * DESC_LEN) as u32;
+                let addr = tables.addr() + at as u64;
+                Pieces::one(Desc { addr, len, flags: DESC_INDIRECT, next: 0 })
             }
-        }
+        };
+        self.core.describe(chain, pieces);
     }
 
     /// Frames handed to the device.
@@ -153,16 +149,17 @@ impl FastTx {
 
     /// Frames the device has not used yet, as of the last [`Self::reclaim`].
     pub fn outstanding(&self) -> u16 {
-        self.core.outstanding
+        self.core.owned.outstanding
     }
 
     /// Takes back what the device has used.
     #[inline]
     pub fn reclaim(&mut self) -> Result<usize, DeviceError> {
-        let chains = usize::from(self.core.chains);
+        let chains = usize::from(self.core.owned.chains);
         let (free, mut end) = (&mut self.free, self.free_at + self.free_count);
         let taken = self.core.take(usize::MAX, |chain, _| {
-            if let Some(place) = free.get_mut(end & (chains - 1)) {
+            end = if end < chains { end } else { end - chains };
+            if let Some(place) = free.get_mut(end) {
                 *place = chain;
             }
             end += 1;
@@ -186,10 +183,10 @@ impl FastTx {
         if count == 0 {
             return Ok(0);
         }
-        let mask = usize::from(self.core.chains) - 1;
+        let chains = usize::from(self.core.owned.chains);
         for _ in 0..count {
-            let Some(&chain) = self.free.get(self.free_at & mask) else { break };
-            self.free_at += 1;
+            let Some(&chain) = self.free.get(self.free_at) else { break };
+            self.free_at = if self.free_at + 1 < chains { self.free_at + 1 } else { 0 };
             let frame = TxFrame {
                 pool: &self.pool,
                 at: self.frame_at(chain),
@@ -205,7 +202,6 @@ impl FastTx {
             }
             self.core.push(chain);
         }
-        self.free_at &= mask;
         self.free_count -= count;
         self.sent += count as u64;
         self.core.publish();
@@ -217,7 +213,7 @@ impl FastTx {
         let deadline = std::time::Instant::now() + timeout;
         loop {
             self.reclaim()?;
-            if self.core.outstanding == 0 {
+            if self.core.owned.outstanding == 0 {
                 return Ok(true);
             }
             if std::time::Instant::now() > deadline {
@@ -225,5 +221,16 @@ impl FastTx {
             }
             std::thread::yield_now();
         }
+    }
+}
+
+/// Returns the first or second entry of an indirect table as it lies in memory; `more`: the second
+/// one follows.
+fn table_entry(entry: Desc, more: bool, packed: bool) -> [u8; DESC_LEN] {
+    let Desc { addr, len, flags, .. } = entry;
+    match more {
+        _ if packed => PackedDesc { addr, len, id: 0, flags }.to_bytes(),
+        true => Desc { flags: DESC_NEXT, next: 1, ..entry }.to_bytes(),
+        false => entry.to_bytes(),
     }
 }

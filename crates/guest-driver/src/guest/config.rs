@@ -17,7 +17,7 @@ pub enum Refill {
 /// Parameters of a [`crate::Guest`].
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
-    /// Entries of the receive ring.
+    /// Entries of the receive ring: a power of two, unless it is packed.
     pub rx_size: u16,
     /// Entries of the transmit ring.
     pub tx_size: u16,
@@ -26,9 +26,13 @@ pub struct GuestConfig {
     pub rx_buffer: usize,
     /// Largest frame that can be sent, without header.
     pub max_frame: usize,
+    /// Position at which both rings begin, as SET_VRING_BASE says it, as after a migration; None:
+    /// where a fresh ring begins. A device has to be told: [`crate::Connection`] does.
+    pub first: Option<u16>,
     /// Layout of receive chains, as far as the features in force allow it.
     ///
-    /// Without INDIRECT_DESC there are no indirect tables. A legacy guest without ANY_LAYOUT has
+    /// Without INDIRECT_DESC there are no indirect tables. On a packed ring a chain is in its table
+    /// whole or not at all. A legacy guest without ANY_LAYOUT has
     /// the header apart unless buffers are merged (virtio 1.2, 5.1.6.6 and 2.7.4.1).
     pub rx_shape: Shape,
     /// Layout of transmit chains, as far as the features in force allow it.
@@ -57,6 +61,7 @@ impl Default for GuestConfig {
             tx_size: 256,
             rx_buffer: 2048,
             max_frame: 9216,
+            first: None,
             rx_shape: Shape::default(),
             tx_shape: Shape::default(),
             rx_fill: None,

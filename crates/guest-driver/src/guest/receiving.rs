@@ -61,7 +61,8 @@ impl Guest {
     fn merged(&self, header: NetHeader) -> Result<u16, DeviceError> {
         let claimed = header.num_buffers;
         if self.features.has(Features::MRG_RXBUF) {
-            let available = self.rx.used_ready().saturating_add(1);
+            let wanted = if claimed == 0 { u16::MAX } else { claimed };
+            let available = self.rx.used_ready_of(wanted).saturating_add(1);
             return if claimed == 0 || claimed > available {
                 Err(DeviceError::NumBuffers { claimed, available })
             } else {

@@ -136,6 +136,13 @@ impl Span {
         unsafe { AtomicU32::from_ptr(self.aligned(at)) }
     }
 
+    /// The two numbers at `at` as atomics. Panics if they are not aligned or not inside.
+    #[inline]
+    pub fn atomic_u64_pair(&self, at: usize) -> &[AtomicU64; 2] {
+        // SAFETY: as in `atomic_u16`; an array has no padding, and the alignment of its elements.
+        unsafe { &*self.aligned::<[AtomicU64; 2]>(at) }
+    }
+
     /// The number at `at` as an atomic. Panics if it is not aligned or not inside.
     #[inline]
     pub fn atomic_u64(&self, at: usize) -> &AtomicU64 {

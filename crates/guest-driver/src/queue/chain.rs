@@ -20,7 +20,7 @@ pub enum Placement {
     /// All in an indirect table (needs INDIRECT_DESC).
     Indirect,
     /// In the ring's table up to this number, the others in an indirect table behind them (virtio
-    /// 1.2, 2.7.5.3.2).
+    /// 1.2, 2.7.5.3.2). On a packed ring no chain may be so (2.8.19).
     IndirectAfter(u16),
 }
 
@@ -36,9 +36,18 @@ pub struct Used {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chain {
     pub(super) token: u64,
-    /// Descriptors in the ring's table.
+    /// Descriptors in the ring.
     pub(super) descs: u16,
     pub(super) writable: u32,
     /// Address and bytes of the indirect table.
     pub(super) table: Option<(u64, usize)>,
+}
+
+/// A descriptor of a chain in the ring, in either layout.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) addr: u64,
+    pub(super) len: u32,
+    /// `DESC_WRITE` and `DESC_INDIRECT`.
+    pub(super) flags: u16,
 }

@@ -5,8 +5,9 @@ use crate::memory::MemoryError;
 /// The device broke the rules of the ring. The queue cannot be trusted any more; reset it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// The used index is further ahead than chains are outstanding.
-    #[error("the used index moved by {moved}, but only {outstanding} chains are outstanding")]
+    /// The used index is further ahead than chains are outstanding. On a packed ring: a descriptor
+    /// is used, and no chain is outstanding.
+    #[error("{moved} more chains are used, but only {outstanding} are outstanding")]
     UsedIndex {
         /// Distance from the last entry taken.
         moved: u16,
@@ -14,10 +15,10 @@ pub enum DeviceError {
         outstanding: u16,
     },
     /// A used entry names a chain the device does not own.
-    #[error("used entry for descriptor {0}, which is not the head of an outstanding chain")]
+    #[error("used entry for {0}, which is not the head or buffer id of an outstanding chain")]
     UsedId(u32),
     /// IN_ORDER was negotiated, and a used entry names a chain beyond what the used index covers.
-    #[error("used entry for descriptor {0} is out of order")]
+    #[error("used entry for {0} is out of order")]
     OutOfOrder(u32),
     /// A used length is more than the chain's writable bytes.
     #[error("used length {len}, but the chain has {writable} writable bytes")]

@@ -1,19 +1,13 @@
 //! Interrupts: asked for, suppressed, waited for.
 
 use std::{
-    sync::atomic::{
-        Ordering::{Relaxed, SeqCst},
-        fence,
-    },
+    sync::atomic::{Ordering::SeqCst, fence},
     time::{Duration, Instant},
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::{
-    queue::{VirtQueue, error::DeviceError},
-    ring::AVAIL_NO_INTERRUPT,
-};
+use crate::queue::{Half, VirtQueue, error::DeviceError};
 
 /// An interrupt that was asked for comes within this time after the used index, or it was
 /// forgotten.
@@ -23,24 +17,20 @@ impl VirtQueue {
     /// Asks for an interrupt at the next used entry. Returns false if one is there already, which
     /// may not interrupt.
     pub fn arm_interrupt(&mut self) -> bool {
-        if self.event_idx {
-            self.link.ring.avail_flags().store(0, Relaxed);
-            self.link.ring.used_event().store(self.last_used, Relaxed);
-        } else {
-            self.link.ring.avail_flags().store(0, Relaxed);
+        match &self.half {
+            Half::Split(half) => half.arm(),
+            Half::Packed(half) => half.arm(),
         }
-        fence(SeqCst); // pairs with the device's, between its used index and its look at our field
+        fence(SeqCst); // pairs with the device's, between its used entry and its look at our field
         !self.has_used()
     }
 
-    /// Asks for no interrupts. With EVENT_IDX that can only be put far off: one comes at the latest
-    /// 65,535 entries later.
+    /// Asks for no interrupts. On a split ring with EVENT_IDX that can only be put far off: one
+    /// comes at the latest 65,535 entries later.
     pub fn suppress_interrupts(&mut self) {
-        if self.event_idx {
-            self.link.ring.avail_flags().store(0, Relaxed); // MUST be 0 with EVENT_IDX (2.7.7.1)
-            self.link.ring.used_event().store(self.last_used.wrapping_sub(1), Relaxed);
-        } else {
-            self.link.ring.avail_flags().store(AVAIL_NO_INTERRUPT, Relaxed);
+        match &self.half {
+            Half::Split(half) => half.suppress(),
+            Half::Packed(half) => half.suppress(),
         }
     }
 

@@ -4,13 +4,16 @@ use std::{os::fd::OwnedFd, sync::Arc};
 
 use rustix::event::EventfdFlags;
 
-use crate::{memory::MemoryError, ring::Ring};
+use crate::{memory::MemoryError, ring::AnyRing};
 
 /// The device's view of a queue: its ring, and the descriptors of both directions' notifications.
 #[derive(Clone, Debug)]
 pub struct QueueLink {
     /// The ring.
-    pub ring: Ring,
+    pub ring: AnyRing,
+    /// Position at which a device that knows nothing of the ring begins, as SET_VRING_BASE says
+    /// it.
+    pub first: u16,
     /// Written to notify the device.
     pub kick: Arc<OwnedFd>,
     /// Written by the device to interrupt.
@@ -18,8 +21,8 @@ pub struct QueueLink {
 }
 
 impl QueueLink {
-    /// Makes a link with new descriptors.
-    pub fn new(ring: Ring) -> Result<QueueLink, MemoryError> {
+    /// Makes a link with new descriptors, for a fresh ring.
+    pub fn new(ring: AnyRing) -> Result<QueueLink, MemoryError> {
         let failed = |e: rustix::io::Errno| MemoryError::System {
             what: "create an eventfd",
             source: e.into(),
@@ -30,7 +33,7 @@ impl QueueLink {
                 .map(Arc::new)
                 .map_err(failed)
         };
-        Ok(QueueLink { ring, kick: fd()?, call: fd()? })
+        Ok(QueueLink { first: ring.start(), ring, kick: fd()?, call: fd()? })
     }
 
     /// Notifies the device.
