@@ -82,7 +82,11 @@ impl Testpmd {
 
     fn connect(&self, name: &str, config: &VmConfig) -> Vm {
         match Vm::connect(self.socket(name), config, START) {
-            Ok(vm) => vm,
+            Ok(vm) => {
+                let offered = vm.connection.offered();
+                assert_eq!(vm.guest.features(), config.features, "testpmd offers {offered:?}");
+                vm
+            }
             Err(error) => panic!("{error}\n{}", self.log()),
         }
     }
@@ -184,6 +188,7 @@ fn largest(features: Features) -> usize {
 }
 
 const MODERN: Features = Features::VERSION_1;
+const PACKED: Features = MODERN.with(Features::RING_PACKED);
 
 #[test]
 fn every_ring_feature_with_testpmd_as_server() {
@@ -430,6 +435,126 @@ fn placements_may_be_mixed_freely() {
             let got = next_frame(&mut b, WAIT).expect("a frame").1;
             assert_eq!(got, frame(1, number, 100), "{cuts:?} {placement:?}");
         }
+    }
+}
+
+#[test]
+fn packed_rings_with_every_feature() {
+    let testpmd = Testpmd::start(false);
+    let merged = PACKED.with(Features::MRG_RXBUF);
+    for features in [
+        PACKED,
+        merged,
+        PACKED.with(Features::EVENT_IDX),
+        PACKED.with(Features::IN_ORDER),
+        merged.with(Features::IN_ORDER),
+        merged.with(Features::INDIRECT_DESC),
+        merged.with(Features::INDIRECT_DESC).with(Features::EVENT_IDX),
+        merged.with(Features::INDIRECT_DESC).with(Features::EVENT_IDX).with(Features::IN_ORDER),
+    ] {
+        println!("features: {features:?}");
+        let (mut a, mut b) = testpmd.pair(&config(features));
+        assert_eq!(a.guest.features(), features, "testpmd offers {:?}", a.connection.offered());
+        both_ways(&mut a, &mut b, &lens(largest(features)));
+    }
+}
+
+#[test]
+fn packed_rings_with_testpmd_as_client() {
+    let testpmd = Testpmd::start(true);
+    let listeners = ["a", "b"].map(|name| Listener::bind(testpmd.socket(name)).unwrap());
+    let features = PACKED.with(Features::MRG_RXBUF).with(Features::EVENT_IDX);
+    let [mut a, mut b] =
+        listeners.each_ref().map(|l| Vm::accept(l, &config(features), START).unwrap());
+    both_ways(&mut a, &mut b, &lens(largest(features)));
+}
+
+#[test]
+fn packed_chains_of_every_layout() {
+    let testpmd = Testpmd::start(false);
+    let features = PACKED.with(Features::MRG_RXBUF).with(Features::INDIRECT_DESC);
+    let shapes = [
+        Shape::HEADER_APART,
+        Shape::default().pieces(3),
+        Shape::HEADER_APART.pieces(5),
+        Shape::default().indirect(),
+        Shape::HEADER_APART.pieces(7).indirect(),
+    ];
+    for tx_shape in shapes {
+        for rx_shape in [Shape::default(), tx_shape] {
+            println!("transmit {tx_shape:?}, receive {rx_shape:?}");
+            let guest = GuestConfig { tx_shape, rx_shape, ..config(features).guest };
+            let (mut a, mut b) = testpmd.pair(&VmConfig { guest, ..config(features) });
+            both_ways(&mut a, &mut b, &lens(9000));
+        }
+    }
+}
+
+#[test]
+fn packed_rings_of_every_size_that_begin_anywhere() {
+    let testpmd = Testpmd::start(false);
+    for (size, first) in [
+        (8, None),
+        (9, Some(0)),
+        (100, Some(0x8000 | 99)),
+        (255, Some(77)),
+        (1000, None),
+        (32768, Some(0x7fff)),
+    ] {
+        println!("rings of {size} from {first:x?}");
+        let guest = GuestConfig { max_frame: 1600, first, ..config(PACKED).guest }.rings(size);
+        let (mut a, mut b) = testpmd.pair(&VmConfig { guest, ..config(PACKED) });
+        both_ways(&mut a, &mut b, &lens(1514));
+    }
+}
+
+#[test]
+fn interrupts_and_kicks_of_packed_rings() {
+    let testpmd = Testpmd::start(false);
+    for features in [PACKED, PACKED.with(Features::EVENT_IDX).with(Features::MRG_RXBUF)] {
+        for kicks in [KickPolicy::Standard, KickPolicy::Always, KickPolicy::Never] {
+            println!("features: {features:?}, kicks: {kicks:?}");
+            let guest = GuestConfig { interrupts: true, kicks, ..config(features).guest };
+            let (mut a, mut b) = testpmd.pair(&VmConfig { guest, ..config(features) });
+            both_ways(&mut a, &mut b, &lens(1514));
+            assert!(b.guest.rx().stats().interrupts > 0, "the receiver slept");
+        }
+    }
+}
+
+#[test]
+fn packed_rings_stop_crash_and_become_split() {
+    let testpmd = Testpmd::start(false);
+    let features = PACKED.with(Features::MRG_RXBUF);
+    let (mut a, mut b) = testpmd.pair(&config(features));
+    both_ways(&mut a, &mut b, &lens(1514));
+
+    // Stopped on the same connection, it goes on where it was: every chain was used.
+    let base = a.restart().unwrap();
+    let used = [a.guest.rx().restart_position(), a.guest.tx().restart_position()];
+    assert_eq!(base, positions(used));
+    both_ways(&mut a, &mut b, &lens(1514));
+
+    // Over a new connection, with the same memory and rings.
+    a = a
+        .detach()
+        .unwrap()
+        .reattach(Connection::connect(testpmd.socket("a"), START).unwrap())
+        .unwrap();
+    both_ways(&mut a, &mut b, &lens(1514));
+    a = a.crash().reattach(Connection::connect(testpmd.socket("a"), START).unwrap()).unwrap();
+    both_ways(&mut a, &mut b, &lens(1514));
+
+    // The guest boots again.
+    let mut off = b.crash();
+    off.reboot();
+    b = off.reattach(Connection::connect(testpmd.socket("b"), START).unwrap()).unwrap();
+    both_ways(&mut a, &mut b, &lens(1514));
+
+    // And its driver wants other rings, back and forth.
+    for features in [MODERN, features] {
+        assert_eq!(b.change_features(features).unwrap(), features);
+        both_ways(&mut a, &mut b, &lens(1514));
     }
 }
 
