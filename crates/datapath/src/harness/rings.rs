@@ -44,12 +44,12 @@ pub(super) fn setups(
     let memory = Arc::new(GuestMemory::map(specs)?);
     let setup = |index| -> Result<RingSetup, Error> {
         let ring = guest.queue(index);
-        let addr = ring.ring().addr();
+        let addr = ring.ring_addr();
         Ok(RingSetup {
             memory: memory.clone(),
             log: log.cloned(),
             features,
-            size: ring.ring().size(),
+            size: ring.size(),
             desc: addr.desc,
             avail: addr.avail,
             used: addr.used,
@@ -79,7 +79,8 @@ pub(super) fn attach_pair(
 ) -> Result<(), Error> {
     for (index, setup) in (2 * pair..).zip(setups(guest, features, None)?) {
         let queue = Queue::from_index(index).ok_or("no such pair")?;
-        port.start(queue, &setup, 0, true)?;
+        let first = guest.queue(index as usize % 2).first();
+        port.start(queue, &setup, first, true)?;
     }
     attachment.tx_started(pair as usize, Some(guest.queue(TX).kick_fd()));
     Ok(())
