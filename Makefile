@@ -72,7 +72,7 @@ test-lint: setup ## formatting, clippy and rustdoc without warnings, licences an
 test-unit: setup ## unit and property tests, packet walks, the driver against testpmd, session table in every order (root)
 	CARGO=$(CARGO) tests/unit.sh
 
-test-scenarios: setup build ## whole daemons with simulated guests (root)
+test-scenarios: setup build ## whole daemons with simulated guests, of one and of two workers, or WORKERS=N (root)
 	CARGO=$(CARGO) tests/scenarios.sh
 
 test-terminal: setup build ## what butterfly top shows, in a real terminal; outputs in docs/ against those of the client (root)
@@ -108,7 +108,7 @@ test-dpdk: setup build ## a foreign driver (DPDK virtio-user), every byte and ev
 test-instructions: setup ## instructions per packet against the committed figures
 	tests/instructions/run.sh
 
-test-crash: setup build ## a daemon that is killed or upgraded under load, a thousand deaths inside one process, and one at each kill point
+test-crash: setup build ## a daemon that is killed or upgraded under load, a thousand deaths inside one process, and one at each kill point, also while rings go from worker to worker
 	tests/crash/run.sh
 	tests/crash/run.sh --pairs 10 --rounds 10 --sessions 20000 --upgrades
 	CARGO=$(CARGO) tests/kill-points/run.sh --inside 1000

@@ -3,6 +3,7 @@
 # even if one fails; prints a table and closes with "N passed, N failed, N skipped". Needs root.
 #   advisories  vulnerabilities that became known in dependencies; skipped if their list cannot be fetched
 #   ignored     tests that are marked "long": as long as they take
+#   workers     all scenarios with one worker in each daemon, then with four; hostile guests under four
 #   tunnel      networks across hosts in all 28 combinations: as long as they take
 #   model       the switch against its model, on one host and on two, each for MINUTES
 #   crash       deaths at kill points under load, ten times each, and 10,000 of a host in one process
@@ -17,7 +18,7 @@ MINUTES=${MINUTES:-60}
 LOGS=$BUILD/test-long
 mkdir -p "$LOGS"
 parts=("$@")
-[ $# -gt 0 ] || parts=(advisories ignored tunnel model crash attack fuzz soak)
+[ $# -gt 0 ] || parts=(advisories ignored workers tunnel model crash attack fuzz soak)
 targets=(rings control frames api zmtp sessions checkpoint holder store)
 
 model() { # each test by itself: together they would share the processors
@@ -40,6 +41,11 @@ part() {
       "$TESTS/lib/deny.sh" advisories
       ;;
     ignored) ignored ;;
+    workers)
+      WORKERS=1 "$TESTS/scenarios.sh"
+      WORKERS=4 "$TESTS/scenarios.sh"
+      WORKERS=4 "$TESTS/attack/run.sh"
+      ;;
     tunnel)
       make guest
       MATRIX=all "$TESTS/tunnel/run.sh" '^ipv[46]-'

@@ -1,6 +1,7 @@
 #!/bin/bash
 # scenarios.sh: whole daemons with simulated guests: every test program of this directory, all of them even if one fails. The daemons are built
-# like the tests, with their checks, unless BIN names others.
+# like the tests, with their checks, unless BIN names others. With WORKERS=N in the environment each daemon has N workers, unless its scenario
+# says otherwise. Without it those of files that are about the data path have two, and all others have one.
 set -euo pipefail
 given=${BIN:-}
 # shellcheck source=lib/common.sh
@@ -18,6 +19,12 @@ WAITING=(poison::a_vnic_is_released_by_itself layouts::a_commit_is_whole_or_not_
   way_back::a_program_that_fails_gives_the_process_back)
 # What no child of another test may inherit from.
 ALONE=(holder::who_gives_descriptors_waits_until_they_are_closed)
+# Files whose scenarios move frames.
+DATA_PATH=(accounting containers crashes drops filtering hostile lasting limits mirror offloads pings poison queues rings security_groups sleeping
+  switching tap tunnel_lasting upgrade uplink)
+for file in "${DATA_PATH[@]}"; do
+  [ -e "$TESTS/scenarios/$file.rs" ] || [ -d "$TESTS/scenarios/$file" ] || die "tests/scenarios has no $file"
+done
 apart() { # apart LOG TEST...: in a process of their own
   local home program log=$LOGS/$1.log
   shift
@@ -35,20 +42,37 @@ trap '[ -z "$beside" ] || kill "$beside" 2>/dev/null || true' EXIT
 trap 'exit 130' INT TERM HUP
 waiting &
 beside=$!
+several() { # several HOME PROGRAM OPTION...: those of DATA_PATH with two workers, then the others with one
+  local home=$1 program=$2 status=0 names=() name
+  shift 2
+  mapfile -t names < <(test_names "$program")
+  [ ${#names[@]} -gt 0 ] || return 1
+  local two=() one=()
+  for name in "${names[@]}"; do
+    if [[ " ${DATA_PATH[*]} " = *" ${name%%::*} "* ]]; then two+=("$name"); else one+=("$name"); fi
+  done
+  say "with two workers each: ${#two[@]} scenarios of ${DATA_PATH[*]}"
+  WORKERS=2 test_in "$home" "$program" "$@" "${two[@]}" </dev/null || status=1
+  say "with one worker each: ${#one[@]} scenarios"
+  WORKERS=1 test_in "$home" "$program" "$@" "${one[@]}" </dev/null || status=1
+  return "$status"
+}
+test_names() { "$1" --list --format terse | sed -n 's/: test$//p'; }
 ran=0 failed=0
 while read -r _ home program; do
   [ "$home" = "$TESTS" ] || continue
   [[ ${program##*/} != metrics-* ]] || continue # a part of its own
   ran=$((ran + 1))
-  skipped=()
+  skipped=() run=test_in
   if [[ ${program##*/} = scenarios-* ]]; then
     # They wait for most of their time.
     skipped=(--exact --test-threads 4)
     for name in "${WAITING[@]}" "${ALONE[@]}"; do skipped+=(--skip "$name"); done
+    [ -n "${WORKERS:-}" ] || run=several
   fi
-  test_in "$home" "$program" "${skipped[@]}" </dev/null || {
+  "$run" "$home" "$program" "${skipped[@]}" </dev/null || {
     failed=1
-    say "failed: repeat with: cargo test -p butterfly-tests"
+    say "failed: repeat with: WORKERS=${WORKERS:-2} cargo test -p butterfly-tests (or WORKERS=1, see above)"
   }
 done <"$LOGS/programs"
 wait "$beside" || {

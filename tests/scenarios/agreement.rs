@@ -324,7 +324,7 @@ fn metrics_agree(daemon: &Daemon, story: &Story) {
     let total = story.len() as u64;
     // The daemon reuses a page for some milliseconds.
     eventually("the page is of now", || {
-        Scrape::of(daemon).count("butterfly_worker_packets_total{worker=\"0\"}") == total
+        Scrape::of(daemon).of_workers("packets_total", "") == total
     });
     let scrape = Scrape::of(daemon);
     for nic in ["a", "b", "c", "d", "slow"] {

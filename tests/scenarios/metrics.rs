@@ -124,7 +124,7 @@ fn metrics_are_what_guests_sent_and_received() {
     let total: u64 = sent.iter().map(|(packets, _)| packets).sum();
     // The daemon reuses a page for some milliseconds.
     eventually("the page is of now", || {
-        Scrape::of(daemon).count("butterfly_worker_packets_total{worker=\"0\"}") == total
+        Scrape::of(daemon).of_workers("packets_total", "") == total
     });
     let scrape = Scrape::of(daemon);
     for (n, station) in stations.iter().enumerate() {
@@ -156,9 +156,9 @@ fn metrics_are_what_guests_sent_and_received() {
         all.filter(|(_, count)| *count > 0.0).collect()
     };
     assert_eq!(told(&scrape), drops);
-    let buckets = scrape.count("butterfly_worker_batch_packets_bucket{worker=\"0\",le=\"+Inf\"}");
-    assert_eq!(buckets, scrape.count("butterfly_worker_batches_total{worker=\"0\"}"));
-    assert_eq!(scrape.count("butterfly_worker_batch_packets_sum{worker=\"0\"}"), total);
+    let buckets = scrape.of_workers("batch_packets_bucket", ",le=\"+Inf\"");
+    assert_eq!(buckets, scrape.of_workers("batches_total", ""));
+    assert_eq!(scrape.of_workers("batch_packets_sum", ""), total);
     assert_eq!(scrape.count("butterfly_network_nics{vni=\"2\"}"), 4);
     assert_eq!(scrape.count("butterfly_policy_updates_total{kind=\"nic-added\"}"), 8);
     assert_eq!(

@@ -38,6 +38,19 @@ pub struct Daemon {
     _room: Option<TempDir>,
 }
 
+/// Variable that says how many workers a daemon has, if its scenario does not.
+const WORKERS: &str = "WORKERS";
+
+/// Returns the number of workers that [`WORKERS`] gives each daemon.
+///
+/// # Panics
+/// If it is no number: a typing mistake would test one worker only.
+#[must_use]
+pub fn workers() -> Option<usize> {
+    let text = std::env::var(WORKERS).ok()?;
+    Some(text.parse().unwrap_or_else(|why| panic!("{WORKERS}={text}: {why}")))
+}
+
 /// Answer to a request: the response, or the text of the error.
 pub type Answer = Result<Response, String>;
 
@@ -110,6 +123,9 @@ impl Daemon {
         // Many daemons run side by side, so each gets a small session table. The options of a
         // scenario come later and override this one.
         command.args(["--sessions", "10000"]);
+        if let Some(workers) = workers() {
+            command.args(["--workers", &workers.to_string()]);
+        }
         command.args(options).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         let process = command.spawn().expect("setpriv (package util-linux) runs");
         Daemon { process: Some(process), dir, endpoint, client: Mutex::default(), _room: None }

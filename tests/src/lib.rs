@@ -21,7 +21,7 @@ pub mod station;
 pub mod traffic;
 pub mod wait;
 
-pub use daemon::{Daemon, FAIL_POINTS};
+pub use daemon::{Daemon, FAIL_POINTS, workers};
 pub use host::{Host, HostOptions, Kind, Nic, Show};
 pub use station::{Station, features};
 pub use wait::{PATIENCE, eventually, within};

@@ -66,6 +66,16 @@ impl Scrape {
         value as u64
     }
 
+    /// The sum of a counter of all workers. `more`: labels behind the worker's, with a comma.
+    #[track_caller]
+    pub fn of_workers(&self, metric: &str, more: &str) -> u64 {
+        let (start, end) = (format!("butterfly_worker_{metric}{{worker=\""), format!("\"{more}}}"));
+        let ours = self.0.keys().filter(|name| name.starts_with(&start) && name.ends_with(&end));
+        let counts: Vec<u64> = ours.map(|name| self.count(name)).collect();
+        assert!(!counts.is_empty(), "there is no {metric} in {:#?}", self.0.keys());
+        counts.iter().sum()
+    }
+
     /// All series that begin with `start`, without that beginning.
     pub fn starting<'a>(&'a self, start: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
         self.0.iter().filter_map(move |(series, value)| Some((series.strip_prefix(start)?, *value)))
