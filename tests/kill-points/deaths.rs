@@ -2,7 +2,7 @@
 
 use std::{
     os::unix::process::ExitStatusExt,
-    path::Path,
+    path::{Path, PathBuf},
     sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
@@ -22,7 +22,7 @@ use crate::{
     plan::Death,
 };
 
-/// Most frames that one death costs: the batch of the only worker.
+/// Most frames that one death costs for each worker: its batch.
 const BATCH: u64 = 64;
 /// Longest time until a point is passed so often.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -31,9 +31,31 @@ const ONWARD: u64 = 400;
 /// A text of the log when the store's writer died.
 const WRITER: &str = "the writer of the store ended";
 
+/// Workers of a daemon whose rings go from one to the other.
+const SEVERAL: u64 = 2;
+/// Frames that are not under way any more when so many have arrived since a daemon died: another
+/// one serves the guests.
+const OTHERS: u64 = 1500;
+/// Time between two changes of the number of workers.
+const STAYS: Duration = Duration::from_millis(300);
+
+/// Tells daemons of this directory their number of workers, from their start or next SIGHUP on.
+fn tell_workers(dir: &Path, workers: u64) {
+    let (file, new) = (file(dir), dir.join("butterflyd.ini.new"));
+    std::fs::write(&new, format!("[general]\nworkers={workers}\n")).expect("a file");
+    std::fs::rename(new, file).expect("a file");
+}
+
+fn file(dir: &Path) -> PathBuf {
+    dir.join("butterflyd.ini")
+}
+
 /// Starts a daemon, which is to die there.
-fn start(dir: &Path, death: Option<&Death>) -> Daemon {
+fn start(dir: &Path, workers: u64, death: Option<&Death>) -> Daemon {
+    tell_workers(dir, workers);
     let words = [
+        "-c",
+        &file(dir).display().to_string(),
         "--state-dir",
         &dir.join("state").display().to_string(),
         "--sessions",
@@ -69,8 +91,8 @@ struct Traffic {
     /// Frames that had arrived when costs were counted last.
     from: Vec<[u64; 2]>,
     lost: u64,
-    /// Deaths since then.
-    deaths: u64,
+    /// Most frames that deaths since then may have cost.
+    may_cost: u64,
 }
 
 impl Traffic {
@@ -97,10 +119,9 @@ impl Traffic {
         }
         let lost: u64 = self.pairs.iter().map(Pair::lost).sum();
         let cost = lost - self.lost;
-        let bound = BATCH * self.deaths;
-        assert!(cost <= bound, "{cost} frames are lost by {} deaths", self.deaths);
+        assert!(cost <= self.may_cost, "{cost} frames are lost, and not {}", self.may_cost);
         self.pairs.iter_mut().for_each(Pair::check);
-        (self.lost, self.from, self.deaths) = (lost, self.arrived(), 0);
+        (self.lost, self.from, self.may_cost) = (lost, self.arrived(), 0);
         cost
     }
 
@@ -120,7 +141,8 @@ impl Traffic {
 pub fn run(all: &[Death]) {
     let room = tempfile::tempdir().expect("a directory");
     let dir = room.path();
-    let host = Host::of(start(dir, None).ready());
+    let workers = butterfly_tests::workers().map_or(1, |workers| workers as u64);
+    let host = Host::of(start(dir, workers, None).ready());
     let rules = ["in udp 1-65535 10.77.0.0/16"];
     host.daemon().ask(group_set(GROUP, &rules, &[])).expect("a group");
     for (pair, filtered) in [(0, true), (1, false), (2, false)] {
@@ -130,11 +152,22 @@ pub fn run(all: &[Death]) {
     busy::nics().iter().for_each(|nic| drop(host.add(nic).expect("a vnic")));
     let mut pairs = attach(dir);
     let logged = pairs.iter_mut().last().expect("a pair").vms().each_mut().map(Logged::begin);
-    let mut traffic = Traffic { from: vec![[0; 2]; pairs.len()], pairs, lost: 0, deaths: 0 };
+    let mut traffic = Traffic { from: vec![[0; 2]; pairs.len()], pairs, lost: 0, may_cost: 0 };
     let busy = Busy::default();
     let endpoint = host.daemon().endpoint().to_owned();
     traffic.settle(host.daemon());
-    let mut world = World { dir, host, traffic, logged, busy: &busy, told: 0, replaced: 0 };
+    let mut world = World {
+        dir,
+        host,
+        workers,
+        usual: workers,
+        fewer: false,
+        traffic,
+        logged,
+        busy: &busy,
+        told: 0,
+        replaced: 0,
+    };
     let world = std::thread::scope(|scope| {
         // If this thread fails, the others are to end.
         let ended = Ended(&busy);
@@ -172,6 +205,12 @@ impl Drop for Ended<'_> {
 struct World<'a> {
     dir: &'a Path,
     host: Host,
+    /// Most workers that the daemon has had.
+    workers: u64,
+    /// Workers of a daemon whose death is not of a move.
+    usual: u64,
+    /// It was told to do with one.
+    fewer: bool,
     traffic: Traffic,
     /// The last pair's dirty logs.
     logged: [Logged; 2],
@@ -194,36 +233,65 @@ impl World<'_> {
             while !self.host.daemon_mut().has_ended() {
                 self.traffic.turn();
             }
-            self.traffic.deaths += 1;
+            self.traffic.may_cost += BATCH * self.workers;
         }
         // After three deaths before it is ready, a daemon does without its store.
         self.replaced += 1;
         if self.replaced.is_multiple_of(2) {
             self.rest();
         }
-        self.host = Host::of(start(self.dir, next));
+        let several = next.is_some_and(Death::is_of_a_move);
+        self.start(if several { self.usual.max(SEVERAL) } else { self.usual }, next);
         if next.is_none() {
             self.host.daemon_mut().wait_until_ready();
         }
+    }
+
+    fn start(&mut self, workers: u64, death: Option<&Death>) {
+        (self.workers, self.fewer) = (workers, false);
+        self.host = Host::of(start(self.dir, workers, death));
     }
 
     /// Starts a daemon and stops it in good order. Before that all messages that were under way
     /// are answered: on a starved machine one may be under way in three daemons that die at other
     /// places, and whoever sends what three daemons die of is cut off.
     fn rest(&mut self) {
-        self.host = Host::of(start(self.dir, None));
+        self.start(self.usual, None);
         self.host.daemon_mut().wait_until_ready();
-        let (before, begun) = (self.busy.progress(), Instant::now());
-        let answered = |busy: &Busy| busy.progress().iter().zip(before).all(|(now, it)| *now > it);
-        while !answered(self.busy) {
-            assert!(begun.elapsed() < PATIENCE, "not answered: {:?}\n{}", self.busy, self.log());
-            self.traffic.turn();
-        }
+        self.all_go_on(Busy::progress);
         self.host.daemon().signal("TERM");
         while !self.host.daemon_mut().has_ended() {
             self.traffic.turn();
         }
-        self.traffic.deaths += 1;
+        self.traffic.may_cost += BATCH * self.workers;
+    }
+
+    /// Works until all these counts have grown.
+    fn all_go_on<const N: usize>(&mut self, counts: impl Fn(&Busy) -> [u64; N]) {
+        let (before, begun) = (counts(self.busy), Instant::now());
+        while counts(self.busy).iter().zip(before).any(|(now, it)| *now <= it) {
+            assert!(begun.elapsed() < PATIENCE, "does not go on: {:?}\n{}", self.busy, self.log());
+            self.traffic.turn();
+        }
+    }
+
+    /// Has a daemon go on for one that died while a ring went from one worker to another. It serves
+    /// all rings: the traffic goes on, and so do all others, also the one who sleeps.
+    fn serve_all(&mut self) {
+        self.start(self.usual.max(SEVERAL), None);
+        self.host.daemon_mut().wait_until_ready();
+        self.traffic.settle(self.host.daemon());
+        self.traffic.count();
+        self.all_go_on(|busy| {
+            let [messages, fronts] = busy.progress();
+            [messages, fronts, busy.woken.load(Relaxed)]
+        });
+        let crowd = |host: &Host| host.show("crowd").received.0;
+        let (before, begun) = (crowd(&self.host), Instant::now());
+        while crowd(&self.host) == before {
+            assert!(begun.elapsed() < PATIENCE, "nobody serves the crowd\n{}", self.log());
+            self.traffic.turn();
+        }
     }
 
     /// Works until the daemon dies `death`.
@@ -233,12 +301,21 @@ impl World<'_> {
         let before = arrived(&self.traffic);
         let mut cost = 0;
         let mut changes = None;
+        let mut told = Instant::now();
         loop {
             self.traffic.turn();
+            // Before it serves anybody, it may die of SIGHUP.
+            if death.is_of_a_move()
+                && arrived(&self.traffic) > before + OTHERS
+                && told.elapsed() > STAYS
+            {
+                self.change_workers();
+                told = Instant::now();
+            }
             cost += self.traffic.count();
             if let Some(status) = self.host.daemon_mut().ended() {
                 assert_eq!(status.signal(), Some(9), "{death}: {status:?}\n{}", self.log());
-                self.traffic.deaths += 1;
+                self.traffic.may_cost += BATCH * self.workers;
                 break;
             }
             if death.point.kills_the_writer() && self.writer_died(&mut changes) {
@@ -259,6 +336,17 @@ impl World<'_> {
             self.traffic.settle(self.host.daemon());
             self.check_log();
         }
+        if death.is_of_a_move() {
+            self.serve_all();
+        }
+    }
+
+    /// Has the daemon do with one worker, which gets all rings; then with several again, which get
+    /// some when the first one is busy.
+    fn change_workers(&mut self) {
+        self.fewer = !self.fewer;
+        tell_workers(self.dir, if self.fewer { 1 } else { self.workers });
+        self.host.daemon().signal("HUP");
     }
 
     /// Returns whether the writer has died, and changes are made again.

@@ -19,8 +19,11 @@ use butterfly_tests::frames::{mac, pattern};
 use butterfly_vhost::net::NetHeader;
 use fastrand::Rng;
 
-/// Most frames that one death costs: the batch of the only worker.
+/// Most frames that one death costs: a batch. One thread does all turns, so only one worker has
+/// frames in hand.
 const BATCH: u64 = 64;
+/// Workers of a host, which serve each guest in turn.
+const WORKERS: usize = 2;
 /// Frames under way at once: each receiver has room for them.
 const UNDER_WAY: u64 = 180;
 /// Most points that a host passes before it dies.
@@ -39,13 +42,16 @@ const MIRROR: &str = "m";
 /// Directions of unicast frames: indices of guests.
 const WAYS: [(usize, usize); 6] = [(0, 1), (1, 0), (2, 3), (3, 2), (0, 3), (2, 1)];
 /// Points that such a host passes.
-const POINTS: [Point; 10] = [
+const POINTS: [Point; 13] = [
     Point::TxTaken,
     Point::RxWritten,
     Point::RxEntry,
     Point::TxEntries,
     Point::TxReleased,
     Point::RxPublished,
+    Point::RingLeaves,
+    Point::GivenUp,
+    Point::Taken,
     Point::SessionWritten,
     Point::SessionCounted,
     Point::SessionLinked,
@@ -110,6 +116,7 @@ struct Seen {
     mirrored: u64,
     mirrored_again: u64,
     sessions: u64,
+    moves: u64,
     deaths: BTreeMap<&'static str, u64>,
 }
 
@@ -216,7 +223,7 @@ impl World {
             adopt: true,
             ..SessionConfig::default()
         };
-        let host = self.host.insert(Host::with_sessions(sessions).expect("a host"));
+        let host = self.host.insert(Host::with(sessions, None, WORKERS).expect("a host"));
         let any = Cidr::new("0.0.0.0", 0).expect("a prefix");
         let udp = Rule::new(Direction::Inbound, 17, (Some(7), Some(7)), Some(any), None);
         let rules = [udp.expect("a rule")];
@@ -259,7 +266,8 @@ impl World {
                 self.send(way as u64, random.u64(1..40));
             }
             60..66 => self.send(FLOODS, random.u64(1..4)),
-            66..90 => drop(self.host().turn()),
+            66..80 => drop(self.host().turn()),
+            80..90 => self.move_ring(random),
             90..96 => self.settle(),
             96 => self.host().pass(random.u32(1..20)),
             97 => {
@@ -278,6 +286,13 @@ impl World {
                 counted.expect("exact counts");
             }
         }
+    }
+
+    /// Moves a guest's ring, which may have frames.
+    fn move_ring(&mut self, random: &mut Rng) {
+        let (id, ..) = *random.choice(&GUESTS).expect("some");
+        let moved = self.host().move_to(id, random.usize(..WORKERS));
+        self.seen.moves += u64::from(moved);
     }
 
     /// Sends frames of a stream.

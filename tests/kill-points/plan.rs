@@ -36,6 +36,13 @@ pub struct Death {
     pub passage: u64,
 }
 
+impl Death {
+    /// True if it comes while a ring goes from one worker to another.
+    pub const fn is_of_a_move(&self) -> bool {
+        matches!(self.point, Point::RingLeaves | Point::GivenUp | Point::Taken)
+    }
+}
+
 /// As a value of `BUTTERFLY_DIE_AT`.
 impl std::fmt::Display for Death {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -72,6 +79,8 @@ fn passages(point: Point) -> std::ops::Range<u64> {
         Point::CallDue | Point::Called => 50..500,
         Point::RxWritten | Point::RxEntry => 1000..20_000,
         Point::LogUnmarked | Point::LogMarked => 1000..20_000,
+        // The second of two workers has so many rings when it is to end for the first time.
+        Point::RingLeaves | Point::GivenUp | Point::Taken => 1..5,
         Point::SessionWritten | Point::SessionCounted | Point::SessionLinked => 30..300,
         Point::SessionUnlinked => 5..50,
         Point::StationHalf | Point::StationLearnt => 5..200,

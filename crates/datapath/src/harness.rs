@@ -95,16 +95,18 @@ impl Host {
         sessions: SessionConfig,
         config: Option<&TunnelConfig>,
     ) -> Result<Host, Error> {
-        Host::make(sessions, config, 1)
+        Host::with(sessions, config, 1)
     }
 
     /// Makes a host with several workers. Each vnic's transmit ring is served by one of them.
     pub fn with_workers(workers: usize) -> Result<Host, Error> {
         let sessions = SessionConfig { capacity: 65_536, ..SessionConfig::default() };
-        Host::make(sessions, None, workers)
+        Host::with(sessions, None, workers)
     }
 
-    fn make(
+    /// Makes a host with these settings of sessions, a tunnel endpoint if there is a `config`, and
+    /// so many workers.
+    pub fn with(
         sessions: SessionConfig,
         config: Option<&TunnelConfig>,
         workers: usize,

@@ -47,6 +47,10 @@ points! {
     LogMarked = "log-marked": "Something is marked in the dirty log.";
     CallDue = "call-due": "A guest is about to be interrupted.";
     Called = "called": "A guest was interrupted.";
+    // A ring that goes from one worker to another.
+    RingLeaves = "ring-leaves": "A ring has a new owner, and its former one has not given it up.";
+    GivenUp = "given-up": "A ring is given up and its parcel is made; no worker has them.";
+    Taken = "taken": "A worker has taken a ring that another one gave up.";
     // Tables.
     SessionWritten = "session-written": "A session's record is written; it is not counted.";
     SessionCounted = "session-counted": "A session is counted; its bucket does not name it.";

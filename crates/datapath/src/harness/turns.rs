@@ -1,11 +1,15 @@
 //! Turns of the workers, and passing time.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    cell::RefCell,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use crate::harness::{
     Host,
     halves::{Changes, Guests, Turns},
 };
+use crate::plane::board::RingPlace;
 use crate::session::{SessionTimes, Timeouts};
 use crate::worker::Worker;
 
@@ -70,6 +74,24 @@ impl Host {
         handles.iter().for_each(|handle| handle.running.store(false, Ordering::SeqCst));
         self.settle();
         result
+    }
+
+    /// Moves the transmit ring of a vnic's first pair to another worker, as a switch does: one
+    /// worker gives it up in a turn, the other takes it in a later one. Returns whether it moved.
+    pub fn move_to(&mut self, id: &str, worker: usize) -> bool {
+        let Host { plane, workers, .. } = self;
+        let Some(place) = plane.place(id) else { return false };
+        let handles = plane.board.handles();
+        handles.iter().for_each(|handle| handle.running.store(true, Ordering::SeqCst));
+        let workers = RefCell::new(workers);
+        // While the board waits for a worker, all take turns.
+        let turns = |_: &RingPlace| {
+            workers.borrow_mut().iter_mut().for_each(|worker| _ = worker.turn());
+            false
+        };
+        let moved = plane.board.hand_over((place, 0), worker, turns);
+        handles.iter().for_each(|handle| handle.running.store(false, Ordering::SeqCst));
+        moved
     }
 
     /// Counts the cost of batches from now on, and the time that fragments wait, as a switch does.

@@ -24,6 +24,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use butterfly_mem::blackbox::BlackBox;
+use butterfly_point::{Point, pass};
 
 use crate::engine::place::{PollSource, PortRef};
 use crate::engine::writer::MAX_WORKERS;
@@ -202,6 +203,7 @@ impl Board {
     pub fn hand_over(&self, ring: RingPlace, to: usize, over: impl Fn(&RingPlace) -> bool) -> bool {
         let _moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(Move { vnic, from, to }) = self.begin_move(ring, to) else { return false };
+        pass(Point::RingLeaves);
         let serving = &vnic.serving;
         // As in `publish`: a worker that told us would have to make a system call.
         let wait = |worker: &Handle, ends: &dyn Fn() -> bool| {
@@ -214,6 +216,7 @@ impl Board {
             // One that does not run takes no ring from anybody.
             serving.give_up(ring.1, from.index);
         }
+        pass(Point::GivenUp);
         if over(&ring) || !self.end_move(ring, from.as_deref(), &to) {
             return false;
         }

@@ -8,6 +8,7 @@ use super::{
 use crate::engine::place::{PollSource, PortRef};
 use crate::stages::headers::TX_DISABLED;
 use butterfly_mem::cpu;
+use butterfly_point::{Point, pass};
 use butterfly_vhost::ring::Discarded;
 use std::sync::{
     PoisonError,
@@ -93,6 +94,7 @@ impl Worker {
         let flooded = parcel.map_or(0, |parcel| self.under_way.unpack(parcel));
         let theirs = self.polled.iter_mut().find(|polled| polled.source == source);
         theirs.into_iter().for_each(|polled| polled.flooded = flooded);
+        pass(Point::Taken);
     }
 
     /// Gives up the transmit ring of a pair, if the worker has it.
