@@ -19,8 +19,8 @@ use crate::{
 pub struct Explained(Real, BTreeMap<String, u32>);
 
 impl Explained {
-    pub fn new(hosts: usize) -> Explained {
-        let mut real = Real::new(hosts);
+    pub fn new(hosts: usize, workers: usize) -> Explained {
+        let mut real = Real::new(hosts, workers);
         for host in &mut real.hosts {
             host.watch(&[Arc::new(TapSink::new(1, TapWhat::All, 1, 64))]);
         }

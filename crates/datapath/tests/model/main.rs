@@ -59,8 +59,9 @@ fn explanations_say_what_the_switch_does() {
     compare(generate::case_of_two, 4_000, Explained::new);
 }
 
-/// Runs cases until there were so many frames, unless it is told how long to take.
-fn compare<S: check::Switch>(make: fn(u64) -> Case, frames: u64, switch: fn(usize) -> S) {
+/// Runs cases until there were so many frames, unless it is told how long to take. Cases have one
+/// worker and two in turn; of two, both serve each vnic, one after the other.
+fn compare<S: check::Switch>(make: fn(u64) -> Case, frames: u64, switch: fn(usize, usize) -> S) {
     let seconds = number("MODEL_SECONDS");
     let start = Instant::now();
     let only = number("MODEL_SEED");
@@ -76,11 +77,11 @@ fn compare<S: check::Switch>(make: fn(u64) -> Case, frames: u64, switch: fn(usiz
     let mut tally = Tally::default();
     for seed in first.. {
         let case = make(seed);
-        let hosts = case.hosts;
-        if run(&case, &mut switch(hosts), &mut tally).is_err() {
-            let (case, failure) = shrink(case, || switch(hosts), Duration::from_secs(30));
+        let (hosts, workers) = (case.hosts, 1 + seed as usize % 2);
+        if run(&case, &mut switch(hosts, workers), &mut tally).is_err() {
+            let (case, failure) = shrink(case, || switch(hosts, workers), Duration::from_secs(30));
             panic!(
-                "seed {seed} (MODEL_SEED={seed} repeats it)\n{}{}",
+                "seed {seed}, {workers} workers (MODEL_SEED={seed} repeats it)\n{}{}",
                 case.describe(),
                 failure.text
             );

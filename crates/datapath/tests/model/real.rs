@@ -18,21 +18,31 @@ use crate::{
 
 pub struct Real {
     pub hosts: Vec<Host>,
+    workers: usize,
+    /// Times that frames were sent.
+    sent: usize,
 }
 
 /// Prefixes of the counters of joined hosts, where their names are the same on both.
 pub const PREFIXES: [&str; 2] = ["one/", "two/"];
 
 impl Real {
-    pub fn new(hosts: usize) -> Real {
+    pub fn new(hosts: usize, workers: usize) -> Real {
         let host = |n: usize| {
             let sessions = SessionConfig { capacity: 4096, ..SessionConfig::default() };
             let n = n as u8 + 1;
             let tunnel =
                 TunnelConfig::new(IpAddr::from([192, 168, 0, n]), Mac([2, 0xbf, 0, 0, 0, n]));
-            Host::with_tunnel(sessions, Some(&tunnel).filter(|_| hosts > 1)).unwrap()
+            Host::with(sessions, Some(&tunnel).filter(|_| hosts > 1), workers).unwrap()
         };
-        Real { hosts: (0..hosts).map(host).collect() }
+        Real { hosts: (0..hosts).map(host).collect(), workers, sent: 0 }
+    }
+
+    /// Has each worker serve the sender in turn: the frames of a conversation, of which one worker
+    /// may know what another one noted. Two in a row stay with the same one.
+    fn move_sender(&mut self, host: usize, name: &str) {
+        self.sent += 1;
+        self.hosts[host].move_to(name, self.sent / 2 % self.workers);
     }
 
     /// Carries frames from host to host until nothing moves. A trunk counts as their receiver.
@@ -144,6 +154,7 @@ impl Switch for Real {
     }
 
     fn send(&mut self, host: usize, name: &str, frames: &[Vec<u8>]) -> Vec<Seen> {
+        self.move_sender(host, name);
         for frame in frames {
             self.hosts[host].guest(name).unwrap().send(frame, NetHeader::default()).unwrap();
         }
