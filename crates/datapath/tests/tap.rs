@@ -149,6 +149,23 @@ fn each_sees_its_own_and_nobody_sees_what_nobody_wants() {
     assert_eq!(seen(&host), []);
 }
 
+/// Each worker has a ring of its own for copies.
+#[test]
+fn copies_of_several_workers_come_in_the_order_of_time() {
+    let mut host = Host::with_workers(2).unwrap();
+    for (id, mac) in [("a", A), ("b", B), ("c", C)] {
+        host.vnic(id, mac, 1, &bypass()).unwrap();
+    }
+    host.settle();
+    host.watch(&[sink(1, TapWhat::All)]);
+    for n in 0..8 {
+        let (id, from) = if n % 2 == 0 { ("a", A) } else { ("b", B) };
+        send(&mut host, id, &build::ethernet(from, C).payload(0x88b5, &[n; 46]));
+    }
+    let order: Vec<u8> = seen(&host).iter().map(|seen| seen.data[14]).collect();
+    assert_eq!(order, (0..8).collect::<Vec<_>>());
+}
+
 #[test]
 fn floods_say_who_got_them_and_who_did_not() {
     let mut host = Host::new().unwrap();

@@ -15,6 +15,9 @@ use std::{
 /// Pause after a look that found nothing. The workers' rings hold more than they can fill in that
 /// time.
 const PAUSE: Duration = Duration::from_millis(1);
+/// Time for which packets wait, if there are several workers, for earlier ones of another worker.
+/// A worker shows a batch's packets well within it, unless it loses its processor meanwhile.
+const LATE: Duration = Duration::from_millis(1);
 /// Time between two looks for clients that are gone.
 const LOOK: Duration = Duration::from_secs(1);
 /// A pass takes a quarter of a ring at most.
@@ -48,7 +51,7 @@ pub fn run(taps: &Taps, orders: &Receiver<Order>, chosen: &Chosen) {
     };
     let mut looked = Instant::now();
     loop {
-        let more = desk.pass();
+        let more = desk.pass(LATE);
         let busy = more || !desk.ends.is_empty();
         let order = match (desk.consumers.is_empty(), busy) {
             // One last look is behind us: the workers' rings are gone.
@@ -110,15 +113,16 @@ impl Desk<'_> {
     /// Takes what is under way: no more than the rings hold, as others may fill them for ever.
     fn last_passes(&mut self) {
         for _ in 0..LAST {
-            if !self.pass() {
+            if !self.pass(Duration::ZERO) {
                 break;
             }
         }
     }
 
-    /// Takes some packets and gives them out. Returns whether there may be more.
-    fn pass(&mut self) -> bool {
-        let more = self.taps.take(&mut self.read);
+    /// Takes some packets and gives them out, but for those of the last `late`. Returns whether
+    /// there may be more.
+    fn pass(&mut self, late: Duration) -> bool {
+        let more = self.taps.take(&mut self.read, late);
         // Orders first: a consumer begins before its packets are copied, and loses none of them.
         while let Ok(order) = self.orders.try_recv() {
             self.obey(order);

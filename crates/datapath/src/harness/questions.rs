@@ -55,7 +55,7 @@ impl Host {
     pub fn watched(&self, mut visit: impl FnMut(&crate::report::taps::TapPacket<'_>)) {
         let mut read = crate::report::taps::TapRead::default();
         while {
-            let more = self.taps().take(&mut read);
+            let more = self.taps().take(&mut read, std::time::Duration::ZERO);
             self.taps().visit(&mut read, &mut visit);
             more
         } {}

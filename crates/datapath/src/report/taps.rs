@@ -115,14 +115,63 @@ pub struct TapPacket<'a> {
     pub sinks: Vec<(u32, TapRole, Option<DropReason>)>,
 }
 
+/// A record that was taken: its time, no earlier than that of its worker's record before; its
+/// place among the words; its length.
+#[derive(Clone, Copy)]
+struct TakenRecord {
+    time: u64,
+    at: usize,
+    len: usize,
+}
+
 /// Records that were taken from the workers.
 #[derive(Default)]
 pub struct TapRead {
     words: Vec<u64>,
-    ends: Vec<usize>,
+    /// By time.
+    records: Vec<TakenRecord>,
+    /// Number of records, from the first, that are to be visited. The others wait.
+    ready: usize,
+    /// Time of the last record, by worker.
+    last: Vec<u64>,
     rules: HashMap<u32, Arc<TapRule>>,
     rules_of: Option<Instant>,
     bytes: Vec<u8>,
+}
+
+impl TapRead {
+    /// Drops what was visited, and keeps what waits.
+    fn drop_ready(&mut self) {
+        let mut words = Vec::new();
+        self.records.drain(..self.ready.min(self.records.len()));
+        for record in &mut self.records {
+            let at = words.len();
+            words.extend(self.words.iter().skip(record.at).take(record.len));
+            record.at = at;
+        }
+        self.ready = 0;
+        if words.is_empty() {
+            self.words.clear(); // keeps its room
+        } else {
+            self.words = words;
+        }
+    }
+
+    /// Notes the record of a worker at the end of the words.
+    fn note(&mut self, worker: usize, len: usize) {
+        let at = self.words.len() - len;
+        if self.last.len() <= worker {
+            self.last.resize(worker + 1, 0);
+        }
+        let Some(last) = self.last.get_mut(worker) else { return };
+        *last = self.words.get(at..).and_then(TapRecord::time).unwrap_or(0).max(*last);
+        self.records.push(TakenRecord { time: *last, at, len });
+    }
+
+    /// Returns the time of a worker's last record.
+    fn last_of(&self, worker: usize) -> u64 {
+        self.last.get(worker).copied().unwrap_or(0)
+    }
 }
 
 /// The sinks, and the copies for them.
@@ -149,10 +198,13 @@ impl Taps {
         self.0.set_selection(|slot| Some(Arc::new(Selection::new(rings, sinks, slot))));
     }
 
-    /// Takes some of the copies, in place of those in `to`. Returns whether there may be more.
-    pub fn take(&self, to: &mut TapRead) -> bool {
-        to.words.clear();
-        to.ends.clear();
+    /// Takes some of the copies, in place of those in `to` that were ready. Returns whether there
+    /// may be more. With several workers, those of the last `late` wait for the next time: another
+    /// worker may still write one that is earlier.
+    pub fn take(&self, to: &mut TapRead, late: Duration) -> bool {
+        let late = u64::try_from(late.as_nanos() * u128::from(cpu::tsc_hz()) / 1_000_000_000);
+        let mut settled = cpu::tsc().saturating_sub(late.unwrap_or(0));
+        to.drop_ready();
         let mut rings = self.0.rings.lock().unwrap_or_else(PoisonError::into_inner);
         let off = !self
             .0
@@ -163,16 +215,26 @@ impl Taps {
             .as_ref()
             .is_some_and(|selection| selection.has_sinks());
         let mut more = false;
+        let mut workers = 0;
         for ring in rings.iter().flat_map(|rings| rings.iter()) {
             let most = to.words.len() + TAKEN;
-            while let Some(words) = ring.take(&mut to.words) {
-                to.ends.push(words);
+            while let Some(len) = ring.take(&mut to.words) {
+                to.note(workers, len);
                 if to.words.len() >= most {
-                    more = true;
+                    // What is left in it is later than that, and may be early for others.
+                    (more, settled) = (true, settled.min(to.last_of(workers)));
                     break;
                 }
             }
+            workers += 1;
         }
+        to.records.sort_by_key(|record| record.time);
+        // What waits is bounded.
+        let all = workers < 2 || off || late.is_ok_and(|late| late == 0) || to.words.len() > RING;
+        to.ready = match all {
+            true => to.records.len(),
+            false => to.records.partition_point(|record| record.time <= settled),
+        };
         if off && !more {
             // No worker writes any more, and all was read.
             *rings = None;
@@ -180,14 +242,13 @@ impl Taps {
         more
     }
 
-    /// Visits the copies, in the order in which each worker saw them.
+    /// Visits the copies that are ready, by their time, and in the order in which each worker saw
+    /// them.
     pub fn visit(&self, read: &mut TapRead, mut visit: impl FnMut(&TapPacket<'_>)) {
         let (now, tsc, hz) = (SystemTime::now(), cpu::tsc(), cpu::tsc_hz().max(1));
         let snapshot = self.0.shared.snapshot.load_full();
-        let mut words = read.words.as_slice();
-        for len in &read.ends {
-            let Some((record, rest)) = words.split_at_checked(*len) else { return };
-            words = rest;
+        for TakenRecord { at, len, .. } in read.records.iter().take(read.ready) {
+            let Some(record) = read.words.get(*at..*at + *len) else { return };
             let Some((record, sinks, data)) = TapRecord::get(record) else { continue };
             if record.session && read.rules_of.is_none_or(|then| then.elapsed() > RULES_FOR) {
                 let rules = self.0.rules_by_cell().into_iter();

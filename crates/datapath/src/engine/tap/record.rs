@@ -157,6 +157,11 @@ impl TapRecord {
         entries.for_each(|entry| room.push(entry.word()));
     }
 
+    /// Reads the time of a record.
+    pub fn time(words: &[u64]) -> Option<u64> {
+        words.first().copied()
+    }
+
     /// Reads a record: its head, its entries, its bytes as words.
     pub fn get(words: &[u64]) -> Option<(TapRecord, impl ExactSizeIterator<Item = Entry>, &[u64])> {
         let (head, rest) = words.split_first_chunk::<HEAD>()?;
