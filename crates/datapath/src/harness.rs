@@ -26,6 +26,8 @@ use butterfly_vhost::{
     port::Port,
 };
 
+#[cfg(test)]
+use crate::engine::place::uplink_ring;
 use crate::harness::rings::{Attached, attach_rings};
 #[cfg(test)]
 use crate::overlay::Wire;
@@ -128,8 +130,10 @@ impl Host {
                 let config = GuestConfig::default();
                 let memory = Memory::new(&MemoryConfig::new(config.memory_needed()))?;
                 let guest = Guest::new(&memory, WIRE, &config)?;
-                let handle = plane.board.first().ok_or("no worker")?;
-                attach_rings(&port, &Attachment::Uplink(handle), &guest, WIRE)?;
+                let serving = plane.shared.tunnel.as_ref().and_then(|it| it.serving.first());
+                let serving = serving.ok_or("no tunnel")?.clone();
+                let board = plane.board.clone();
+                attach_rings(&port, &Attachment::Uplink { board, serving }, &guest, WIRE)?;
                 Some(guest)
             }
         };
@@ -154,17 +158,22 @@ impl Host {
     #[cfg(test)]
     pub(crate) fn on_wire(
         config: &TunnelConfig,
-        halves: (Box<dyn butterfly_uplink::Inward>, Box<dyn butterfly_uplink::Outward>),
+        halves: butterfly_uplink::Halves,
+        workers: usize,
     ) -> Result<Host, Error> {
-        let tunnel = Tunnel::new(config, UplinkPort::Wire(Wire::new(halves)), 1)?;
+        let tunnel = Tunnel::new(config, UplinkPort::Wire(Wire::new(halves)), workers)?;
         let sessions = SessionConfig { capacity: 1024, ..SessionConfig::default() };
         let plane = Plane::new(PlaneConfig {
-            workers: 1,
+            workers,
             fdb_ageing: 300,
             sessions,
             tunnel: Some(tunnel),
             black_box: nowhere(),
         })?;
+        let queues = plane.shared.tunnel.iter().flat_map(|tunnel| &tunnel.serving);
+        for (queue, serving) in (0..).zip(queues) {
+            plane.board.started(uplink_ring(queue), serving, None);
+        }
         Host::of(plane, None)
     }
 

@@ -26,15 +26,15 @@ macro_rules! counters {
             }
         }
 
-        /// The worker's side. Only the worker writes.
+        /// The side of a half. Only the worker that has the half writes.
         #[derive(Default, Debug)]
         pub(crate) struct Counts {
             $(pub $field: Count,)+
         }
 
         impl Counts {
-            fn read(&self) -> Counters {
-                Counters { $($field: self.$field.get(),)+ }
+            fn add_to(&self, counters: &mut Counters) {
+                $(counters.$field += self.$field.get();)+
             }
         }
     };
@@ -69,7 +69,7 @@ counters! {
     tx_failed = "tx-failed",
 }
 
-/// A number that one thread writes and others read.
+/// A number that one thread writes at a time, and others read.
 #[derive(Default, Debug)]
 pub(crate) struct Count(AtomicU64);
 
@@ -89,22 +89,27 @@ impl Count {
 /// kernel's own counts are missing.
 #[derive(Clone, Debug)]
 pub struct Meter {
-    counts: Arc<Counts>,
+    /// Of each half.
+    counts: Vec<Arc<Counts>>,
     /// AF_XDP sockets. Weak: a meter must not keep a socket bound to its queue.
     sockets: Vec<Weak<OwnedFd>>,
 }
 
 impl Meter {
-    pub(crate) fn new(
-        counts: &Arc<Counts>,
+    pub(crate) fn new<'a>(
+        counts: impl IntoIterator<Item = &'a Arc<Counts>>,
         sockets: impl IntoIterator<Item = Weak<OwnedFd>>,
     ) -> Meter {
-        Meter { counts: Arc::clone(counts), sockets: sockets.into_iter().collect() }
+        Meter {
+            counts: counts.into_iter().cloned().collect(),
+            sockets: sockets.into_iter().collect(),
+        }
     }
 
     /// The counters as of now.
     pub fn read(&self) -> Counters {
-        let mut counters = self.counts.read();
+        let mut counters = Counters::default();
+        self.counts.iter().for_each(|counts| counts.add_to(&mut counters));
         for socket in self.sockets.iter().filter_map(Weak::upgrade) {
             let Ok(kernel) = sockopt::xdp_statistics(&*socket) else { continue };
             counters.rx_dropped += kernel.rx_dropped;
@@ -123,10 +128,10 @@ mod tests {
 
     #[test]
     fn a_meter_reads_what_the_worker_counts_by_name() {
-        let counts = Arc::new(Counts::default());
-        let meter = Meter::new(&counts, []);
-        counts.tx_full.add(2);
-        counts.tx_full.add(3);
+        let halves = [Arc::new(Counts::default()), Arc::default()];
+        let meter = Meter::new(&halves, []);
+        halves[0].tx_full.add(2);
+        halves[1].tx_full.add(3);
         assert_eq!(meter.read(), Counters { tx_full: 5, ..Counters::default() });
         let moved: Vec<_> = meter
             .read()

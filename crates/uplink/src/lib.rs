@@ -1,7 +1,7 @@
 //! Ports that lead out of the host, behind one small trait: AF_XDP on a network interface
 //! ([`xdp`]), or a TAP device ([`tap`]).
 //!
-//! Packet workers own the halves of an [`Uplink`] and move bursts of frames through them. All else
+//! Packet workers have the halves of an [`Uplink`] and move bursts of frames through them. All else
 //! is for control threads:
 //!
 //! - [`kernel`] asks the host what it knows of interfaces, routes and neighbours.
@@ -76,8 +76,7 @@ pub struct Info {
 ///
 /// All methods are for the packet path, and so are those of [`Outward`]: they never allocate,
 /// block, panic or log. The only system calls are those that move frames: a wake-up where the
-/// kernel wants one (AF_XDP), one per frame (TAP). One thread may use this half, and another one
-/// the other.
+/// kernel wants one (AF_XDP), one per frame (TAP). Each half may have a thread of its own.
 pub trait Inward: Send {
     /// Takes frames that arrived, until `max` (at most [`BURST`]) are held. Returns how many are
     /// held now.
@@ -133,10 +132,19 @@ pub trait Uplink: Inward + Outward {
     fn counters(&self) -> Counters;
 
     /// Returns its halves, which go on without each other.
-    fn split(self) -> (Box<dyn Inward>, Box<dyn Outward>);
+    fn split(self) -> Halves;
 }
 
-/// Makes a port of two fields, its halves.
+/// Halves of an uplink. Those that receive are to be dropped in their order, before those that
+/// send: the first one ends what brings the others their frames.
+pub struct Halves {
+    /// One for each receive queue, by number. At least one.
+    pub inward: Vec<Box<dyn Inward>>,
+    /// One for each queue that sends. At least one.
+    pub outward: Vec<Box<dyn Outward>>,
+}
+
+/// Makes a port of two fields, its halves, and of a method that takes it apart.
 macro_rules! uplink {
     ($type:ty) => {
         impl Inward for $type {
@@ -184,8 +192,8 @@ macro_rules! uplink {
                 self.meter().read()
             }
 
-            fn split(self) -> (Box<dyn Inward>, Box<dyn Outward>) {
-                (Box::new(self.inward), Box::new(self.outward))
+            fn split(self) -> crate::Halves {
+                self.apart()
             }
         }
     };

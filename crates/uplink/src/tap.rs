@@ -15,7 +15,7 @@ use butterfly_packet::{Mac, checksum::Sum, ethernet};
 use rustix::{event::epoll, io::Errno};
 
 use crate::{
-    BURST, Counters, Error, Info, Inward, Meter, Outward, Uplink,
+    BURST, Counters, Error, Halves, Info, Inward, Meter, Outward, Uplink,
     counters::{Count, Counts},
     kernel::Kernel,
     tun::{MAX_MTU, TapName, Tun},
@@ -161,7 +161,7 @@ impl Tap {
         epoll::add(&epoll, &tun, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
             .map_err(events)?;
 
-        let (tun, counts) = (Arc::new(tun), Arc::<Counts>::default());
+        let tun = Arc::new(tun);
         Ok(Tap {
             info: Info {
                 // The kernel puts them back for the device's reader.
@@ -180,7 +180,7 @@ impl Tap {
                 epoll,
                 received: Buffers::new(stride),
                 longest,
-                counts: counts.clone(),
+                counts: Arc::default(),
             },
             outward: TapOutward {
                 tun,
@@ -188,14 +188,18 @@ impl Tap {
                 written: 0,
                 room: None,
                 longest,
-                counts,
+                counts: Arc::default(),
             },
         })
     }
 
     /// Reads the counters from another thread.
     pub fn meter(&self) -> Meter {
-        Meter::new(&self.inward.counts, [])
+        Meter::new([&self.inward.counts, &self.outward.counts], [])
+    }
+
+    fn apart(self) -> Halves {
+        Halves { inward: vec![Box::new(self.inward)], outward: vec![Box::new(self.outward)] }
     }
 }
 

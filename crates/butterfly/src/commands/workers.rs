@@ -17,7 +17,8 @@ pub fn node() -> Node {
         Command::new("workers")
             .about(
                 "Prints what each worker did since the daemon started, its load of late, and, if there \
-                 are several, which queues each serves. All counts are cumulative.",
+                 are several, which queues of NICs and of the uplink each serves. All counts are \
+                 cumulative.",
             )
             .arg(json())
             .after_help(
@@ -49,7 +50,7 @@ fn page(workers: &[Worker]) -> String {
                 worker.core.map_or("any".into(), |core| core.to_string()),
                 if worker.polling() { "polls" } else { "sleeps" }.to_owned(),
                 format!("{:.1}", f64::from(worker.load()) / 10.0),
-                worker.rings.len().to_string(),
+                (worker.rings.len() + worker.uplink_queues.len()).to_string(),
                 worker.active_rings().to_string(),
                 worker.moves().to_string(),
                 worker.packets().to_string(),
@@ -90,7 +91,8 @@ fn page(workers: &[Worker]) -> String {
     page
 }
 
-/// Returns who serves what: the NICs of each worker, with those of their queues that it has.
+/// Returns who serves what: the NICs of each worker, with those of their queues that it has, and its
+/// queues of the uplink.
 fn served(workers: &[Worker]) -> String {
     let mut rows = Vec::new();
     for worker in workers {
@@ -104,6 +106,10 @@ fn served(workers: &[Worker]) -> String {
                 [worker.id().to_string(), safe(nic).to_string(), pairs.join(",")]
             }),
         );
+        if !worker.uplink_queues.is_empty() {
+            let queues: Vec<String> = worker.uplink_queues.iter().map(u32::to_string).collect();
+            rows.push([worker.id().to_string(), "(the uplink)".to_owned(), queues.join(",")]);
+        }
     }
     if rows.is_empty() {
         return String::new();
@@ -175,5 +181,6 @@ fn worker_json(worker: &Worker) -> Value {
         "load": worker.load,
         "moves": worker.moves,
         "rings": worker.rings.iter().map(ring_json).collect::<Value>(),
+        "uplink_queues": worker.uplink_queues,
     })
 }

@@ -317,7 +317,8 @@ const WORKERS: &str = "worker_list { id: 0 core: 1 polling: true busy_cycles: 18
                        idle_polls: 9 batch_sizes: 40 batch_sizes: 0 batch_sizes: 10 batch_sizes: 0 batch_sizes: 50 active_rings: 2 \
                        load: 437 moves: 3 rings { nic_id: \"vm-2\" pair: 0 } rings { nic_id: \"vm-1\" pair: 0 } \
                        rings { nic_id: \"vm-1\" pair: 2 } } \
-                       worker_list { id: 1 busy_cycles: 3000000000 sleeps: 7 tsc_hz: 2000000000 rings { nic_id: \"vm-1\" pair: 1 } }";
+                       worker_list { id: 1 busy_cycles: 3000000000 sleeps: 7 tsc_hz: 2000000000 rings { nic_id: \"vm-1\" pair: 1 } \
+                       uplink_queues: 0 uplink_queues: 2 }";
 
 #[test]
 fn workers() {
@@ -329,7 +330,7 @@ fn workers() {
         out: "\
 worker  core  idle    load %  rings  polled  moves  packets  batches  per batch           busy cycles           per packet  busy s  sleeps  idle polls
      0     1  polls     43.7      3       2      3     1000      100       10.0  18446744073709551615  18446744073709552.0       -       5           9
-     1   any  sleeps     0.0      1       0      0        0        0          -            3000000000                    -   1.500       7           0
+     1   any  sleeps     0.0      3       0      0        0        0          -            3000000000                    -   1.500       7           0
 
 batches of worker 0 by size
   frames  batches
@@ -338,10 +339,11 @@ batches of worker 0 by size
     9-16       50
 
 serves
-  worker  nic   pairs
-       0  vm-1  0,2
-       0  vm-2  0
-       1  vm-1  1
+  worker  nic           pairs
+       0  vm-1          0,2
+       0  vm-2          0
+       1  vm-1          1
+       1  (the uplink)  0,2
 ",
         ..Row::default()
     }]);
@@ -352,10 +354,11 @@ serves
     let expected = serde_json::json!({"workers": [
         {"id": 0, "core": 1, "polling": true, "busy_cycles": u64::MAX, "packets": 1000, "batches": 100, "sleeps": 5, "idle_polls": 9,
          "batch_sizes": [40, 0, 10, 0, 50], "tsc_hz": null, "active_rings": 2, "load": 437, "moves": 3,
-         "rings": [{"nic_id": "vm-2", "pair": 0}, {"nic_id": "vm-1", "pair": 0}, {"nic_id": "vm-1", "pair": 2}]},
+         "rings": [{"nic_id": "vm-2", "pair": 0}, {"nic_id": "vm-1", "pair": 0}, {"nic_id": "vm-1", "pair": 2}],
+         "uplink_queues": []},
         {"id": 1, "core": null, "polling": false, "busy_cycles": 3_000_000_000u64, "packets": 0, "batches": 0, "sleeps": 7, "idle_polls": 0,
          "batch_sizes": [], "tsc_hz": 2_000_000_000u64, "active_rings": null, "load": null, "moves": null,
-         "rings": [{"nic_id": "vm-1", "pair": 1}]},
+         "rings": [{"nic_id": "vm-1", "pair": 1}], "uplink_queues": [0, 2]},
     ]});
     assert_eq!(serde_json::from_str::<serde_json::Value>(&client.end().out).unwrap(), expected);
 }

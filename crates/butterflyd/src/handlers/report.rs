@@ -304,6 +304,7 @@ fn worker(report: WorkerReport) -> Worker {
         tsc_hz: Some(report.tsc_hz),
         active_rings: u32::try_from(report.active_rings).ok(),
         rings: report.rings.into_iter().map(ring).collect(),
+        uplink_queues: report.uplink_queues.into_iter().map(u32::from).collect(),
         load: u32::try_from(report.load).ok(),
         moves: Some(report.moves),
         ..Default::default()

@@ -659,6 +659,7 @@ fn the_fdb_and_the_workers_are_listed() {
         "VNI 16777216 is out of range: VNIs are 0 to 16777215"
     );
     let worker = "worker_list { id: 0 core: 1 polling: true busy_cycles: 10 packets: 11 batches: 12 sleeps: 13 idle_polls: 14 \
-                  batch_sizes: 1 batch_sizes: 2 tsc_hz: 16 active_rings: 15 rings { nic_id: \"vm\" pair: 3 } load: 500 moves: 18 }";
+                  batch_sizes: 1 batch_sizes: 2 tsc_hz: 16 active_rings: 15 rings { nic_id: \"vm\" pair: 3 } load: 500 moves: 18 \
+                  uplink_queues: 0 uplink_queues: 4 }";
     assert_eq!(host.succeeds("worker_list: false"), worker);
 }

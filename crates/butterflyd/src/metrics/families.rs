@@ -154,7 +154,7 @@ families! {
     WorkerIdlePolls = Counter "butterfly_worker_idle_polls_total" ["worker"];
     /// Rings that are polled now.
     WorkerActiveRings = Gauge "butterfly_worker_active_rings" ["worker"];
-    /// Transmit rings that it serves, busy or not.
+    /// Transmit rings, and queues of the uplink, that it serves, busy or not.
     WorkerRings = Gauge "butterfly_worker_rings" ["worker"];
     /// Transmit rings that came from other workers, as those were busier.
     WorkerMoves = Counter "butterfly_worker_moves_total" ["worker"];

@@ -150,7 +150,11 @@ impl Page {
         self.add(Family::WorkerSleeps, &[index], worker.sleeps);
         self.add(Family::WorkerIdlePolls, &[index], worker.idle_polls);
         self.add(Family::WorkerActiveRings, &[index], worker.active_rings);
-        self.add(Family::WorkerRings, &[index], worker.rings.len() as u64);
+        self.add(
+            Family::WorkerRings,
+            &[index],
+            (worker.rings.len() + worker.uplink_queues.len()) as u64,
+        );
         self.add(Family::WorkerMoves, &[index], worker.moves);
         self.add_exact(
             Family::WorkerLongestTurn,

@@ -189,7 +189,7 @@ fn outlast(xdp: &mut Xdp, outlasting: &dyn Outlasting) -> Result<Ending, std::io
     Ok(ending)
 }
 
-/// Opens an uplink for one worker, or goes on with the one that a former process left there.
+/// Opens an uplink, or goes on with the one that a former process left there.
 pub(crate) fn open(
     spec: &TunnelSpec,
     outlasting: Option<&dyn Outlasting>,

@@ -26,7 +26,10 @@ use crate::endpoint::{
     link::LinkState,
     open::{FormerUplink, OpenedUplink, TunnelSpec, UplinkSpec, check_peer},
 };
-use crate::engine::events::{About, Happening, SwitchEvents};
+use crate::engine::{
+    events::{About, Happening, SwitchEvents},
+    place::uplink_ring,
+};
 use crate::overlay::Tunnel;
 use crate::plane::{Plane, attachment::Attachment};
 
@@ -144,7 +147,7 @@ impl OpenedUplink {
 }
 
 impl EndpointSide {
-    /// Starts the keeper, and lets the worker look at the uplink. `start` starts the device of a
+    /// Starts the keeper, and lets workers look at the uplink. `start` starts the device of a
     /// vhost-user uplink.
     pub fn start(
         plane: &Arc<Plane>,
@@ -165,10 +168,11 @@ impl EndpointSide {
         let attached = Arc::new(AtomicBool::new(false));
         let device = match (ring, &spec.uplink) {
             (Some(port), UplinkSpec::VhostUser { path, role }) => {
-                let handle =
-                    plane.board.first().ok_or_else(|| std::io::Error::other("no worker"))?;
+                let tunnel = plane.shared.tunnel.as_ref();
+                let serving = tunnel.and_then(|tunnel| tunnel.serving.first()).cloned();
+                let serving = serving.ok_or_else(|| std::io::Error::other("no tunnel"))?;
                 let link = Link {
-                    attachment: Attachment::Uplink(handle),
+                    attachment: Attachment::Uplink { board: plane.board.clone(), serving },
                     path: path.display().to_string(),
                     attached: attached.clone(),
                     keeper: keeper.clone(),
@@ -187,10 +191,11 @@ impl EndpointSide {
                 Some(start(config).map_err(std::io::Error::other)?)
             }
             _ => {
-                if let (Some(handle), Some(tunnel)) = (plane.board.first(), &plane.shared.tunnel) {
-                    tunnel
-                        .port
-                        .with_descriptor(|descriptor| handle.uplink_started(Some(descriptor)));
+                if let Some(tunnel) = &plane.shared.tunnel {
+                    let queues = tunnel.port.descriptors()?.into_iter().map(Arc::new);
+                    for ((queue, serving), readable) in (0..).zip(&tunnel.serving).zip(queues) {
+                        plane.board.started(uplink_ring(queue), serving, Some(&readable));
+                    }
                 }
                 None
             }

@@ -28,13 +28,37 @@ pub(crate) struct NetworkRef(pub u32);
 /// Most pairs of queues of a vnic.
 pub(crate) const MAX_PAIRS: usize = butterfly_vhost::port::MAX_PAIRS;
 
+/// Most receive queues of an uplink.
+pub(crate) const MAX_UPLINK_QUEUES: usize = 4096;
+/// Most halves by which an uplink sends: as many as a word has bits.
+pub(crate) const MAX_HALVES: usize = 32;
+
+/// A ring that has one worker at a time: the transmit ring of a pair of a vnic's queues, or a
+/// receive queue of the uplink ([`uplink_ring`]).
+pub(crate) type RingPlace = (PortRef, u8);
+
+/// Returns the place of a receive queue of the uplink. No vnic has such a slot.
+pub(crate) const fn uplink_ring(queue: u16) -> RingPlace {
+    (PortRef { slot: MAX_SLOTS + queue as u32, incarnation: 0 }, 0)
+}
+
+/// Returns the queue of the uplink that a place is of; `None` for a vnic's.
+pub(crate) const fn uplink_queue(place: PortRef) -> Option<u16> {
+    match place.slot.checked_sub(MAX_SLOTS) {
+        Some(queue) => Some(queue as u16),
+        None => None,
+    }
+}
+
 /// Origin of frames that a worker polls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PollSource {
     /// The transmit ring of a pair of a vnic's queues, the first of which is 0.
     Queue { place: PortRef, pair: u8 },
-    /// Frames that arrive from other hosts.
-    Uplink,
+    /// Frames that arrive from other hosts, by a receive queue of the uplink.
+    Uplink(u16),
+    /// Frames that a half of the uplink has queued and that the kernel does not take by itself.
+    Outward(u8),
     /// Frames that have no ring to wait in, and wait in the worker's memory.
     Waiting,
 }
@@ -46,11 +70,19 @@ impl PollSource {
         PollSource::Queue { place, pair: 0 }
     }
 
+    /// Returns the source of a ring.
+    pub const fn of((place, pair): RingPlace) -> PollSource {
+        match uplink_queue(place) {
+            Some(queue) => PollSource::Uplink(queue),
+            None => PollSource::Queue { place, pair },
+        }
+    }
+
     /// Returns the slot of the vnic, if it is one's.
     pub const fn slot(self) -> Option<u32> {
         match self {
             PollSource::Queue { place, .. } => Some(place.slot),
-            PollSource::Uplink | PollSource::Waiting => None,
+            PollSource::Uplink(_) | PollSource::Outward(_) | PollSource::Waiting => None,
         }
     }
 }

@@ -19,7 +19,10 @@ pub(crate) mod punt;
 
 use std::{
     net::{IpAddr, Ipv4Addr},
-    sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64},
+    },
 };
 
 use butterfly_packet::{mac::Mac, vxlan};
@@ -29,11 +32,12 @@ use crate::engine::{
     reason::drop_reasons,
 };
 use crate::ip::{Address, mapped};
+use crate::world::serving::Serving;
 
 pub(crate) use arrive::{Arrivals, Arrived, impossible};
 pub(crate) use outer::Source;
 pub(crate) use peers::PeerTable;
-pub(crate) use port::{UplinkPort, Wire};
+pub(crate) use port::{SendHalf, UplinkPort, Wire};
 pub(crate) use punt::{Own, Punt, Punted};
 
 drop_reasons! { 7;
@@ -129,6 +133,8 @@ pub(crate) struct Tunnel {
     pub groups: GroupPrefix,
     pub peers: PeerTable,
     pub port: UplinkPort,
+    /// Service of its receive queues.
+    pub serving: Box<[Arc<Serving>]>,
     /// Counters of the uplink's own frames and drops, which belong to no network.
     pub counters: Counters,
     /// The next block of identifications of outer IPv4 packets.
@@ -202,6 +208,7 @@ impl Tunnel {
             own: crate::world::rules::number(config.endpoint),
             groups,
             peers: PeerTable::new(workers),
+            serving: (0..port.queues()).map(|_| Arc::default()).collect(),
             port,
             counters: Counters::new(workers),
             identifications: AtomicU16::new(0),

@@ -1,42 +1,85 @@
 //! The uplink as workers use it: a virtual machine's rings, or a port of its own kind.
 
 use std::{
-    os::fd::BorrowedFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    io,
+    ops::{Deref, DerefMut},
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
 };
 
-use butterfly_uplink::{Inward, Outward};
+use butterfly_uplink::{Halves, Inward, Outward};
 use butterfly_vhost::port::Port;
+
+use crate::engine::place::{MAX_HALVES, MAX_UPLINK_QUEUES};
 
 /// The uplink's port.
 pub(crate) enum UplinkPort {
     /// vhost-user.
     Ring(Arc<Port>),
-    /// A port of its own kind. One worker receives by it, all send.
+    /// A port of its own kind. Each of its receive queues has a worker, and all workers send.
     Wire(Wire),
 }
 
-/// The halves of a port of its own kind, each behind a lock of its own: who holds the one that
-/// receives delivers to guests meanwhile, and others who hold a guest's ring wait for the one that
-/// sends.
+/// The halves of a port of its own kind, each behind a lock of its own: who holds one that receives
+/// delivers to guests meanwhile, and others who hold a guest's ring wait for one that sends. The
+/// lock of one that sends is a leaf, but for those of mirrors.
 pub(crate) struct Wire {
-    inward: Mutex<Box<dyn Inward>>,
-    outward: Mutex<Box<dyn Outward>>,
+    /// By receive queue. Dropped before the others.
+    inward: Vec<Mutex<Box<dyn Inward>>>,
+    outward: Vec<Mutex<SendHalf>>,
+}
+
+/// A half that sends.
+pub(crate) struct SendHalf {
+    outward: Box<dyn Outward>,
+    number: u8,
+}
+
+impl SendHalf {
+    /// Returns its number, below [`MAX_HALVES`].
+    pub fn number(&self) -> u8 {
+        self.number
+    }
+}
+
+impl Deref for SendHalf {
+    type Target = dyn Outward;
+
+    fn deref(&self) -> &(dyn Outward + 'static) {
+        &*self.outward
+    }
+}
+
+impl DerefMut for SendHalf {
+    fn deref_mut(&mut self) -> &mut (dyn Outward + 'static) {
+        &mut *self.outward
+    }
 }
 
 impl Wire {
-    pub fn new((inward, outward): (Box<dyn Inward>, Box<dyn Outward>)) -> Wire {
-        Wire { inward: inward.into(), outward: outward.into() }
+    pub fn new(Halves { inward, outward }: Halves) -> Wire {
+        let numbered = outward.into_iter().take(MAX_HALVES).zip(0..);
+        Wire {
+            inward: inward.into_iter().take(MAX_UPLINK_QUEUES).map(Mutex::new).collect(),
+            outward: numbered
+                .map(|(outward, number)| Mutex::new(SendHalf { outward, number }))
+                .collect(),
+        }
     }
 
-    /// Returns the half that receives.
-    pub fn inward(&self) -> MutexGuard<'_, Box<dyn Inward>> {
-        self.inward.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the half of a receive queue. `None` also while another thread has it.
+    pub fn try_inward(&self, queue: u16) -> Option<MutexGuard<'_, Box<dyn Inward>>> {
+        match self.inward.get(usize::from(queue))?.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
-    /// Returns the half that sends.
-    pub fn outward(&self) -> MutexGuard<'_, Box<dyn Outward>> {
-        self.outward.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns a half that sends, by its number.
+    pub fn outward(&self, half: u8) -> Option<MutexGuard<'_, SendHalf>> {
+        let half = self.outward.get(usize::from(half))?;
+        Some(half.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -50,11 +93,31 @@ impl UplinkPort {
         }
     }
 
-    /// Calls `f` with the descriptor that becomes readable when frames arrive.
-    pub fn with_descriptor(&self, f: impl FnOnce(BorrowedFd<'_>)) {
-        if let UplinkPort::Wire(wire) = self {
-            f(wire.inward().descriptor());
+    /// Returns the number of its receive queues.
+    pub fn queues(&self) -> usize {
+        match self {
+            UplinkPort::Ring(_) => 1,
+            UplinkPort::Wire(wire) => wire.inward.len(),
         }
+    }
+
+    /// Returns the number of halves that send.
+    pub fn halves(&self) -> usize {
+        match self {
+            UplinkPort::Ring(_) => 1,
+            UplinkPort::Wire(wire) => wire.outward.len(),
+        }
+    }
+
+    /// Returns what becomes readable when frames arrive, by receive queue. None for a vhost-user
+    /// port: its other end tells when it has a kick descriptor.
+    pub fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+        let UplinkPort::Wire(wire) = self else { return Ok(Vec::new()) };
+        let of = |half: &Mutex<Box<dyn Inward>>| {
+            let half = half.lock().unwrap_or_else(PoisonError::into_inner);
+            half.descriptor().try_clone_to_owned()
+        };
+        wire.inward.iter().map(of).collect()
     }
 }
 
@@ -86,13 +149,11 @@ mod tests {
         sent: Arc<Mutex<Vec<Vec<u8>>>>,
     }
 
-    fn small(
-        sent: Arc<Mutex<Vec<Vec<u8>>>>,
-        frames: Vec<Vec<u8>>,
-    ) -> (Box<dyn Inward>, Box<dyn Outward>) {
+    fn small(sent: Arc<Mutex<Vec<Vec<u8>>>>, frames: Vec<Vec<u8>>) -> Halves {
         let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
         let small = Small { room: Vec::new(), queued: Vec::new(), sent };
-        (Box::new(Arriving { event, frames, held: 0 }), Box::new(small))
+        let arriving = Arriving { event, frames, held: 0 };
+        Halves { inward: vec![Box::new(arriving)], outward: vec![Box::new(small)] }
     }
 
     /// The worker holds the uplink while it serves it. A flood that arrived goes to vnics here, and
@@ -109,11 +170,9 @@ mod tests {
         // A thread of its own: a worker that waits for itself would never come back.
         std::thread::spawn(move || {
             let config = TunnelConfig::new([192, 168, 0, 1].into(), me);
-            let mut host = Host::on_wire(&config, small).unwrap();
+            let mut host = Host::on_wire(&config, small, 1).unwrap();
             let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
             host.vnic("a", Mac([2, 0, 0, 0, 0, 0xa]), 42, &policy).unwrap();
-            let worker = &host.inside().0.board.first().unwrap();
-            worker.uplink_started(None);
             host.settle();
             let _ = done.send(host.received().unwrap().get("a").map_or(0, Vec::len));
         });
@@ -155,13 +214,52 @@ mod tests {
         }
     }
 
+    /// Two workers, each with a receive queue and a half that sends of its own: what comes by either
+    /// queue arrives, and each vnic's frames leave by the half of its worker.
+    #[test]
+    fn queues_and_halves_have_workers() {
+        let (me, other) = (Mac([2, 0xbf, 0, 0, 0, 1]), Mac([2, 0xbf, 0, 0, 0, 2]));
+        let far = Mac([2, 0, 0, 0, 0, 0xc]);
+        let vnics = [Mac([2, 0, 0, 0, 0, 0xa]), Mac([2, 0, 0, 0, 0, 0xb])];
+        let arriving = |to: Mac| {
+            let mut inside = vec![8, 0, 0, 0, 0, 0, 42, 0]; // VXLAN, VNI 42
+            inside.extend(build::ethernet(far, to).payload(0x88b5, &[0; 46]));
+            let outer = build::ethernet(other, me).ipv4([192, 168, 0, 2], [192, 168, 0, 1]);
+            outer.udp(50_000, 4789, &inside)
+        };
+        let sent: [Arc<Mutex<Vec<Vec<u8>>>>; 2] = Default::default();
+        let mut halves = Halves { inward: Vec::new(), outward: Vec::new() };
+        for (vnic, sent) in vnics.iter().zip(&sent) {
+            let one = small(sent.clone(), vec![arriving(*vnic); 3]);
+            halves.inward.extend(one.inward);
+            halves.outward.extend(one.outward);
+        }
+        let config = TunnelConfig::new([192, 168, 0, 1].into(), me);
+        let mut host = Host::on_wire(&config, halves, 2).unwrap();
+        let serving = |host: &Host, queue: usize| host.tunnel().unwrap().serving[queue].by(0);
+        assert_eq!([0, 1].map(|queue| serving(&host, queue)), [Some(0), Some(1)]);
+        let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+        for (id, mac) in ["a", "b"].iter().zip(vnics) {
+            host.vnic(id, mac, 42, &policy).unwrap();
+        }
+        host.settle();
+        let got = host.received().unwrap();
+        assert_eq!(["a", "b"].map(|id| got.get(id).map_or(0, Vec::len)), [3, 3]);
+        for (id, mac) in ["a", "b"].iter().zip(vnics) {
+            let frame = build::ethernet(mac, far).payload(0x88b5, &[0; 46]);
+            host.send(id, &frame, NetHeader::default()).unwrap();
+        }
+        assert_eq!(sent.each_ref().map(|sent| sent.lock().unwrap().len()), [1, 1]);
+        assert!(host.tunnel().unwrap().port.descriptors().unwrap().len() == 2);
+    }
+
     #[test]
     fn more_packets_than_the_uplink_holds_at_once_leave_all_the_same() {
         let sent = Arc::new(Mutex::new(Vec::new()));
         let small = small(sent.clone(), Vec::new());
         let (a, b) = (Mac([2, 0, 0, 0, 0, 0xa]), Mac([2, 0, 0, 0, 0, 0xb]));
         let config = TunnelConfig::new([192, 168, 0, 1].into(), Mac([2, 0xbf, 0, 0, 0, 1]));
-        let mut host = Host::on_wire(&config, small).unwrap();
+        let mut host = Host::on_wire(&config, small, 1).unwrap();
         let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
         let guest = GuestConfig { max_frame: 65_000, ..GuestConfig::default() };
         host.declare("a", a, 42, &policy).unwrap();

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use crate::plane::board::RingPlace;
+use crate::engine::place::RingPlace;
 
 /// Difference of two workers' loads, as a part of their mean, from which on rings move.
 const UNEVEN: f64 = 0.2;

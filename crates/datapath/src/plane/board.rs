@@ -1,5 +1,5 @@
-//! The board: which worker is to serve each transmit ring, and how a ring goes from one worker to
-//! another.
+//! The board: which worker is to serve each transmit ring and each receive queue of the uplink, and
+//! how one goes from one worker to another. Here all of them are rings.
 //!
 //! A move has three steps. The board names the new owner, moves the kick descriptor into its
 //! `epoll` and tells the old worker to give the ring up. That worker does so between two batches,
@@ -12,8 +12,8 @@
 //!   there, and the new worker looks in any case.
 //! - *No worker waits.* Only the thread that moves rings waits for the worker that gives one up.
 //!
-//! The board's lock is a leaf, and no worker takes it. What comes by the uplink is the first
-//! worker's. Frames that wait apart from their ring stay with the worker where they wait.
+//! The board's lock is a leaf, and no worker takes it. Frames that wait apart from their ring stay
+//! with the worker where they wait.
 
 use std::{
     collections::HashMap,
@@ -26,20 +26,17 @@ use arc_swap::ArcSwap;
 use butterfly_mem::blackbox::BlackBox;
 use butterfly_point::{Point, pass};
 
-use crate::engine::place::{PollSource, PortRef};
+use crate::engine::place::{PollSource, PortRef, RingPlace};
 use crate::engine::writer::MAX_WORKERS;
 use crate::worker::Handle;
-use crate::world::{serving::Serving, snapshot::VnicShared};
+use crate::world::serving::Serving;
 
 /// Pause between looks at a worker that is to give up a ring.
 const LOOK: Duration = Duration::from_micros(20);
 
-/// A transmit ring.
-pub(crate) type RingPlace = (PortRef, u8);
-
 /// A ring that was announced.
 struct Seat {
-    vnic: Arc<VnicShared>,
+    serving: Arc<Serving>,
     /// The worker that is to serve it.
     owner: usize,
     /// While it runs: its kick descriptor, if it has one.
@@ -134,13 +131,13 @@ impl Board {
         self.handles.load().get(slot as usize % active.max(1)).cloned()
     }
 
-    /// Returns the worker that has a vnic's transmit ring.
+    /// Returns the worker that has the ring of a pair.
     pub fn worker_of(&self, serving: &Serving, pair: u8) -> Option<Arc<Handle>> {
         self.handles.load().get(serving.by(pair)?).cloned()
     }
 
-    /// Has a transmit ring served that runs, and again whenever `kick` says so.
-    pub fn started(&self, ring: RingPlace, vnic: &Arc<VnicShared>, kick: Option<&Arc<OwnedFd>>) {
+    /// Has a ring served that runs, and again whenever `kick` says so.
+    pub fn started(&self, ring: RingPlace, serving: &Arc<Serving>, kick: Option<&Arc<OwnedFd>>) {
         let handles = self.handles.load();
         let mut state = self.state();
         let BoardState { active, seats, owned } = &mut *state;
@@ -148,12 +145,18 @@ impl Board {
             // Of those with the fewest rings the first. What they cost is known later.
             let owner = (0..*active).min_by_key(|at| owned.get(*at).copied()).unwrap_or(0);
             owned.iter_mut().skip(owner).take(1).for_each(|owned| *owned += 1);
-            Seat { vnic: vnic.clone(), owner, runs: None, kicked: false, state: SeatState::Kept }
+            Seat {
+                serving: serving.clone(),
+                owner,
+                runs: None,
+                kicked: false,
+                state: SeatState::Kept,
+            }
         });
         let Some(owner) = handles.get(seat.owner) else { return };
         seat.kicked = kick.is_some_and(|kick| owner.register(source(ring), kick.as_fd()));
         seat.runs = Some(kick.cloned());
-        let serving = &seat.vnic.serving;
+        let serving = &seat.serving;
         match seat.state {
             SeatState::Kept => {
                 serving.give(ring.1, seat.owner);
@@ -165,7 +168,7 @@ impl Board {
         }
     }
 
-    /// Notes that a transmit ring stopped.
+    /// Notes that a ring stopped.
     pub fn stopped(&self, ring: RingPlace, kick: Option<&Arc<OwnedFd>>) {
         let handles = self.handles.load();
         let mut state = self.state();
@@ -177,7 +180,7 @@ impl Board {
             owner.unregister(kick.as_fd());
         }
         // While it is moved, either may have it.
-        let by = seat.vnic.serving.by(ring.1).filter(|by| *by != seat.owner);
+        let by = seat.serving.by(ring.1).filter(|by| *by != seat.owner);
         for at in [Some(seat.owner), by].into_iter().flatten() {
             handles.get(at).into_iter().for_each(|worker| worker.stopped(source(ring)));
         }
@@ -191,20 +194,19 @@ impl Board {
         }
     }
 
-    /// Returns the rings that a worker is to serve, with their vnics.
-    pub fn rings_of(&self, worker: usize) -> Vec<(RingPlace, Arc<VnicShared>)> {
+    /// Returns the rings that a worker is to serve, with what is noted of that.
+    pub fn rings_of(&self, worker: usize) -> Vec<(RingPlace, Arc<Serving>)> {
         let state = self.state();
         let theirs = state.seats.iter().filter(|(_, seat)| seat.owner == worker);
-        theirs.map(|(ring, seat)| (*ring, seat.vnic.clone())).collect()
+        theirs.map(|(ring, seat)| (*ring, seat.serving.clone())).collect()
     }
 
     /// Moves a ring to another worker that gets rings. Returns when that one has it, or if there is
     /// nothing to move. `over` says that waiting is in vain: the vnic is gone, or the switch ends.
     pub fn hand_over(&self, ring: RingPlace, to: usize, over: impl Fn(&RingPlace) -> bool) -> bool {
         let _moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(Move { vnic, from, to }) = self.begin_move(ring, to) else { return false };
+        let Some(Move { serving, from, to }) = self.begin_move(ring, to) else { return false };
         pass(Point::RingLeaves);
-        let serving = &vnic.serving;
         // As in `publish`: a worker that told us would have to make a system call.
         let wait = |worker: &Handle, ends: &dyn Fn() -> bool| {
             while !ends() && worker.running.load(Ordering::Acquire) && !over(&ring) {
@@ -241,11 +243,11 @@ impl Board {
         owned.iter_mut().skip(seat.owner).take(1).for_each(|owned| *owned -= 1);
         owned.iter_mut().skip(to).take(1).for_each(|owned| *owned += 1);
         (seat.owner, seat.state) = (to, SeatState::Leaves { anew: false });
-        let from = seat.vnic.serving.by(ring.1).and_then(|by| handles.get(by)).cloned();
+        let from = seat.serving.by(ring.1).and_then(|by| handles.get(by)).cloned();
         if let Some(from) = from.iter().find(|from| from.running.load(Ordering::Acquire)) {
             from.give_up(ring.0, ring.1);
         }
-        Some(Move { vnic: seat.vnic.clone(), from, to: new.clone() })
+        Some(Move { serving: seat.serving.clone(), from, to: new.clone() })
     }
 
     /// Tells a ring's owner to take it, with what its former worker left.
@@ -266,20 +268,20 @@ impl Board {
         let mut state = self.state();
         let Some(seat) = state.seats.get_mut(&ring) else { return false };
         seat.state = SeatState::Kept;
-        if seat.vnic.serving.by(ring.1).is_none() {
-            seat.vnic.serving.give(ring.1, seat.owner);
+        if seat.serving.by(ring.1).is_none() {
+            seat.serving.give(ring.1, seat.owner);
         }
         true
     }
 }
 
-/// A move that began: the vnic, the worker that has its ring, and its new owner.
+/// A move that began: what is noted of the ring's service, the worker that has its ring, and its new owner.
 struct Move {
-    vnic: Arc<VnicShared>,
+    serving: Arc<Serving>,
     from: Option<Arc<Handle>>,
     to: Arc<Handle>,
 }
 
-fn source((place, pair): RingPlace) -> PollSource {
-    PollSource::Queue { place, pair }
+fn source(ring: RingPlace) -> PollSource {
+    PollSource::of(ring)
 }

@@ -37,7 +37,7 @@ use butterfly_mem::blackbox::BlackBox;
 use crate::engine::{
     clock::Clock,
     counters::Totals,
-    place::{MAX_SLOTS, PortRef},
+    place::{MAX_SLOTS, PortRef, RingPlace, uplink_queue},
     tap::Ring,
     writer::PerWorker,
 };
@@ -160,7 +160,7 @@ impl Plane {
             table,
             tunnel,
             uplink_held: AtomicBool::new(false),
-            skip_uplink: AtomicBool::new(false),
+            skip_uplink: AtomicU64::new(0),
         };
         let adopted = former.iter().any(|former| former.adopted.is_some());
         let plane = Plane {
@@ -206,11 +206,12 @@ impl Plane {
         Ok(())
     }
 
-    /// Moves a transmit ring to another worker. Returns when that one has it.
-    pub fn hand_over(&self, ring: board::RingPlace, to: usize) -> bool {
+    /// Moves a ring to another worker. Returns when that one has it.
+    pub fn hand_over(&self, ring: RingPlace, to: usize) -> bool {
         self.board.hand_over(ring, to, |(place, _)| {
             self.shared.stop.load(Ordering::Acquire)
-                || self.shared.snapshot.load().vnic(*place).is_none()
+                || uplink_queue(*place).is_none()
+                    && self.shared.snapshot.load().vnic(*place).is_none()
         })
     }
 

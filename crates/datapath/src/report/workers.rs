@@ -17,9 +17,11 @@ pub struct WorkerReport {
     pub poll: bool,
     /// Vnic and pair of each transmit ring that it serves.
     pub rings: Vec<(String, u8)>,
+    /// Receive queues of the uplink that it serves.
+    pub uplink_queues: Vec<u16>,
     /// Load of late, in thousandths of its processor.
     pub load: u64,
-    /// Number of rings that came from other workers.
+    /// Number of rings, and of the uplink's queues, that came from other workers.
     pub moves: u64,
     /// Cycles of rounds in which frames were found.
     pub busy_cycles: u64,
@@ -40,8 +42,13 @@ pub struct WorkerReport {
     /// Cycles per second.
     pub tsc_hz: u64,
 }
+
 /// Reads the counters of a worker.
-pub(crate) fn worker(handle: &Handle, rings: Vec<(String, u8)>, poll: bool) -> WorkerReport {
+pub(crate) fn worker(
+    handle: &Handle,
+    (rings, uplink_queues): (Vec<(String, u8)>, Vec<u16>),
+    poll: bool,
+) -> WorkerReport {
     let stats = &handle.stats;
     let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
     WorkerReport {
@@ -49,6 +56,7 @@ pub(crate) fn worker(handle: &Handle, rings: Vec<(String, u8)>, poll: bool) -> W
         core: usize::try_from(handle.core.load(Ordering::Relaxed)).ok(),
         poll,
         rings,
+        uplink_queues,
         load: read(&stats.load),
         moves: read(&stats.moves),
         busy_cycles: read(&stats.busy_cycles),

@@ -50,9 +50,9 @@ pub(crate) struct Departures {
     identification: u16,
     /// Room for a packet that has an outer checksum over all of it.
     scratch: Box<[u8]>,
-    /// True if the uplink has taken frames that it has not passed on, so that it must be looked at
-    /// again.
-    pub pending: bool,
+    /// Halves of the uplink, a bit for each, that have taken frames and not passed on all, so that
+    /// they must be looked at again.
+    pub pending: u32,
     /// Answers for the sender of the batch.
     pub answers: Box<ArrayVec<Answer, ANSWERS>>,
 }
@@ -61,7 +61,7 @@ impl Default for Departures {
     fn default() -> Self {
         Departures {
             identification: 0,
-            pending: false,
+            pending: 0,
             scratch: vec![0; 0x1_0100].into(),
             answers: Box::default(),
         }

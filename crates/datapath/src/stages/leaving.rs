@@ -2,17 +2,16 @@
 
 use std::sync::{Arc, MutexGuard, atomic::Ordering::Relaxed};
 
-use butterfly_uplink::Outward;
 use butterfly_vhost::ring::{CallFd, RxRing};
 
 use crate::engine::tap::Tap;
-use crate::overlay::{Tunnel, UplinkPort};
+use crate::overlay::{SendHalf, Tunnel, UplinkPort};
 
 /// The uplink of a worker while frames go out. The other side sees them when it is published.
 pub(crate) enum Leaving<'a> {
     Nothing,
     Ring(MutexGuard<'a, Option<RxRing>>),
-    Wire(MutexGuard<'a, Box<dyn Outward>>),
+    Wire(MutexGuard<'a, SendHalf>),
     /// One of those with a tap.
     Tapped(Held<'a>, Tap<'a>),
 }
@@ -20,15 +19,15 @@ pub(crate) enum Leaving<'a> {
 /// An uplink that is there, held to send.
 pub(crate) enum Held<'a> {
     Ring(MutexGuard<'a, Option<RxRing>>),
-    Wire(MutexGuard<'a, Box<dyn Outward>>),
+    Wire(MutexGuard<'a, SendHalf>),
 }
 impl<'a> Leaving<'a> {
-    /// Returns the uplink, to send.
-    pub fn of(tunnel: &'a Tunnel) -> Leaving<'a> {
+    /// Returns the uplink, to send by this half of it.
+    pub fn of(tunnel: &'a Tunnel, half: u8) -> Leaving<'a> {
         match &tunnel.port {
             _ if tunnel.down.load(Relaxed) => Leaving::Nothing,
             UplinkPort::Ring(port) => Leaving::Ring(port.rx()),
-            UplinkPort::Wire(wire) => Leaving::Wire(wire.outward()),
+            UplinkPort::Wire(wire) => wire.outward(half).map_or(Leaving::Nothing, Leaving::Wire),
         }
     }
 
@@ -45,8 +44,8 @@ impl<'a> Leaving<'a> {
 
 impl Leaving<'_> {
     /// Shows the other side the frames that were sent. Returns how to interrupt it, if it wants
-    /// that. Sets `pending` if the uplink must be looked at again.
-    pub fn publish(self, pending: &mut bool) -> Option<Arc<CallFd>> {
+    /// that. Adds its half to `pending` if that must be looked at again.
+    pub fn publish(self, pending: &mut u32) -> Option<Arc<CallFd>> {
         match self {
             Leaving::Nothing => None,
             Leaving::Tapped(Held::Ring(ring), _) => Leaving::Ring(ring).publish(pending),
@@ -61,7 +60,7 @@ impl Leaving<'_> {
             }
             Leaving::Wire(mut wire) => {
                 wire.flush();
-                *pending |= wire.pending();
+                *pending |= u32::from(wire.pending()) << wire.number();
                 None
             }
         }

@@ -87,9 +87,10 @@ pub(crate) trait Receive {
     fn show(&mut self) -> Option<Arc<CallFd>>;
 }
 
-/// Rings of guests, and the uplink. Each ring that is opened is noted in the worker's line.
+/// Rings of guests, and a half of the uplink. Each ring that is opened is noted in the worker's
+/// line.
 #[derive(Clone, Copy)]
-pub(crate) struct Rings(pub &'static Line);
+pub(crate) struct Rings(pub &'static Line, pub u8);
 
 impl Outlet for Rings {
     type Ring = RxRing;
@@ -112,7 +113,7 @@ impl Outlet for Rings {
 
     #[inline(always)]
     fn uplink<'a>(&'a self, tunnel: &'a Tunnel) -> Leaving<'a> {
-        Leaving::of(tunnel)
+        Leaving::of(tunnel, self.1)
     }
 }
 

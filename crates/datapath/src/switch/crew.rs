@@ -13,9 +13,10 @@ use std::{
 use butterfly_mem::cpu;
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 
-use crate::plane::{Plane, balance::Balance, board::RingPlace};
+use crate::engine::place::RingPlace;
+use crate::plane::{Plane, balance::Balance};
 use crate::worker::Handle;
-use crate::world::snapshot::VnicShared;
+use crate::world::serving::Serving;
 
 /// Time between two looks at the workers' loads: while one is busy, while none is, and of a worker
 /// that is alone.
@@ -123,7 +124,7 @@ pub(super) fn balance(plane: &Plane, rests: &AtomicBool) {
 /// Returns the load of each ring of a worker.
 fn weigh(plane: &Plane, worker: &Handle) -> Vec<(RingPlace, f64)> {
     let rings = plane.board.rings_of(worker.index);
-    let cycles = |(ring, vnic): &(RingPlace, Arc<VnicShared>)| vnic.serving.cycles(ring.1);
+    let cycles = |(ring, serving): &(RingPlace, Arc<Serving>)| serving.cycles(ring.1);
     worker.weigh();
     std::thread::sleep(TELLS);
     let (began, before): (u64, Vec<u64>) = (cpu::tsc(), rings.iter().map(cycles).collect());
@@ -131,7 +132,7 @@ fn weigh(plane: &Plane, worker: &Handle) -> Vec<(RingPlace, f64)> {
     worker.weigh();
     std::thread::sleep(TELLS);
     let elapsed = cpu::tsc().wrapping_sub(began).max(1) as f64;
-    let load = |(ring, before): (&(RingPlace, Arc<VnicShared>), u64)| {
+    let load = |(ring, before): (&(RingPlace, Arc<Serving>), u64)| {
         (ring.0, cycles(ring).wrapping_sub(before) as f64 / elapsed)
     };
     rings.iter().zip(before).map(load).collect()

@@ -99,14 +99,19 @@ impl Switch {
     pub fn release_uplink(&self) {
         let plane = self.plane();
         plane.shared.uplink_held.store(false, Relaxed);
-        plane.board.first().into_iter().for_each(|worker| worker.look_at(PollSource::Uplink));
+        let queues = plane.shared.tunnel.iter().flat_map(|tunnel| &*tunnel.serving);
+        for (queue, serving) in (0..).zip(queues) {
+            let worker = plane.board.worker_of(serving, 0);
+            worker.into_iter().for_each(|worker| worker.look_at(PollSource::Uplink(queue)));
+        }
     }
 }
 
 /// Has the uplink treated as the precautions say.
 pub(super) fn heed(precautions: &Precautions, shared: &Shared) {
     shared.uplink_held.store(precautions.uplink_held, Relaxed);
-    shared.skip_uplink.store(precautions.skip_uplink, Relaxed);
+    let queues = if precautions.skip_uplink { u64::MAX } else { 0 };
+    shared.skip_uplink.store(queues, Relaxed);
 }
 
 /// Time between two looks at workers.

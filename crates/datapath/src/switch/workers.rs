@@ -9,7 +9,7 @@ use std::{
 use butterfly_mem::blackbox::signals;
 
 use crate::engine::{
-    place::PollSource,
+    place::{PollSource, uplink_queue},
     writer::{MAX_WORKERS, WorkerId},
 };
 use crate::report::workers::{WorkerReport, worker};
@@ -118,8 +118,11 @@ impl Switch {
         for thread in crew.threads.drain(workers.min(crew.threads.len())..) {
             let _ = thread.join(); // a worker that panicked has ended the process
             // What it had sent to the uplink and that did not leave yet is another's to see off.
-            let first = self.plane.board.first();
-            first.into_iter().for_each(|worker| worker.look_at(PollSource::Uplink));
+            let tunnel = self.plane.shared.tunnel.as_ref();
+            let halves = tunnel.map_or(0, |tunnel| tunnel.port.halves());
+            if let Some(first) = self.plane.board.first() {
+                (0..halves).for_each(|half| first.look_at(PollSource::Outward(half as u8)));
+            }
         }
     }
 
@@ -129,13 +132,18 @@ impl Switch {
         let handles = board.handles();
         let active = handles.iter().take(board.active());
         let report = |handle: &Arc<Handle>| {
-            let mut rings: Vec<(String, u8)> = board
-                .rings_of(handle.index)
-                .into_iter()
-                .filter_map(|((place, pair), _)| Some((snapshot.vnic(place)?.id.to_string(), pair)))
+            let all = board.rings_of(handle.index);
+            let mut rings: Vec<(String, u8)> = all
+                .iter()
+                .filter_map(|((place, pair), _)| {
+                    Some((snapshot.vnic(*place)?.id.to_string(), *pair))
+                })
                 .collect();
             rings.sort();
-            worker(handle, rings, self.config.poll)
+            let mut queues: Vec<u16> =
+                all.iter().filter_map(|((place, _), _)| uplink_queue(*place)).collect();
+            queues.sort();
+            worker(handle, (rings, queues), self.config.poll)
         };
         active.map(report).collect()
     }

@@ -10,27 +10,25 @@ use std::{
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
-use crate::engine::place::{MAX_PAIRS, PollSource, PortRef};
+use crate::engine::place::{MAX_PAIRS, PollSource, PortRef, uplink_ring};
 use crate::engine::writer::{WorkerId, Writer};
 use crate::worker::under_way::Parcel;
 use butterfly_mem::blackbox::Line;
 
 /// Epoll data of the event that makes a worker look around.
 const WAKE: u64 = u64::MAX;
-/// Epoll data of what arrives from other hosts. No vnic has such a slot.
-const UPLINK: u64 = u64::MAX - 1;
 /// Number of classes of batch sizes: 1, 2, 3-4, 5-8, .. 33-64.
 const SIZE_CLASSES: usize = 7;
 
 /// Order of the rest of the daemon to a worker.
 #[allow(clippy::large_enum_variant)] // those with a parcel are few
 pub(crate) enum Order {
-    /// A transmit ring, or the uplink, runs.
+    /// A transmit ring, or a receive queue of the uplink, runs.
     Started { source: PollSource, kicked: bool },
-    /// The transmit ring of a pair is the worker's from now on. With what a former one left.
+    /// The ring at a place is the worker's from now on. With what a former one left.
     /// `timed`: it runs and has no kick descriptor.
     Take { place: PortRef, pair: u8, timed: bool, parcel: Option<Parcel> },
-    /// Another worker is to have the transmit ring of a pair.
+    /// Another worker is to have the ring at a place.
     GiveUp { place: PortRef, pair: u8 },
     /// The cycles that were spent on each ring are to be told.
     Weigh,
@@ -140,23 +138,21 @@ impl Stats {
 }
 
 fn pack(source: PollSource) -> u64 {
-    match source {
-        PollSource::Queue { place, pair } => {
-            u64::from(place.slot) << 36 | u64::from(pair) << 32 | u64::from(place.incarnation)
-        }
-        PollSource::Uplink => UPLINK,
-        PollSource::Waiting => WAKE, // has no descriptor
-    }
+    let (place, pair) = match source {
+        PollSource::Queue { place, pair } => (place, pair),
+        PollSource::Uplink(queue) => uplink_ring(queue),
+        PollSource::Outward(_) | PollSource::Waiting => return WAKE, // have no descriptor
+    };
+    u64::from(place.slot) << 36 | u64::from(pair) << 32 | u64::from(place.incarnation)
 }
 
 /// Returns what an event is about; `None` for that of [`Handle::wake`].
 pub(super) fn unpack(data: u64) -> Option<PollSource> {
     match data {
         WAKE => None,
-        UPLINK => Some(PollSource::Uplink),
         _ => {
             let place = PortRef { slot: (data >> 36) as u32, incarnation: data as u32 };
-            Some(PollSource::Queue { place, pair: (data >> 32) as u8 % MAX_PAIRS as u8 })
+            Some(PollSource::of((place, (data >> 32) as u8 % MAX_PAIRS as u8)))
         }
     }
 }
@@ -234,18 +230,12 @@ impl Handle {
         self.order(Order::Started { source, kicked });
     }
 
-    /// Has the worker take a transmit ring that nobody has, with what the worker before left.
+    /// Has the worker take a ring that nobody has, with what the worker before left.
     pub fn take(&self, (place, pair): (PortRef, u8), timed: bool, parcel: Option<Parcel>) {
         self.order(Order::Take { place, pair, timed, parcel });
     }
 
-    /// Has the uplink polled that started, and again whenever `kick` says so.
-    pub fn uplink_started(&self, kick: Option<BorrowedFd<'_>>) {
-        let kicked = kick.is_some_and(|kick| self.register(PollSource::Uplink, kick));
-        self.started(PollSource::Uplink, kicked);
-    }
-
-    /// Has the worker give up the transmit ring of a pair, between two batches.
+    /// Has the worker give up a ring, between two batches.
     pub fn give_up(&self, place: PortRef, pair: u8) {
         self.order(Order::GiveUp { place, pair });
     }

@@ -2,7 +2,7 @@
 
 use super::{
     handle::Order,
-    rounds::{Polled, Worker},
+    rounds::{Polled, Worker, serving},
     under_way::Parcel,
 };
 use crate::engine::place::{PollSource, PortRef};
@@ -52,9 +52,9 @@ impl Worker {
                     self.add(source);
                 }
                 Order::Take { place, pair, timed, parcel } => {
-                    self.take(PollSource::Queue { place, pair }, timed, parcel);
+                    self.take(PollSource::of((place, pair)), timed, parcel);
                 }
-                Order::GiveUp { place, pair } => self.give_up(place, pair),
+                Order::GiveUp { place, pair } => self.give_up(PollSource::of((place, pair))),
                 Order::Weigh => self.weigh(),
                 Order::Look(source) => self.add(source),
                 Order::Stopped(source) => self.timed.retain(|other| *other != source),
@@ -84,11 +84,10 @@ impl Worker {
         }
     }
 
-    /// Takes the transmit ring of a pair that a former worker gave up, with what that one left.
+    /// Takes a ring that a former worker gave up, with what that one left.
     fn take(&mut self, source: PollSource, timed: bool, parcel: Option<Parcel>) {
-        let PollSource::Queue { place, pair } = source else { return };
-        let Some(vnic) = self.snapshot.vnic(place) else { return };
-        vnic.shared.serving.take(pair, self.handle.index);
+        let Some((serving, pair)) = self.serving(source) else { return };
+        serving.take(pair, self.handle.index);
         self.look_by_time(source, timed);
         self.add(source);
         let flooded = parcel.map_or(0, |parcel| self.under_way.unpack(parcel));
@@ -97,9 +96,8 @@ impl Worker {
         pass(Point::Taken);
     }
 
-    /// Gives up the transmit ring of a pair, if the worker has it.
-    fn give_up(&mut self, place: PortRef, pair: u8) {
-        let source = PollSource::Queue { place, pair };
+    /// Gives up a ring, if the worker has it.
+    fn give_up(&mut self, source: PollSource) {
         self.timed.retain(|other| *other != source);
         let mut flooded = 0;
         if let Some(at) = self.polled.iter().position(|polled| polled.source == source) {
@@ -108,18 +106,16 @@ impl Worker {
         let parcel = self.under_way.pack(source, flooded);
         *self.handle.parcel.lock().unwrap_or_else(PoisonError::into_inner) = Some(parcel);
         // Last: who sees it takes the parcel.
-        if let Some(vnic) = self.snapshot.vnic(place) {
-            vnic.shared.serving.give_up(pair, self.handle.index);
+        if let Some((serving, pair)) = self.serving(source) {
+            serving.give_up(pair, self.handle.index);
         }
     }
 
     /// Tells the cycles that were spent on each ring.
     fn weigh(&mut self) {
         for polled in &mut self.polled {
-            if let PollSource::Queue { place, pair } = polled.source
-                && let Some(vnic) = self.snapshot.vnic(place)
-            {
-                vnic.shared.serving.spend(pair, std::mem::take(&mut polled.spent));
+            if let Some((serving, pair)) = serving(&self.snapshot, &self.shared, polled.source) {
+                serving.spend(pair, std::mem::take(&mut polled.spent));
             }
         }
     }

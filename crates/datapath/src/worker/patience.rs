@@ -6,7 +6,7 @@
 
 use butterfly_mem::cpu;
 
-use crate::engine::place::{MAX_PAIRS, MAX_SLOTS, PollSource};
+use crate::engine::place::{MAX_HALVES, MAX_PAIRS, MAX_SLOTS, MAX_UPLINK_QUEUES, PollSource};
 
 /// Polling after the last frame where frames come at least as often.
 const OFTEN_US: u64 = 50;
@@ -105,13 +105,23 @@ pub(super) struct Habits {
     further_polled: usize,
     /// Of each slot with several pairs, the number of those that are busy.
     busy: Vec<u8>,
-    uplink: Habit,
+    /// Of the uplink, by queue.
+    uplink: Vec<Habit>,
+    /// Of the uplink's halves that send.
+    outward: [Habit; MAX_HALVES],
     waiting: Habit,
+    /// Number of sources that are polled and that nobody kicks.
+    kickless: usize,
 }
 
 /// Returns the place of the habit of a pair beyond the first.
 fn place_of(slot: u32, pair: u8) -> usize {
     (slot as usize * MAX_PAIRS + usize::from(pair)) % FURTHER
+}
+
+/// Returns whether nobody kicks for frames of this source.
+fn is_kickless(source: PollSource) -> bool {
+    matches!(source, PollSource::Outward(_) | PollSource::Waiting)
 }
 
 impl Habits {
@@ -123,8 +133,10 @@ impl Habits {
             polled: vec![0; MAX_SLOTS as usize],
             further_polled: 0,
             busy: vec![0; MAX_SLOTS as usize],
-            uplink: [0; 2],
+            uplink: vec![[0; 2]; MAX_UPLINK_QUEUES],
+            outward: [[0; 2]; MAX_HALVES],
             waiting: [0; 2],
+            kickless: 0,
         }
     }
 
@@ -150,14 +162,15 @@ impl Habits {
         match source {
             PollSource::Queue { place, pair: 0 } => self.vnics.get_mut(place.slot as usize),
             PollSource::Queue { place, pair } => self.further.get_mut(place_of(place.slot, pair)),
-            PollSource::Uplink => Some(&mut self.uplink),
+            PollSource::Uplink(queue) => self.uplink.get_mut(usize::from(queue)),
+            PollSource::Outward(half) => self.outward.get_mut(usize::from(half)),
             PollSource::Waiting => Some(&mut self.waiting),
         }
     }
 
-    /// Returns whether frames without a ring are polled.
-    pub fn waits(&self) -> bool {
-        self.waiting[1] & 1 == 1
+    /// Returns how many sources are polled that nobody kicks.
+    pub fn without_kick(&self) -> usize {
+        self.kickless
     }
 
     /// Notes that a source is polled from now on. Returns its rhythm; `None` if it was before.
@@ -174,13 +187,17 @@ impl Habits {
         }
         let [found, twice] = self.get_mut(source).filter(|[_, twice]| *twice & 1 == 0)?;
         *twice |= 1;
-        Some(Rhythm { looks: 0, kicked: true, found: *found, gap: *twice >> 1 })
+        let rhythm = Rhythm { looks: 0, kicked: true, found: *found, gap: *twice >> 1 };
+        self.kickless += usize::from(is_kickless(source));
+        Some(rhythm)
     }
 
     /// Notes that a source is not polled any more.
     pub fn end(&mut self, source: PollSource, rhythm: Rhythm) {
         if let Some(habit) = self.get_mut(source) {
+            let polled = habit[1] & 1 == 1;
             *habit = [rhythm.found, rhythm.gap << 1];
+            self.kickless -= usize::from(polled && is_kickless(source));
         }
         if let PollSource::Queue { place, pair: pair @ 1.. } = source
             && let Some(polled) = self.polled.get_mut(place.slot as usize)
@@ -251,11 +268,11 @@ mod tests {
     #[test]
     fn a_kick_without_a_frame_costs_one_look() {
         let (patience, mut habits) = (Patience::with(10), Habits::new());
-        let mut rhythm = habits.begin(PollSource::Uplink).unwrap();
-        assert!(habits.begin(PollSource::Uplink).is_none());
+        let mut rhythm = habits.begin(PollSource::Uplink(0)).unwrap();
+        assert!(habits.begin(PollSource::Uplink(0)).is_none());
         assert!(!rhythm.miss(0, &patience));
-        habits.end(PollSource::Uplink, rhythm);
-        let mut rhythm = habits.begin(PollSource::Uplink).unwrap();
+        habits.end(PollSource::Uplink(0), rhythm);
+        let mut rhythm = habits.begin(PollSource::Uplink(0)).unwrap();
         assert!(rhythm.find(1, &patience), "it may still be asked to kick");
         assert!(!rhythm.find(2, &patience));
         assert!(rhythm.miss(3, &patience));

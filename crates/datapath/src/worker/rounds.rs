@@ -42,6 +42,7 @@ use crate::stages::{deliver::Calls, leave::Departures, outlet::Rings};
 use crate::stages::{pipeline::Scratches, stage::StageConfig};
 use crate::world::{
     limits::Room,
+    serving::Serving,
     snapshot::{Snapshot, Vnic},
     steering::Steering,
 };
@@ -144,7 +145,7 @@ pub(crate) struct Worker {
     pub(super) scratches: Scratches,
     pub(super) departures: Departures,
     pub(super) notes: TapNotes,
-    /// Rings of guests, and this worker's line of the black box.
+    /// Rings of guests, this worker's line of the black box, and the half by which it sends.
     pub(super) outlet: Rings,
 }
 
@@ -153,7 +154,8 @@ impl Worker {
     /// The number is of [`Handle::claim`].
     pub fn new(shared: Arc<Shared>, handle: Arc<Handle>, id: WorkerId, poll: bool) -> Worker {
         let snapshot = shared.snapshot.load_full();
-        let outlet = Rings(handle.line);
+        let halves = shared.tunnel.as_ref().map_or(1, |tunnel| tunnel.port.halves());
+        let outlet = Rings(handle.line, (handle.index % halves.max(1)) as u8);
         let scratches = Scratches::new(&StageConfig { timeouts: &snapshot.times.timeouts });
         Worker {
             shared,
@@ -296,7 +298,7 @@ impl Worker {
 
     /// Returns whether nobody can kick: all rings are polled, and none has a pause.
     pub(super) fn polls_all(&self) -> bool {
-        let polled = self.polled.len().saturating_sub(usize::from(self.habits.waits()));
+        let polled = self.polled.len().saturating_sub(self.habits.without_kick());
         self.timed.is_empty() && self.pauses.next().is_none() && polled >= self.handle.kicks()
     }
 
@@ -428,9 +430,13 @@ impl Worker {
     /// Returns whether the worker has a source. One of a vnic that it does not know leaves the poll
     /// set at its next turn.
     pub(super) fn has(&self, source: PollSource) -> bool {
-        let PollSource::Queue { place, pair } = source else { return true };
-        let Some(vnic) = self.snapshot.vnic(place) else { return true };
-        vnic.shared.serving.by(pair) == Some(self.handle.index)
+        let serving = self.serving(source);
+        serving.is_none_or(|(serving, pair)| serving.by(pair) == Some(self.handle.index))
+    }
+
+    /// Returns who serves a source that has a ring, and the ring's number there.
+    pub(super) fn serving(&self, source: PollSource) -> Option<(&Serving, u8)> {
+        serving(&self.snapshot, &self.shared, source)
     }
 
     /// Takes a source out of the poll set.
@@ -438,10 +444,8 @@ impl Worker {
         let mut left = self.polled.swap_remove(at);
         left.rest(&mut self.habits);
         self.habits.end(left.source, left.rhythm);
-        if let PollSource::Queue { place, pair } = left.source
-            && let Some(vnic) = self.snapshot.vnic(place)
-        {
-            vnic.shared.serving.spend(pair, left.spent);
+        if let Some((serving, pair)) = self.serving(left.source) {
+            serving.spend(pair, left.spent);
         }
         left
     }
@@ -481,7 +485,7 @@ impl Worker {
                 pass => break pass,
             }
         };
-        if self.departures.pending {
+        if self.departures.pending != 0 {
             self.uplink_again();
         }
         if !self.later.pen.is_empty() {
@@ -610,7 +614,10 @@ impl Worker {
         if polled.rhythm.miss(self.now, &self.patience) {
             return true;
         }
-        let PollSource::Queue { place, pair } = polled.source else { return self.uplink_stays() };
+        let (place, pair) = match polled.source {
+            PollSource::Queue { place, pair } => (place, pair),
+            _ => return self.uplink_stays(),
+        };
         let Some(vnic) = self.snapshot.vnic(place) else { return false };
         let Some(pair) = vnic.shared.port.pair(pair.into()) else { return false };
         let Some(mut ring) = pair.try_tx() else { return true };
@@ -630,7 +637,8 @@ impl Worker {
         let size = polled.account.size;
         let (place, by) = match polled.source {
             PollSource::Queue { place, pair } => (place, pair),
-            PollSource::Uplink => return self.serve_uplink(at, size),
+            PollSource::Uplink(queue) => return self.serve_uplink(at, queue, size),
+            PollSource::Outward(half) => return self.see_off(half),
             PollSource::Waiting => return self.serve_later(size),
         };
         let Some(sender) = self.snapshot.vnic(place) else { return Looked::Gone };
@@ -725,6 +733,21 @@ impl Worker {
             ring.rest();
         }
         Looked::Frames(walked.frames)
+    }
+}
+
+/// Returns who serves a source that has a ring, and the ring's number there.
+pub(super) fn serving<'a>(
+    snapshot: &'a Snapshot,
+    shared: &'a Shared,
+    source: PollSource,
+) -> Option<(&'a Serving, u8)> {
+    match source {
+        PollSource::Queue { place, pair } => Some((&snapshot.vnic(place)?.shared.serving, pair)),
+        PollSource::Uplink(queue) => {
+            Some((shared.tunnel.as_ref()?.serving.get(usize::from(queue))?, 0))
+        }
+        PollSource::Outward(_) | PollSource::Waiting => None,
     }
 }
 

@@ -41,9 +41,9 @@ pub(crate) struct Shared {
     pub tunnel: Option<Tunnel>,
     /// Frames from the uplink are not looked at.
     pub uplink_held: AtomicBool,
-    /// The frames that the uplink's ring begins with are given back unseen: the process before
-    /// ended by one of them.
-    pub skip_uplink: AtomicBool,
+    /// Of each queue of a vhost-user uplink, a bit: the frames that its ring begins with are given
+    /// back unseen, as the process before ended by one of them.
+    pub skip_uplink: AtomicU64,
 }
 
 impl Shared {

@@ -6,7 +6,7 @@ use std::{
 use butterfly_guest_driver::guest::Guest;
 use butterfly_mem::cpu;
 use butterfly_packet::{build, mac::Mac};
-use butterfly_uplink::{Inward, Outward};
+use butterfly_uplink::{Halves, Inward, Outward};
 use butterfly_vhost::{net::NetHeader, ring::BATCH};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -68,7 +68,8 @@ fn a_new_snapshot_does_not_wait_for_a_round_of_attackers() {
     let event = eventfd(0, EventfdFlags::empty()).unwrap();
     let wire = TakesBack { event, shared: shared.clone() };
     let config = TunnelConfig::new([192, 168, 0, 1].into(), Mac([2, 0xbf, 0, 0, 0, 1]));
-    let mut host = Host::on_wire(&config, (Box::new(wire), Box::new(Nowhere))).unwrap();
+    let halves = Halves { inward: vec![Box::new(wire)], outward: vec![Box::new(Nowhere)] };
+    let mut host = Host::on_wire(&config, halves, 1).unwrap();
     let mac = |n: u8| Mac([2, 0, 0, 0, 0, n]);
     let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
     for n in 0..=VNICS {
@@ -84,7 +85,7 @@ fn a_new_snapshot_does_not_wait_for_a_round_of_attackers() {
     let (plane, worker) = host.inside();
     worker.polled.clear();
     worker.habits.clear();
-    worker.add(PollSource::Uplink);
+    worker.add(PollSource::Uplink(0));
     (0..u32::from(VNICS) + 1).for_each(|slot| {
         let place = worker.snapshot.vnics.get(slot).map(|vnic| vnic.place);
         place.into_iter().for_each(|place| worker.add(PollSource::first(place)));

@@ -1,6 +1,6 @@
 //! A worker's turn at the uplink.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use butterfly_uplink::BURST;
 use butterfly_vhost::ring::{BATCH, Frames, Gathered};
@@ -18,12 +18,12 @@ use crate::engine::{
     budget::Budget,
     counters::Counter,
     last_drops::Dropped,
-    place::{PeerRef, PollSource},
+    place::{MAX_HALVES, PeerRef, PollSource},
     reason::DropReason,
 };
 use crate::overlay::{
     Arrivals, Arrived, CONTROL_FULL, Own, Punted, SKIPPED, Tunnel, UNKNOWN_VNI, UPLINK_DOWN,
-    UPLINK_FULL, UplinkPort, Wire,
+    UPLINK_FULL, UplinkPort,
 };
 use crate::stages::pipeline::Scratches;
 use crate::stages::{
@@ -35,20 +35,10 @@ use crate::stages::{
 };
 use crate::world::snapshot::Snapshot;
 
-/// Sends what is still queued to leave. Returns whether something is left.
-#[inline(always)]
-fn go_on(wire: &Wire) -> bool {
-    let mut wire = wire.outward();
-    if wire.pending() {
-        wire.flush();
-    }
-    wire.pending()
-}
-
 impl Worker {
-    /// Serves one batch from the uplink.
+    /// Serves one batch from a receive queue of the uplink.
     #[inline(never)]
-    pub(super) fn serve_uplink(&mut self, at: usize, size: u16) -> Looked {
+    pub(super) fn serve_uplink(&mut self, at: usize, queue: u16, size: u16) -> Looked {
         let shared: &Shared = &self.shared;
         let Some(tunnel) = &shared.tunnel else { return Looked::Gone };
         // It comes back when it is let go.
@@ -86,7 +76,7 @@ impl Worker {
                     return Looked::Empty;
                 };
                 let n = frames.len();
-                match shared.skip_uplink.load(Relaxed) {
+                match is_to_skip(&shared.skip_uplink, queue) {
                     true => desk.skip(frames),
                     false => desk.take(frames),
                 }
@@ -95,13 +85,9 @@ impl Worker {
                 }
                 n
             }
+            UplinkPort::Wire(_) if held => return Looked::Gone,
             UplinkPort::Wire(wire) => {
-                let pending = go_on(wire);
-                // What leaves the host goes on. What comes is the first worker's.
-                if held || self.handle.index > 0 {
-                    return if pending { Looked::Held } else { Looked::Gone };
-                }
-                let mut wire = wire.inward();
+                let Some(mut wire) = wire.try_inward(queue) else { return Looked::Held };
                 line.serve_uplink();
                 let n = wire.receive(size.into());
                 if n == 0 {
@@ -168,22 +154,38 @@ impl Worker {
                 true
             }
             // Frames that came since the last look are an event of its descriptor.
-            UplinkPort::Wire(wire) => wire.outward().pending(),
+            UplinkPort::Wire(_) => false,
         }
     }
 
-    /// Has the uplink polled until it has passed on all frames.
+    /// Has the halves of the uplink polled until they have passed on all frames.
     #[cold]
     pub(super) fn uplink_again(&mut self) {
-        self.departures.pending = false;
-        self.add(PollSource::Uplink);
+        let halves = std::mem::take(&mut self.departures.pending);
+        for half in (0..MAX_HALVES).filter(|half| halves >> half & 1 == 1) {
+            self.add(PollSource::Outward(half as u8));
+        }
+    }
+
+    /// Sends what a half of the uplink has still queued.
+    #[cold]
+    pub(super) fn see_off(&self, half: u8) -> Looked {
+        let Some(UplinkPort::Wire(wire)) = self.shared.tunnel.as_ref().map(|tunnel| &tunnel.port)
+        else {
+            return Looked::Gone;
+        };
+        let Some(mut half) = wire.outward(half) else { return Looked::Gone };
+        if half.pending() {
+            half.flush();
+        }
+        if half.pending() { Looked::Held } else { Looked::Gone }
     }
 
     /// Sends the frames of the control thread.
     #[cold]
     pub(super) fn send_own(&mut self) {
         let Some(tunnel) = &self.shared.tunnel else { return };
-        let mut leaving = Leaving::of(tunnel);
+        let mut leaving = Leaving::of(tunnel, self.outlet.1);
         let mut queued = 0;
         while let Some(Own { frame, counted }) = tunnel.punt.next_own() {
             // No queue holds fewer.
@@ -237,10 +239,17 @@ impl Worker {
             call.signal();
         }
         // No other frame may come that would have the uplink looked at again.
-        if self.departures.pending {
+        if self.departures.pending != 0 {
             self.uplink_again();
         }
     }
+}
+
+/// Takes a queue's order to give frames back unseen. Returns whether there was one.
+#[inline(always)]
+fn is_to_skip(queues: &AtomicU64, queue: u16) -> bool {
+    let bit = 1u64.checked_shl(queue.into()).unwrap_or(0);
+    queues.load(Relaxed) & bit != 0 && queues.fetch_and(!bit, Relaxed) & bit != 0
 }
 
 /// State for a batch from the uplink.
@@ -345,7 +354,6 @@ impl Desk<'_> {
     /// Gives frames back unseen.
     #[cold]
     fn skip(&mut self, frames: Frames<'_>) {
-        self.shared.skip_uplink.store(false, Relaxed);
         (0..frames.len()).for_each(|index| self.drop(SKIPPED, &frames, index));
         self.give_back(frames);
     }

@@ -164,7 +164,7 @@ pub(crate) struct VnicShared {
     /// Which of its pairs of queues gets a flow, once a second pair ran.
     pub steering: OnceLock<Arc<Steering>>,
     /// Workers of its transmit rings.
-    pub serving: Serving,
+    pub serving: Arc<Serving>,
     /// Tokens for frames that may still be answered "too big".
     pub answered: Pace,
     /// Memory of its DHCP exchanges.

@@ -81,8 +81,8 @@ impl Xdp {
             };
             record.write(queue.memory()).map_err(failed)?;
         }
-        let ending = self.inward.link.descriptor().try_clone_to_owned().map_err(failed)?;
-        self.inward.link.outlast();
+        let ending = self.link.descriptor().try_clone_to_owned().map_err(failed)?;
+        self.link.outlast();
         Ok(Ending(ending))
     }
 
@@ -100,7 +100,7 @@ impl Xdp {
             parts.push((memory, queue.memory()));
             parts.push((socket, queue.socket()));
         }
-        parts.push((LINK.to_owned(), self.inward.link.descriptor()));
+        parts.push((LINK.to_owned(), self.link.descriptor()));
         parts
     }
 
@@ -167,8 +167,7 @@ impl Xdp {
             bpf::socket_map(count).map_err(|error| bpf_failed("make a map of sockets", error))?;
         let xdp = Xdp::of(interface, config, (link, hook, note), open, map.as_fd())?;
         let program = program(config, map.as_fd())?;
-        xdp.inward
-            .link
+        xdp.link
             .replace(program.as_fd())
             .map_err(|error| bpf_failed("put the XDP program in place of the former one", error))?;
         // The kernel waits for all processors before it lets go of such a socket.

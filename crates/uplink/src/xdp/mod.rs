@@ -39,7 +39,7 @@ use butterfly_packet::{ethernet, vxlan};
 use rustix::event::epoll;
 
 use crate::{
-    BURST, Counters, Error, Info, Inward, Meter, Outward, Uplink,
+    BURST, Counters, Error, Halves, Info, Inward, Meter, Outward, Uplink,
     counters::Counts,
     kernel::{Interface, Kernel},
     sys,
@@ -120,20 +120,35 @@ pub struct Xdp {
     chunk: u32,
     /// True if the kernel was asked to hand the chunks to the card.
     zero_copy: bool,
-    inward: XdpInward,
-    outward: XdpOutward,
-}
-
-/// Its half that receives.
-struct XdpInward {
     /// Detaches the program when dropped: before the sockets.
     link: Link,
+    inward: XdpInward,
+    outward: XdpOutward,
+    /// Of each queue, what it has as a half of its own.
+    each: Vec<OfQueue>,
+}
+
+/// Parts of a half that receives from one queue.
+struct OfQueue {
+    /// Readable while its socket is.
+    epoll: OwnedFd,
+    counts: Arc<Counts>,
+}
+
+/// A half that receives: of one queue, or of all.
+struct XdpInward {
+    /// Detaches the program when dropped. Only the first half of several has it.
+    #[expect(dead_code, reason = "held for what it does when it is dropped")]
+    link: Option<Link>,
+    /// Queues with numbers in a row.
     queues: Vec<Queue>,
+    /// Number of the first one.
+    first: u32,
     /// Readable while any of the sockets is.
     epoll: OwnedFd,
     held: ArrayVec<Held, BURST>,
-    /// Which queue is asked first.
-    next: u32,
+    /// Place of the queue that is asked first.
+    next: usize,
     counts: Arc<Counts>,
 }
 
@@ -197,15 +212,11 @@ impl Xdp {
         let sends = ways.into_iter().flatten().next();
         let way = sends.ok_or_else(|| Error::refused("no queue sends"))?;
         let events = |error| Error::failed("cannot make an event queue for AF_XDP sockets", error);
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(events)?;
+        let epoll = readable(&queues).map_err(events)?;
+        let of_queue = |queue| Ok(OfQueue { epoll: readable(queue)?, counts: Arc::default() });
+        let each = queues.chunks(1).map(of_queue).collect::<Result<Vec<_>, _>>().map_err(events)?;
+        let counts = each.first().map(|of| of.counts.clone()).unwrap_or_default();
         for (number, queue) in (0u32..).zip(&queues) {
-            epoll::add(
-                &epoll,
-                queue.socket(),
-                epoll::EventData::new_u64(number.into()),
-                epoll::EventFlags::IN,
-            )
-            .map_err(events)?;
             bpf::set_socket(map, number, queue.socket())
                 .map_err(|error| bpf_failed("give the XDP program its sockets", error))?;
         }
@@ -216,7 +227,6 @@ impl Xdp {
             Hook::Generic => "generic",
         };
         let tags = keep_tags(&interface);
-        let counts = Arc::<Counts>::default();
         let longest = (interface.mtu + LINK) as usize;
         Ok(Xdp {
             chunk: chunk(&interface)?,
@@ -233,21 +243,29 @@ impl Xdp {
             },
             hook,
             zero_copy: hook == Hook::Native && config.mode == Mode::Best,
-            inward: XdpInward {
-                link,
-                queues,
-                epoll,
-                held: ArrayVec::new(),
-                next: 0,
-                counts: counts.clone(),
-            },
-            outward: XdpOutward { way, longest, counts },
+            link,
+            inward: XdpInward::of(queues, OfQueue { epoll, counts }),
+            outward: XdpOutward { way, longest, counts: Arc::default() },
+            each,
         })
     }
 
     /// Reads the counters from another thread.
     pub fn meter(&self) -> Meter {
-        Meter::new(&self.inward.counts, self.inward.queues.iter().map(Queue::weak_socket))
+        Meter::new(
+            self.each.iter().map(|of| &of.counts).chain([&self.outward.counts]),
+            self.inward.queues.iter().map(Queue::weak_socket),
+        )
+    }
+
+    fn apart(self) -> Halves {
+        let Xdp { link, inward, outward, each, .. } = self;
+        let mut link = Some(link);
+        let one = |(queue, of)| -> Box<dyn Inward> {
+            Box::new(XdpInward { link: link.take(), ..XdpInward::of(vec![queue], of) })
+        };
+        let inward = inward.queues.into_iter().zip(each).map(one).collect();
+        Halves { inward, outward: vec![Box::new(outward)] }
     }
 }
 
@@ -259,6 +277,30 @@ impl fmt::Debug for Xdp {
 
 crate::uplink!(Xdp);
 
+impl XdpInward {
+    fn of(queues: Vec<Queue>, OfQueue { epoll, counts }: OfQueue) -> XdpInward {
+        XdpInward {
+            link: None,
+            first: queues.first().map_or(0, Queue::number),
+            queues,
+            epoll,
+            held: ArrayVec::new(),
+            next: 0,
+            counts,
+        }
+    }
+}
+
+/// Makes what is readable while one of the queues' sockets is.
+fn readable(queues: &[Queue]) -> Result<OwnedFd, rustix::io::Errno> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for queue in queues {
+        let data = epoll::EventData::new_u64(queue.number().into());
+        epoll::add(&epoll, queue.socket(), data, epoll::EventFlags::IN)?;
+    }
+    Ok(epoll)
+}
+
 impl Inward for XdpInward {
     fn receive(&mut self, max: usize) -> usize {
         let (before, max) = (self.held.len(), max.min(BURST));
@@ -267,10 +309,10 @@ impl Inward for XdpInward {
             if self.held.len() >= max {
                 break;
             }
-            let number = self.next;
+            let place = self.next;
             // The next one first next time, however many this one has.
-            self.next = if (number as usize) + 1 < self.queues.len() { number + 1 } else { 0 };
-            let Some(queue) = self.queues.get_mut(number as usize) else { break };
+            self.next = if place + 1 < self.queues.len() { place + 1 } else { 0 };
+            let Some(queue) = self.queues.get_mut(place) else { break };
             while self.held.len() < max
                 && let Some(held) = queue.take()
             {
@@ -291,7 +333,7 @@ impl Inward for XdpInward {
         let frame = self
             .held
             .get(index)
-            .and_then(|held| Some(self.queues.get(held.queue() as usize)?.frame(held)));
+            .and_then(|held| Some(self.queues.get(place(held, self.first))?.frame(held)));
         frame.unwrap_or(&[])
     }
 
@@ -299,7 +341,7 @@ impl Inward for XdpInward {
         let mut held = self.held.drain(..).peekable();
         while let Some(frame) = held.next() {
             let number = frame.queue();
-            let Some(queue) = self.queues.get_mut(number as usize) else { continue };
+            let Some(queue) = self.queues.get_mut(place(&frame, self.first)) else { continue };
             queue.give_back(frame);
             // Frames of a queue stand together.
             if held.peek().is_none_or(|next| next.queue() != number) {
@@ -311,6 +353,12 @@ impl Inward for XdpInward {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
+}
+
+/// Returns the place of a frame's queue among those from `first` on.
+#[inline]
+fn place(held: &Held, first: u32) -> usize {
+    held.queue().wrapping_sub(first) as usize
 }
 
 impl Outward for XdpOutward {

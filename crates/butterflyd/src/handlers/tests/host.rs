@@ -335,6 +335,7 @@ impl Dataplane for Fake {
             core: Some(1),
             poll: true,
             rings: vec![("vm".to_owned(), 3)],
+            uplink_queues: vec![0, 4],
             load: 500,
             moves: 18,
             busy_cycles: 10,
