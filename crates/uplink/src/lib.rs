@@ -120,6 +120,18 @@ pub trait Outward: Send {
     fn pending(&self) -> bool {
         false
     }
+
+    /// Returns the number of frames that were queued so far, which wraps.
+    fn queued(&self) -> u32 {
+        0
+    }
+
+    /// Returns whether the interface is through with the frames that were queued when
+    /// [`Self::queued`] returned this number, as far as the kernel tells. An uplink with one such
+    /// half need not know.
+    fn is_through(&self, _queued: u32) -> bool {
+        true
+    }
 }
 
 /// A port that leads out of the host, whole.

@@ -92,8 +92,9 @@ fn read_name(request: &InterfaceFlags) -> io::Result<String> {
     String::from_utf8(name.to_vec()).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// Returns how many receive queues an interface has in use; `None` if its driver does not tell.
-pub fn receive_queues(name: &str) -> Option<u32> {
+/// Returns how many queues an interface has in use, to receive and to transmit; `None` if its
+/// driver does not tell.
+pub fn queues(name: &str) -> Option<[u32; 2]> {
     // `struct ethtool_channels`: command, four maxima, then receive, transmit, other, combined.
     const ETHTOOL_GCHANNELS: u32 = 0x3c;
     const SIOCETHTOOL: ioctl::Opcode = 0x8946;
@@ -110,8 +111,9 @@ pub fn receive_queues(name: &str) -> Option<u32> {
     // (asserted above). It points to nine 32-bit numbers that live until the call returns: what
     // ETHTOOL_GCHANNELS reads and writes.
     unsafe { ioctl::ioctl(&socket, ioctl::Updater::<SIOCETHTOOL, _>::new(&mut request)) }.ok()?;
-    let [.., receive, _, _, combined] = channels;
-    Some(receive + combined).filter(|queues| *queues > 0)
+    let [.., receive, transmit, _, combined] = channels;
+    Some([receive, transmit].map(|queues| queues.saturating_add(combined)))
+        .filter(|[receive, _]| *receive > 0)
 }
 
 /// Has a card leave VLAN tags in the frames that it receives. An error if it takes them off all the

@@ -7,12 +7,13 @@ use std::{
     io::Read,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
     process::{Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
 use butterfly_packet::{Mac, build::ethernet};
 use butterfly_uplink::{
-    BURST, Inward, Outward, Uplink,
+    BURST, Halves, Inward, Outward, Uplink,
     packet::PacketSocket,
     xdp::{MAX_MTU, Mode, Parts, SMALL_MTU, Xdp, XdpConfig, end},
 };
@@ -564,6 +565,102 @@ fn frames_of_several_queues_are_held_and_given_back() {
         near.release();
     }
     assert_eq!(moved(&near), BTreeSet::from(["received", "received-bytes"]));
+}
+
+/// Frames of a stream that are under way at once: less than a ring holds.
+const WINDOW: u32 = 512;
+
+/// Sends numbered frames by a half, no more than a window ahead of who receives them.
+fn send_stream(half: &mut dyn Outward, frame: impl Fn(u32) -> Vec<u8>, got: &AtomicU32, end: u32) {
+    let mut sent = 0;
+    let deadline = Instant::now() + PATIENCE;
+    while sent < end {
+        assert!(Instant::now() < deadline, "{sent} of {end} were sent");
+        let room = got.load(Ordering::Acquire) + WINDOW - sent;
+        for _ in 0..room.min(BURST as u32).min(end - sent) {
+            let frame = frame(sent);
+            half.room(frame.len()).unwrap().copy_from_slice(&frame);
+            half.send();
+            sent += 1;
+        }
+        half.flush();
+    }
+    assert_eq!(half.queued(), end);
+    until("the interface is through", || half.is_through(half.queued()));
+}
+
+/// Takes numbered frames by a half: each once, in order.
+fn take_stream(half: &mut dyn Inward, frame: impl Fn(u32) -> Vec<u8>, got: &AtomicU32, end: u32) {
+    let mut number = 0;
+    while number < end {
+        wait(half.descriptor(), "frames");
+        for index in 0..half.receive(BURST) {
+            assert!(half.frame(index) == frame(number), "frame {number} of a queue");
+            number += 1;
+        }
+        half.release();
+        got.store(number, Ordering::Release);
+    }
+}
+
+/// Each queue sends and receives by itself, all at once, each half by a thread of its own.
+#[test]
+fn queues_by_workers() {
+    const QUEUES: u32 = 4;
+    const FRAMES: u32 = 30_000;
+    let wire = Wire::new(&format!("numrxqueues {QUEUES} numtxqueues {QUEUES}"));
+    let [near, far] = both(&wire, [NEAR.into(), FAR.into()], Mode::Best);
+    let meters = [near.meter(), far.meter()];
+    let macs = [near.info().mac, far.info().mac];
+    let ends = [near, far].map(|end| {
+        let Halves { inward, outward } = end.split();
+        assert_eq!([inward.len(), outward.len()], [QUEUES as usize; 2]);
+        (inward, outward)
+    });
+    let [(near_in, near_out), (far_in, far_out)] = ends;
+    let ways = [
+        (near_out, far_in, macs, [NEAR, FAR]),
+        (far_out, near_in, [macs[1], macs[0]], [FAR, NEAR]),
+    ];
+    std::thread::scope(|scope| {
+        for (outward, inward, [from, to], addresses) in ways {
+            for (queue, (mut outward, mut inward)) in (0..).zip(outward.into_iter().zip(inward)) {
+                // Frames of another queue have other numbers.
+                let frame = move |number| frame_to(from, to, addresses, queue * FRAMES + number);
+                let got = std::sync::Arc::new(AtomicU32::new(0));
+                let theirs = got.clone();
+                scope.spawn(move || send_stream(&mut *outward, frame, &got, FRAMES));
+                scope.spawn(move || take_stream(&mut *inward, frame, &theirs, FRAMES));
+            }
+        }
+    });
+    for counters in meters.map(|meter| meter.read()) {
+        let all = u64::from(QUEUES * FRAMES);
+        assert_eq!((counters.received, counters.sent), (all, all), "{counters:?}");
+    }
+    assert!(!program_is_attached(), "it goes with the halves");
+}
+
+/// Queues send as far as the interface has transmit queues when it is opened. Those that were
+/// adopted go on as they are: those without a transmit ring only receive.
+#[test]
+fn queues_that_were_adopted_send_if_they_did_before() {
+    let wire = Wire::new("numrxqueues 4 numtxqueues 4");
+    let halves = |uplink: Xdp| {
+        let Halves { inward, outward } = uplink.split();
+        [inward.len(), outward.len()]
+    };
+    run("ethtool", "-L wire tx 2");
+    let mut near = Xdp::open("wire", &config(NEAR, Mode::Best)).unwrap();
+    run("ethtool", "-L wire tx 4");
+    for _ in 0..2 {
+        assert_eq!(flows(&wire, &mut near, 200), 200);
+        near = again(die(near), NEAR.into(), Mode::Best);
+    }
+    assert_eq!(halves(again(die(near), NEAR.into(), Mode::Best)), [4, 2]);
+    until("the program to go", || !program_is_attached());
+    let near = Xdp::open("wire", &config(NEAR, Mode::Best)).unwrap();
+    assert_eq!(halves(again(die(near), NEAR.into(), Mode::Best)), [4, 4]);
 }
 
 #[test]

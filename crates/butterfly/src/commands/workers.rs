@@ -91,8 +91,8 @@ fn page(workers: &[Worker]) -> String {
     page
 }
 
-/// Returns who serves what: the NICs of each worker, with those of their queues that it has, and its
-/// queues of the uplink.
+/// Returns who serves what: the NICs of each worker, with those of their queues that it has, and
+/// its queues of the uplink.
 fn served(workers: &[Worker]) -> String {
     let mut rows = Vec::new();
     for worker in workers {

@@ -214,8 +214,8 @@ mod tests {
         }
     }
 
-    /// Two workers, each with a receive queue and a half that sends of its own: what comes by either
-    /// queue arrives, and each vnic's frames leave by the half of its worker.
+    /// Two workers, each with a receive queue and a half that sends of its own: what comes by
+    /// either queue arrives, and each vnic's frames leave by the half of its worker.
     #[test]
     fn queues_and_halves_have_workers() {
         let (me, other) = (Mac([2, 0xbf, 0, 0, 0, 1]), Mac([2, 0xbf, 0, 0, 0, 2]));

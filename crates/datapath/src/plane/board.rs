@@ -275,7 +275,7 @@ impl Board {
     }
 }
 
-/// A move that began: what is noted of the ring's service, the worker that has its ring, and its new owner.
+/// A move that began: the service of the ring, the worker that has it, and its new owner.
 struct Move {
     serving: Arc<Serving>,
     from: Option<Arc<Handle>>,

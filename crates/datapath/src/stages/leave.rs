@@ -93,6 +93,7 @@ pub(crate) fn leave<'a, O: Outlet>(
     turn: &Turn,
     outlet: &'a O,
 ) -> Leaving<'a> {
+    context.sender.shared.serving.leaves(context.clock.tenths());
     let mut leaving = outlet.uplink(tunnel);
     if let Leaving::Ring(ring) = &mut leaving
         && let Some(ring) = ring.as_mut()

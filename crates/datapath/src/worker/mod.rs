@@ -24,6 +24,7 @@
 
 mod bill;
 mod fair;
+mod halves;
 mod handle;
 mod later;
 mod orders;

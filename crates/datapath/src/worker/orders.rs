@@ -1,6 +1,7 @@
 //! Orders of the rest of the daemon, carried out by the worker.
 
 use super::{
+    halves::FormerHalf,
     handle::Order,
     rounds::{Polled, Worker, serving},
     under_way::Parcel,
@@ -90,20 +91,25 @@ impl Worker {
         serving.take(pair, self.handle.index);
         self.look_by_time(source, timed);
         self.add(source);
+        let former = parcel.as_ref().and_then(|parcel| parcel.former);
+        let former = former.filter(|former| former.is_not(self.outlet.1));
         let flooded = parcel.map_or(0, |parcel| self.under_way.unpack(parcel));
-        let theirs = self.polled.iter_mut().find(|polled| polled.source == source);
-        theirs.into_iter().for_each(|polled| polled.flooded = flooded);
+        if let Some(polled) = self.polled.iter_mut().find(|polled| polled.source == source) {
+            (polled.flooded, polled.former) = (flooded, former);
+        }
         pass(Point::Taken);
     }
 
     /// Gives up a ring, if the worker has it.
     fn give_up(&mut self, source: PollSource) {
         self.timed.retain(|other| *other != source);
-        let mut flooded = 0;
-        if let Some(at) = self.polled.iter().position(|polled| polled.source == source) {
-            flooded = self.leave(at).flooded;
-        }
-        let parcel = self.under_way.pack(source, flooded);
+        let at = self.polled.iter().position(|polled| polled.source == source);
+        let polled = at.map(|at| self.leave(at));
+        let mut parcel = self.under_way.pack(source, polled.map_or(0, |polled| polled.flooded));
+        parcel.former = self.serving(source).and_then(|(serving, _)| {
+            let former = polled.and_then(|polled| polled.former);
+            FormerHalf::of(&self.shared, serving, former, self.outlet.1)
+        });
         *self.handle.parcel.lock().unwrap_or_else(PoisonError::into_inner) = Some(parcel);
         // Last: who sees it takes the parcel.
         if let Some((serving, pair)) = self.serving(source) {

@@ -19,6 +19,7 @@ use rustix::event::epoll;
 use super::{
     bill::Bill,
     fair::{Account, Fair},
+    halves::{FormerHalf, GoesOn, goes_on, sent as sent_by},
     handle::{Handle, Order, bump, unpack},
     later::Later,
     patience::{Habits, Patience, Rhythm},
@@ -78,6 +79,8 @@ pub(super) struct Polled {
     pub(super) spent: u64,
     /// Number of receivers that have the first waiting frame, a flood that takes several turns.
     pub(super) flooded: u32,
+    /// The half of the uplink by which it sent before it moved, until that is through.
+    pub(super) former: Option<FormerHalf>,
     /// It had frames when it was last looked at. Kept only where its vnic has several queues here.
     busy: bool,
 }
@@ -420,6 +423,7 @@ impl Worker {
                 // It may have slept since the last look.
                 account: self.fair.open(source.slot().is_none(), cpu::tsc()),
                 flooded: 0,
+                former: None,
                 spent: 0,
                 busy: false,
             };
@@ -614,6 +618,11 @@ impl Worker {
         if polled.rhythm.miss(self.now, &self.patience) {
             return true;
         }
+        if polled.former.is_some()
+            && !matches!(goes_on(&self.shared, &mut polled.former, self.now), GoesOn::ByOwn)
+        {
+            return true; // out of the set it would be forgotten
+        }
         let (place, pair) = match polled.source {
             PollSource::Queue { place, pair } => (place, pair),
             _ => return self.uplink_stays(),
@@ -642,6 +651,14 @@ impl Worker {
             PollSource::Waiting => return self.serve_later(size),
         };
         let Some(sender) = self.snapshot.vnic(place) else { return Looked::Gone };
+        let mut outlet = self.outlet;
+        if polled.former.is_some() {
+            match goes_on(&self.shared, &mut polled.former, self.now) {
+                GoesOn::Not => return Looked::Held,
+                GoesOn::By(half) => outlet.1 = half,
+                GoesOn::ByOwn => {}
+            }
+        }
         let Some(pair) = sender.shared.port.pair(by.into()) else { return Looked::Gone };
         let Some(mut guard) = pair.try_tx() else { return Looked::Held };
         let Some(ring) = guard.as_mut() else { return Looked::Gone };
@@ -654,6 +671,9 @@ impl Worker {
             // A flood that takes several turns was allowed in its first one.
             self.room = room_of(sender).filter(|_| polled.flooded == 0);
             if self.room.is_some_and(|room| !room.is_open()) {
+                if polled.former.is_some() {
+                    return Looked::Held; // as when it is empty
+                }
                 if polled.rhythm.find(self.now, &self.patience) {
                     ring.disarm();
                 }
@@ -718,8 +738,11 @@ impl Worker {
             &mut self.departures,
             &mut self.calls,
             &mut self.later,
-            (from, self.outlet),
+            (from, outlet),
         );
+        if polled.former.is_some() {
+            sent_by(&self.shared, &mut polled.former);
+        }
         self.bill.used(budget, context.budget.get());
         if let Some(likely) = walked.likely {
             polled.likely = likely;

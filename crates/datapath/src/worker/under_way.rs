@@ -12,7 +12,7 @@ use std::{
 
 use butterfly_vhost::ring::Frames;
 
-use super::walk::Walked;
+use super::{halves::FormerHalf, walk::Walked};
 use crate::engine::place::PollSource;
 use crate::stages::filter::Judged;
 
@@ -45,6 +45,8 @@ pub(crate) struct Parcel {
     /// Number of receivers that have the first waiting frame, a flood.
     flooded: u32,
     flood: Option<Flood>,
+    /// The half of the uplink by which it sent of late.
+    pub(super) former: Option<FormerHalf>,
 }
 
 /// Returns the hash that recognises the first frame's bytes; `None` if the frame is too long to be
@@ -98,7 +100,8 @@ impl UnderWay {
     /// have a copy.
     pub fn pack(&mut self, source: PollSource, flooded: u32) -> Parcel {
         let at = self.0.iter().position(|flood| flood.source == source);
-        Parcel { source, flooded, flood: at.map(|at| self.0.swap_remove(at)) }
+        let flood = at.map(|at| self.0.swap_remove(at));
+        Parcel { source, flooded, flood, former: None }
     }
 
     /// Takes over what the worker before had. Returns how many receivers have the first frame.

@@ -1,11 +1,12 @@
-//! Service of a vnic: the worker that has each of its transmit rings, and what they cost.
+//! Service of a vnic, or of a receive queue of the uplink: the worker that has each of its rings,
+//! and what they cost.
 //!
 //! A ring has one worker at a time. The worker that has it gives it up between two batches, and the
 //! next one takes it when the control side says so ([`crate::plane::board`]). So a ring in between
 //! has nobody, and a worker that hears of a ring that it does not have lets it be.
 
 use std::sync::atomic::{
-    AtomicU8, AtomicU64,
+    AtomicU8, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
@@ -19,6 +20,8 @@ pub(crate) struct Serving {
     by: [AtomicU8; MAX_PAIRS],
     /// Cycles spent, as far as the worker has told. Only the worker that has the ring writes.
     cycles: [AtomicU64; MAX_PAIRS],
+    /// Tenths of a second, of the clock of drops, at which it sent to other hosts last.
+    left: AtomicU32,
 }
 
 impl Default for Serving {
@@ -26,6 +29,7 @@ impl Default for Serving {
         Serving {
             by: [const { AtomicU8::new(NOBODY) }; MAX_PAIRS],
             cycles: [const { AtomicU64::new(0) }; MAX_PAIRS],
+            left: AtomicU32::new(0),
         }
     }
 }
@@ -63,6 +67,20 @@ impl Serving {
         if let Some(cell) = self.cycles.get(usize::from(pair)) {
             cell.store(cell.load(Relaxed).wrapping_add(cycles), Relaxed);
         }
+    }
+
+    /// Notes that it sends to other hosts. Workers call it, each for pairs that it has.
+    #[inline(always)]
+    pub fn leaves(&self, tenths: u32) {
+        // Written ten times per second, so that workers do not wait for each other's line.
+        if self.left.load(Relaxed) != tenths {
+            self.left.store(tenths, Relaxed);
+        }
+    }
+
+    /// Returns the tenth of a second at which it sent to other hosts last.
+    pub fn left(&self) -> u32 {
+        self.left.load(Relaxed)
     }
 
     /// Returns the cycles that were spent on a ring.

@@ -14,7 +14,7 @@ use super::{
     Mode, Xdp, XdpConfig, bpf,
     bpf::{Hook, Link},
     bpf_failed, chunk, program,
-    queue::{Queue, QueueConfig},
+    queue::{self, Queue, QueueConfig},
     queues,
     record::Record,
 };
@@ -146,7 +146,8 @@ impl Xdp {
                 interface: interface.index,
                 queue: number,
                 chunk: record.chunk,
-                sends: number == 0,
+                sends: queue::sends(memory.as_fd(), record.chunk)
+                    .map_err(|error| Error::failed("its memory", error))?,
                 zero_copy: record.zero_copy,
             };
             let (queue, way, lost, probe) = Queue::adopt(&queue_config, socket, memory)?;

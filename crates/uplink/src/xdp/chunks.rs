@@ -316,6 +316,18 @@ impl Sender {
         self.transmit.push(Descriptor { address, len, options: 0 }).then_some(len as usize)
     }
 
+    /// Returns the number of frames that were queued so far, of former processes, too.
+    #[inline]
+    pub fn queued(&self) -> u32 {
+        self.transmit.appended()
+    }
+
+    /// Returns the number of frames that the interface is through with.
+    #[inline]
+    pub fn through(&self) -> u32 {
+        self.completions.produced()
+    }
+
     /// Shows the kernel what was queued.
     #[inline]
     pub fn publish(&mut self) {

@@ -108,6 +108,12 @@ impl Umem {
         Umem::of(file, chunk, len)
     }
 
+    /// Returns how many chunks a former process made a memory file for, if it is one.
+    pub fn count(file: BorrowedFd<'_>, chunk: u32) -> io::Result<u64> {
+        let size = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
+        Ok(size.saturating_sub(HEAD as u64) / u64::from(chunk.max(1)))
+    }
+
     /// Takes one that a former process made, which need not be what it seems.
     pub fn adopt(file: OwnedFd, chunk: u32, count: u32) -> io::Result<Umem> {
         let len = chunk as usize * count as usize;

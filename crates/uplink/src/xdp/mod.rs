@@ -1,7 +1,9 @@
 //! AF_XDP: VXLAN of one network interface goes to us, everything else to the host's own stack.
 //!
 //! An XDP program on the interface picks our frames (`filter.rs` says which) and gives them to a
-//! socket per receive queue; frames to send go out by queue 0. Nothing is pinned: the program is
+//! socket per receive queue; frames to send go out by the first [`SENDERS`] of them, as far as the
+//! interface has as many transmit queues: a queue that it does not have takes frames and sends
+//! none. Queues that were adopted send if they did before. Nothing is pinned: the program is
 //! attached by a descriptor, so that it is gone when the process is, however that ended; unless
 //! another process keeps a copy of it for a successor (`adopt.rs`).
 //!
@@ -11,8 +13,8 @@
 //! that is not there, so that frames arrive incomplete (`ethtool -K DEV tx off` at the sender).
 //!
 //! The largest MTU is [`MAX_MTU`]: a frame has to fit into one chunk of a page. A queue has 2,048
-//! chunks to receive into, the first one as many again to send from. With an MTU up to
-//! [`SMALL_MTU`] that is 8 MiB for the first queue and 4 MiB for each other, else twice that.
+//! chunks to receive into, one that sends as many again to send from. With an MTU up to
+//! [`SMALL_MTU`] that is 8 MiB for a queue that sends and 4 MiB for each other, else twice that.
 //!
 //! Needs Linux 5.9, `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, and locked memory without bound
 //! (`CAP_IPC_LOCK` or `RLIMIT_MEMLOCK`).
@@ -109,6 +111,9 @@ pub enum Mode {
     Generic,
 }
 
+/// Most queues that send.
+pub const SENDERS: u32 = 32;
+
 /// Kind of such an uplink.
 pub const KIND: &str = "af_xdp";
 
@@ -124,6 +129,8 @@ pub struct Xdp {
     link: Link,
     inward: XdpInward,
     outward: XdpOutward,
+    /// More that send, once it is taken apart.
+    others: Vec<XdpOutward>,
     /// Of each queue, what it has as a half of its own.
     each: Vec<OfQueue>,
 }
@@ -152,7 +159,7 @@ struct XdpInward {
     counts: Arc<Counts>,
 }
 
-/// Its half that sends.
+/// A half that sends, by one queue.
 struct XdpOutward {
     way: Way,
     /// The longest frame sent, in bytes.
@@ -177,6 +184,7 @@ impl Xdp {
         let interface = Kernel::open()?.interface(name)?;
         let chunk = chunk(&interface)?;
         let queues = queues(&interface, config.queues)?;
+        let senders = senders(&interface, queues);
 
         let map =
             bpf::socket_map(queues).map_err(|error| bpf_failed("make a map of sockets", error))?;
@@ -191,7 +199,7 @@ impl Xdp {
                 interface: interface.index,
                 queue,
                 chunk,
-                sends: queue == 0,
+                sends: queue < senders,
                 zero_copy,
             };
             Queue::open(&queue_config)
@@ -209,8 +217,11 @@ impl Xdp {
         map: BorrowedFd<'_>,
     ) -> Result<Xdp, Error> {
         let (queues, ways): (Vec<Queue>, Vec<Option<Way>>) = opened.into_iter().unzip();
-        let sends = ways.into_iter().flatten().next();
-        let way = sends.ok_or_else(|| Error::refused("no queue sends"))?;
+        let longest = (interface.mtu + LINK) as usize;
+        let outward = |way| XdpOutward { way, longest, counts: Arc::default() };
+        let mut outwards = ways.into_iter().flatten().map(outward);
+        let outward = outwards.next().ok_or_else(|| Error::refused("no queue sends"))?;
+        let others: Vec<XdpOutward> = outwards.collect();
         let events = |error| Error::failed("cannot make an event queue for AF_XDP sockets", error);
         let epoll = readable(&queues).map_err(events)?;
         let of_queue = |queue| Ok(OfQueue { epoll: readable(queue)?, counts: Arc::default() });
@@ -227,7 +238,6 @@ impl Xdp {
             Hook::Generic => "generic",
         };
         let tags = keep_tags(&interface);
-        let longest = (interface.mtu + LINK) as usize;
         Ok(Xdp {
             chunk: chunk(&interface)?,
             info: Info {
@@ -245,27 +255,30 @@ impl Xdp {
             zero_copy: hook == Hook::Native && config.mode == Mode::Best,
             link,
             inward: XdpInward::of(queues, OfQueue { epoll, counts }),
-            outward: XdpOutward { way, longest, counts: Arc::default() },
+            outward,
+            others,
             each,
         })
     }
 
     /// Reads the counters from another thread.
     pub fn meter(&self) -> Meter {
+        let senders = [&self.outward].into_iter().chain(&self.others);
         Meter::new(
-            self.each.iter().map(|of| &of.counts).chain([&self.outward.counts]),
+            self.each.iter().map(|of| &of.counts).chain(senders.map(|half| &half.counts)),
             self.inward.queues.iter().map(Queue::weak_socket),
         )
     }
 
     fn apart(self) -> Halves {
-        let Xdp { link, inward, outward, each, .. } = self;
+        let Xdp { link, inward, outward, others, each, .. } = self;
         let mut link = Some(link);
         let one = |(queue, of)| -> Box<dyn Inward> {
             Box::new(XdpInward { link: link.take(), ..XdpInward::of(vec![queue], of) })
         };
         let inward = inward.queues.into_iter().zip(each).map(one).collect();
-        Halves { inward, outward: vec![Box::new(outward)] }
+        let outward = [outward].into_iter().chain(others);
+        Halves { inward, outward: outward.map(|half| Box::new(half) as _).collect() }
     }
 }
 
@@ -390,6 +403,14 @@ impl Outward for XdpOutward {
     fn pending(&self) -> bool {
         self.way.pending()
     }
+
+    fn queued(&self) -> u32 {
+        self.way.queued()
+    }
+
+    fn is_through(&self, queued: u32) -> bool {
+        self.way.through().wrapping_sub(queued).cast_signed() >= 0
+    }
 }
 
 /// Returns whether a successor with this configuration would take up an uplink that was opened as
@@ -444,7 +465,7 @@ fn keep_tags(interface: &Interface) -> Option<String> {
 /// Returns how many queues to serve.
 fn queues(interface: &Interface, wanted: Option<u32>) -> Result<u32, Error> {
     let name = &interface.name;
-    let there = sys::receive_queues(name).unwrap_or(interface.receive_queues).max(1);
+    let there = sys::queues(name).map_or(interface.receive_queues, |[receive, _]| receive).max(1);
     match wanted {
         None => Ok(there),
         Some(wanted) if (1..=there).contains(&wanted) => Ok(wanted),
@@ -453,6 +474,12 @@ fn queues(interface: &Interface, wanted: Option<u32>) -> Result<u32, Error> {
              driver can"
         ))),
     }
+}
+
+/// Returns how many of the queues served send: one, if the driver does not tell how many can.
+fn senders(interface: &Interface, queues: u32) -> u32 {
+    let there = sys::queues(&interface.name).map_or(1, |[_, transmit]| transmit);
+    queues.min(there).clamp(1, SENDERS)
 }
 
 /// Loads the program that gives frames to the sockets in a map.

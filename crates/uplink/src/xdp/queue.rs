@@ -1,4 +1,4 @@
-//! One AF_XDP socket: frames of one receive queue in, and frames out if it is the one that sends.
+//! One AF_XDP socket: frames of one receive queue in, and frames out if it is one that sends.
 //! The two halves, [`Queue`] and [`Way`], share the socket and the memory, and no chunk.
 //!
 //! [`chunks`](super::chunks) says whose each chunk is. Only chunks held, free or given out are
@@ -74,6 +74,12 @@ pub struct QueueConfig<'a> {
     pub sends: bool,
     /// True if the kernel may hand the chunks to the card.
     pub zero_copy: bool,
+}
+
+/// Returns whether a former process's queue with this memory file sends. A file that tells a lie
+/// does not fit its socket.
+pub fn sends(memory: BorrowedFd<'_>, chunk: u32) -> io::Result<bool> {
+    Ok(Umem::count(memory, chunk)? > RECEIVE.into())
 }
 
 impl QueueConfig<'_> {
@@ -415,6 +421,18 @@ impl Way {
         }
         sender.fruitless = 0;
         Ok(())
+    }
+
+    /// Returns the number of frames that were queued so far, which wraps.
+    #[inline]
+    pub fn queued(&self) -> u32 {
+        self.sender.queued()
+    }
+
+    /// Returns the number of frames that the interface is through with, which wraps.
+    #[inline]
+    pub fn through(&self) -> u32 {
+        self.sender.through()
     }
 
     /// True if frames are queued that the kernel takes only when it is woken, and may take soon.

@@ -182,6 +182,12 @@ impl<T: Entry> Producer<T> {
         self.ring.producer().load(Ordering::Acquire)
     }
 
+    /// Returns the index behind the last entry that was appended.
+    #[inline]
+    pub fn appended(&self) -> u32 {
+        self.next
+    }
+
     /// Returns an entry that was published and that the ring still holds.
     pub fn entry(&self, index: u32) -> T {
         self.ring.read(index)

@@ -1,0 +1,114 @@
+//! Halves of the uplink by which rings send that moved.
+//!
+//! A worker sends by one half of the uplink, and halves have no order among them. So a ring that
+//! sent to other hosts of late rests for [`REST_US`] when it moves. If the half of its former
+//! worker is not through with its frames by then, it goes on by that one until it is. So the order
+//! of a flow holds, and the new worker serves its other rings meanwhile.
+
+use butterfly_mem::cpu;
+
+use super::shared::Shared;
+use crate::overlay::UplinkPort;
+use crate::world::serving::Serving;
+
+/// Pause of a ring that moved. A virtual interface may have handed frames on and still hold them.
+const REST_US: u64 = 1000;
+/// Time after the last frame in which a half is waited for: one that stands still has no order.
+const LONGEST_US: u64 = 100_000;
+/// Tenths of a second in which a vnic sent to other hosts of late.
+const LATELY: u32 = 2;
+
+/// The half of the uplink by which a ring sent that moved. Times are ticks of the time stamp
+/// counter.
+#[derive(Clone, Copy)]
+pub(crate) struct FormerHalf {
+    half: u8,
+    /// Frames that it had queued when the ring had sent last.
+    queued: u32,
+    rests_until: u64,
+    until: u64,
+}
+
+/// Half by which a ring that moved goes on.
+pub(super) enum GoesOn {
+    /// It rests.
+    Not,
+    /// By that of its former worker.
+    By(u8),
+    /// By its worker's own.
+    ByOwn,
+}
+
+fn after(us: u64) -> u64 {
+    cpu::tsc().wrapping_add(cpu::tsc_hz() / 1_000_000 * us)
+}
+
+fn is_before(now: u64, then: u64) -> bool {
+    now.wrapping_sub(then).cast_signed() < 0
+}
+
+impl FormerHalf {
+    /// Returns the half by which a ring sent of late that a worker gives up, which sends by `own`.
+    /// A ring that has `former` sent nothing by that yet.
+    pub fn of(
+        shared: &Shared,
+        serving: &Serving,
+        former: Option<FormerHalf>,
+        own: u8,
+    ) -> Option<FormerHalf> {
+        let (half, queued) = match former {
+            Some(former) => (former.half, former.queued),
+            None => {
+                let halves = shared.tunnel.as_ref().map_or(0, |tunnel| tunnel.port.halves());
+                let since = shared.clock.tenths().wrapping_sub(serving.left());
+                if halves < 2 || since > LATELY {
+                    return None;
+                }
+                (own, with_half(shared, own, |half| half.queued())?)
+            }
+        };
+        Some(FormerHalf { half, queued, rests_until: after(REST_US), until: after(LONGEST_US) })
+    }
+
+    /// Returns whether it is a half by which this worker does not send by itself.
+    pub fn is_not(&self, own: u8) -> bool {
+        self.half != own
+    }
+
+    fn is_through(&self, shared: &Shared) -> bool {
+        with_half(shared, self.half, |half| half.is_through(self.queued)).unwrap_or(true)
+    }
+}
+
+fn with_half<T>(
+    shared: &Shared,
+    half: u8,
+    look: impl FnOnce(&dyn butterfly_uplink::Outward) -> T,
+) -> Option<T> {
+    match &shared.tunnel.as_ref()?.port {
+        UplinkPort::Wire(wire) => Some(look(&**wire.outward(half)?)),
+        UplinkPort::Ring(_) => None,
+    }
+}
+
+/// Returns by which half a ring goes on that moved.
+#[cold]
+pub(super) fn goes_on(shared: &Shared, former: &mut Option<FormerHalf>, now: u64) -> GoesOn {
+    match former {
+        Some(it) if is_before(now, it.rests_until) => GoesOn::Not,
+        Some(it) if is_before(now, it.until) && !it.is_through(shared) => GoesOn::By(it.half),
+        _ => {
+            *former = None;
+            GoesOn::ByOwn
+        }
+    }
+}
+
+/// Notes that a ring sent by the half of its former worker.
+#[cold]
+pub(super) fn sent(shared: &Shared, former: &mut Option<FormerHalf>) {
+    if let Some(it) = former {
+        it.queued = with_half(shared, it.half, |half| half.queued()).unwrap_or(it.queued);
+        it.until = after(LONGEST_US);
+    }
+}
