@@ -40,5 +40,6 @@ mod tap;
 mod tunnel_lasting;
 mod upgrade;
 mod uplink;
+mod uplink_workers;
 mod way_back;
 mod workers;
