@@ -5,11 +5,11 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use crate::engine::place::RingPlace;
 use crate::harness::{
     Host,
     halves::{Changes, Guests, Turns},
 };
-use crate::plane::board::RingPlace;
 use crate::session::{SessionTimes, Timeouts};
 use crate::worker::Worker;
 
