@@ -28,6 +28,7 @@ mod listening;
 mod metrics;
 mod mirror;
 mod offloads;
+mod packed;
 mod pings;
 mod poison;
 mod process;

@@ -1,4 +1,5 @@
-//! Every feature of a split ring, alone and together with the others: frames arrive byte for byte.
+//! Every feature of a ring, alone and together with the others: frames arrive byte for byte. Those of
+//! split rings are here; packed ones go through the same in `packed`.
 
 use std::collections::BTreeMap;
 
@@ -79,6 +80,11 @@ fn machine_with(features: Features, choices: &mut Choices) -> VmConfig {
         kicks: choices.one(&[KickPolicy::Standard, KickPolicy::Standard, KickPolicy::Always]),
         ..GuestConfig::default()
     };
+    let mut guest = guest;
+    if guest.rx_buffer == 512 && guest.rx_shape.pieces == 7 {
+        // Smaller rings have no room for the longest frame.
+        guest.rx_size = guest.rx_size.max(256);
+    }
     let mut memory = MemoryConfig::split(choices.between(1, 5), guest.memory_needed());
     memory.separate_files = choices.below(2) == 0;
     let mut config = VmConfig { features, guest, memory: Some(memory), ..VmConfig::default() };
@@ -134,7 +140,11 @@ fn run(host: &Host, case: usize, choices: &mut Choices, configs: [&VmConfig; 2],
 /// notifications of every kind.
 #[test]
 fn every_set_of_features() {
-    let host = Host::new();
+    sets_of_features(&Host::new(), Features::NONE);
+}
+
+/// The same for rings of one layout.
+pub(crate) fn sets_of_features(host: &Host, layout: Features) {
     let mut choices = Choices::new(1);
     for case in 0..1usize << OPTIONAL.len() {
         let set = |bits: usize| {
@@ -142,20 +152,29 @@ fn every_set_of_features() {
             chosen.fold(Features::NONE, |all, (_, feature)| all.with(*feature))
         };
         // The other guest goes through all sets too, in another order.
-        let [a, b] =
-            [set(case), set(case * 37 + 11)].map(|features| machine_with(features, &mut choices));
+        let [a, b] = [set(case), set(case * 37 + 11)].map(|features| {
+            let modern = features.has(Features::VERSION_1) && choices.below(4) != 0;
+            let layout = if modern { layout } else { Features::NONE };
+            machine_with(features.with(layout), &mut choices)
+        });
         println!("case {case}: {a:?}\n  and {b:?}");
-        run(&host, case, &mut choices, [&a, &b], 120);
+        run(host, case, &mut choices, [&a, &b], 120);
     }
 }
 
 /// Each shape of chain, for sending and for receiving.
 #[test]
 fn every_shape_of_chain() {
-    let host = Host::new();
+    shapes(&Host::new(), Features::NONE);
+}
+
+/// The same for rings of one layout.
+pub(crate) fn shapes(host: &Host, layout: Features) {
     let mut choices = Choices::new(2);
     let mut case = 0;
-    for features in [features::MODERN, features::MODERN.without(Features::MRG_RXBUF)] {
+    for features in
+        [features::MODERN.with(layout), features::MODERN.with(layout).without(Features::MRG_RXBUF)]
+    {
         for pieces in [1, 2, 16, 100] {
             for header_apart in [false, true] {
                 for placement in [
@@ -173,7 +192,7 @@ fn every_shape_of_chain() {
                     }
                     println!("{features:?}, {shape:?}");
                     case += 1;
-                    run(&host, case, &mut choices, [&config, &config], 40);
+                    run(host, case, &mut choices, [&config, &config], 40);
                 }
             }
         }
@@ -183,8 +202,12 @@ fn every_shape_of_chain() {
 /// Chains cut anywhere, empty descriptors included, and headers spread over several of them.
 #[test]
 fn cuts_anywhere() {
-    let host = Host::new();
-    let config = machine(features::MODERN, LONGEST);
+    cuts(&Host::new(), Features::NONE);
+}
+
+/// The same for rings of one layout.
+pub(crate) fn cuts(host: &Host, layout: Features) {
+    let config = machine(features::MODERN.with(layout), LONGEST);
     let mut a = host.station(&Nic::bypass("a", mac(1), 1), &config);
     let mut b = host.station(&Nic::bypass("b", mac(2), 1), &config);
     let [mut stream, _] = streams(&a, &b);
@@ -195,8 +218,12 @@ fn cuts_anywhere() {
             (0..choices.between(1, 12)).map(|_| choices.between(0, len + NetHeader::LEN)).collect();
         cuts.extend([0, 1, 5, 5, 11, 12, 13, 26, 139, 140].iter().take(choices.below(11)));
         cuts.sort_unstable();
-        let placement =
-            choices.one(&[Placement::Direct, Placement::Indirect, Placement::IndirectAfter(2)]);
+        let mut placements = vec![Placement::Direct, Placement::Indirect];
+        if layout == Features::NONE {
+            // A packed ring's table has its chain for itself.
+            placements.push(Placement::IndirectAfter(2));
+        }
+        let placement = choices.one(&placements);
         let frame = stream.next_frame(len);
         a.vm.guest.enqueue_cut(&frame, NetHeader::default(), &cuts, placement).unwrap();
         a.vm.guest.flush();
@@ -208,14 +235,18 @@ fn cuts_anywhere() {
 /// Rings of every size that virtio knows.
 #[test]
 fn every_ring_size() {
-    let host = Host::new();
+    sizes(&Host::new(), Features::NONE);
+}
+
+/// The same for rings of one layout.
+pub(crate) fn sizes(host: &Host, layout: Features) {
     let mut choices = Choices::new(4);
     for log in 0..=15u32 {
         let size = 1u16 << log;
         let features = if log % 2 == 0 {
-            features::MODERN.with(Features::IN_ORDER)
+            features::MODERN.with(layout).with(Features::IN_ORDER)
         } else {
-            Features::VERSION_1
+            Features::VERSION_1.with(layout)
         };
         let mut config = machine(features, 1536 - NetHeader::LEN);
         config.guest = GuestConfig { rx_buffer: 1536, ..config.guest }.rings(size);
@@ -234,11 +265,15 @@ fn every_ring_size() {
 /// Indices go through zero, with every kind of notification.
 #[test]
 fn indices_wrap() {
-    let host = Host::new();
+    wraps(&Host::new(), Features::NONE);
+}
+
+/// The same for rings of one layout.
+pub(crate) fn wraps(host: &Host, layout: Features) {
     for (vni, features) in [
         (1, features::MODERN),
-        (2, Features::VERSION_1),
-        (3, features::MODERN.with(Features::IN_ORDER)),
+        (2, Features::VERSION_1.with(layout)),
+        (3, features::MODERN.with(layout).with(Features::IN_ORDER)),
     ] {
         let config = machine(features, 128);
         let [a, b] = [1, 2].map(|n| Nic::bypass(&format!("{vni}-{n}"), mac(vni * 2 + n), vni));
@@ -252,9 +287,15 @@ fn indices_wrap() {
 /// A guest may start its ring at any index.
 #[test]
 fn a_ring_may_start_anywhere() {
-    let host = Host::new();
-    let mut a = host.station(&Nic::bypass("a", mac(1), 1), &machine(features::MODERN, LONGEST));
-    let mut b = host.station(&Nic::bypass("b", mac(2), 1), &machine(features::MODERN, LONGEST));
+    starts(&Host::new(), Features::NONE);
+}
+
+/// The same for rings of one layout.
+pub(crate) fn starts(host: &Host, layout: Features) {
+    let mut a = host
+        .station(&Nic::bypass("a", mac(1), 1), &machine(features::MODERN.with(layout), LONGEST));
+    let mut b = host
+        .station(&Nic::bypass("b", mac(2), 1), &machine(features::MODERN.with(layout), LONGEST));
     let mut both = streams(&a, &b);
     for round in 0..30 {
         exchange(&mut a, &mut b, &mut both, &vec![100 + round; 4000]);
@@ -273,13 +314,17 @@ fn a_ring_may_start_anywhere() {
 /// kicks though it could.
 #[test]
 fn guests_that_poll() {
-    let host = Host::new();
+    polls(&Host::new(), Features::NONE);
+}
+
+/// The same for rings of one layout.
+pub(crate) fn polls(host: &Host, layout: Features) {
     for (vni, start) in [
         (1, Start { kick: false, ..Start::default() }),
         (2, Start { call: false, ..Start::default() }),
         (3, Start { kick: false, call: false, ..Start::default() }),
     ] {
-        let mut config = machine(features::MODERN, LONGEST);
+        let mut config = machine(features::MODERN.with(layout), LONGEST);
         config.guest.interrupts = start.call;
         config.start = start;
         if !start.kick {
@@ -321,8 +366,12 @@ fn memory_of_every_kind() {
 
 #[test]
 fn memory_plugged_and_unplugged_under_traffic() {
-    let host = Host::new();
-    let mut config = machine(features::MODERN, LONGEST);
+    plugs(&Host::new(), Features::NONE);
+}
+
+/// The same for rings of one layout.
+pub(crate) fn plugs(host: &Host, layout: Features) {
+    let mut config = machine(features::MODERN.with(layout), LONGEST);
     config.start.memory = Some(MemoryMessages::Slots);
     let mut a = host.station(&Nic::bypass("a", mac(1), 1), &config);
     let mut b = host.station(&Nic::bypass("b", mac(2), 1), &config);
@@ -353,9 +402,15 @@ fn memory_plugged_and_unplugged_under_traffic() {
 /// is lost, and every page that the switch wrote meanwhile is marked.
 #[test]
 fn dirty_logging_under_traffic() {
-    let host = Host::new();
-    let mut a = host.station(&Nic::bypass("a", mac(1), 1), &machine(features::MODERN, LONGEST));
-    let mut b = host.station(&Nic::bypass("b", mac(2), 1), &machine(features::MODERN, LONGEST));
+    logs(&Host::new(), Features::NONE);
+}
+
+/// The same for rings of one layout.
+pub(crate) fn logs(host: &Host, layout: Features) {
+    let mut a = host
+        .station(&Nic::bypass("a", mac(1), 1), &machine(features::MODERN.with(layout), LONGEST));
+    let mut b = host
+        .station(&Nic::bypass("b", mac(2), 1), &machine(features::MODERN.with(layout), LONGEST));
     let mut both = streams(&a, &b);
     let lens = lens(&mut Choices::new(8), 300);
     let log = DirtyLog::new(b.vm.guest.memory()).unwrap();
@@ -372,7 +427,7 @@ fn dirty_logging_under_traffic() {
         }
         host.settle(&mut [&mut a]);
         let after = pages(&b);
-        let [rx, tx] = [b.vm.guest.rx().ring().addr(), b.vm.guest.tx().ring().addr()];
+        let [rx, tx] = [b.vm.guest.rx().ring_addr(), b.vm.guest.tx().ring_addr()];
         let own = |page: u64| {
             let holds = |from: u64, len: u64| page + DirtyLog::PAGE > from && page < from + len;
             [rx, tx].iter().any(|ring| holds(ring.desc, 16 * 256) || holds(ring.avail, 6 + 2 * 256))
@@ -389,7 +444,8 @@ fn dirty_logging_under_traffic() {
             }
         }
         assert!(changed >= if round % 2 == 0 { 1 } else { 20 }, "{changed} pages were written");
-        assert!(log.is_dirty(rx.used), "the used ring's index");
+        let shown = if layout == Features::NONE { rx.used } else { rx.desc };
+        assert!(log.is_dirty(shown), "the used ring's index, or the packed ring");
         let first =
             (b.vm.guest.memory().regions()[0].guest_addr, after.len() as u64 * DirtyLog::PAGE);
         assert!(

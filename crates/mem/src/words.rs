@@ -12,7 +12,10 @@ use std::{
 };
 
 use rustix::{
-    fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create},
+    fs::{
+        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
+        ftruncate, memfd_create,
+    },
     mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap},
 };
 
@@ -24,6 +27,7 @@ const PAGE: usize = 4096;
 pub struct Words {
     base: NonNull<AtomicU64>,
     len: usize,
+    file: OwnedFd,
 }
 
 // SAFETY: the memory is only accessed through atomics.
@@ -51,6 +55,7 @@ impl Words {
         {
             return Err(io::ErrorKind::InvalidData.into());
         }
+        let file = file.as_fd().try_clone_to_owned()?;
         // SAFETY: a new mapping at an address the kernel chooses.
         let base = unsafe {
             mmap(
@@ -58,12 +63,20 @@ impl Words {
                 bytes,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED,
-                file,
+                &file,
                 0,
             )
         }?;
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Words { base, len })
+        Ok(Words { base, len, file })
+    }
+
+    /// Makes some of the words, which are whole pages, zeros, and gives their memory back.
+    pub fn clear(&self, words: Range<usize>) -> io::Result<()> {
+        let bytes = |words: usize| (words * size_of::<AtomicU64>()) as u64;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.file, flags, bytes(words.start), bytes(words.len()))?;
+        Ok(())
     }
 
     /// Has memory for some of the words. Later none of them faults because there is none.
@@ -109,14 +122,18 @@ mod tests {
 
     #[test]
     fn what_is_stored_is_found_by_whoever_has_the_file() {
-        let (file, words) = Words::create("words", 512).unwrap();
+        let (file, words) = Words::create("words", 1024).unwrap();
         assert!(words.iter().all(|word| word.load(Relaxed) == 0));
         words.have(500..512).unwrap();
-        assert!(words.have(500..513).is_err());
+        assert!(words.have(500..1025).is_err());
         words[511].store(7, Relaxed);
+        words[512].store(8, Relaxed);
+        words[0].store(5, Relaxed);
+        words.clear(512..1024).unwrap();
         drop(words);
-        let again = Words::map(&file, 512).unwrap();
-        assert_eq!((again.len(), again[511].load(Relaxed)), (512, 7));
+        let again = Words::map(&file, 1024).unwrap();
+        let found = [0, 511, 512].map(|at: usize| again[at].load(Relaxed));
+        assert_eq!((again.len(), found), (1024, [5, 7, 0]));
     }
 
     #[test]

@@ -86,10 +86,12 @@ impl NoteTable {
         }
     }
 
-    /// A block for a new front end; `None` if all are in use.
+    /// A block for a new front end, in which nothing is noted; `None` if all are in use.
     pub fn take(self: &Arc<Self>) -> Option<Arc<Notes>> {
         let mut users = self.users();
         let block = users.iter().position(|user| *user == User::Nobody)?;
+        // Messages of another vnic had the same numbers.
+        self.words.clear(BLOCK * block..BLOCK * (block + 1)).ok()?;
         *users.get_mut(block)? = User::Session;
         Some(Arc::new(Notes { table: self.clone(), block: block as u32 }))
     }
@@ -354,9 +356,13 @@ mod tests {
         drop(all);
         let free: Vec<_> = (0..BLOCKS - 1).map(|_| table.take().unwrap()).collect();
         assert!(table.take().is_none(), "a ring has a note in it");
+        note.begin(FRESH);
         assert!(free.iter().all(|notes| notes.block() != 5));
         drop(note);
-        assert_eq!(table.take().unwrap().block(), 5);
+        let again = table.take().unwrap();
+        assert_eq!(again.block(), 5);
+        assert!(!again.note(0, 1).unwrap().is_begun(), "another front end has it now");
+        drop(again);
         table.reserve(u32::MAX);
         assert!(table.take_up(u32::MAX).is_none());
         drop(free);
