@@ -79,6 +79,7 @@ attempt() { # attempt ROLE DEVICE-ARGS GENERATOR-OPTIONS...
       # The generator does not wait until what it said was read.
       wait_for 10 negotiated "$nic" || true
       case ,$device, in *,mrg_rxbuf=0,*) feature "$nic" mrg-rxbuf off ;; *) feature "$nic" mrg-rxbuf on ;; esac || status=1
+      case ,$device, in *,packed_vq=1,*) feature "$nic" ring-packed on ;; *) feature "$nic" ring-packed off ;; esac || status=1
       case ,$device, in *,in_order=0,*) feature "$nic" in-order off ;; *) feature "$nic" in-order on ;; esac || status=1
       case " $* " in *' --tx-csum '*) feature "$nic" csum on || status=1 ;; esac
       case " $* " in *' --rx-csum '*) feature "$nic" guest-csum on || status=1 ;; esac
@@ -164,11 +165,27 @@ for QUEUES in 4 8; do # 8 are the most of virtio-user
 done
 QUEUES=1
 
-# The daemon dies twice under each case, and the next one goes on: the driver notices nothing.
-if [[ server-deaths =~ $PATTERN || client-deaths =~ $PATTERN ]]; then
+# With a state directory there are packed rings, too.
+if [[ packed =~ $PATTERN || $PATTERN = *packed* || $PATTERN = *deaths* || server-deaths =~ $PATTERN ]]; then
   daemon_stop || die "butterflyd did not stop"
   daemon_start "$dir" -u 1 --poll --state-dir "$dir/state"
+  for role in server client; do
+    for in_order in 1 0; do
+      try "$role-packed-inorder$in_order" "$role" "in_order=$in_order,packed_vq=1" --size 64 --flows 1000 --random
+    done
+    try "$role-packed-one-buffer" "$role" mrg_rxbuf=0,in_order=0,packed_vq=1 --size 1400 --flows 1000 --random
+    try "$role-packed-jumbo" "$role" in_order=0,packed_vq=1 --size 9000 --room 2048 --flows 100 --random
+  done
+  try packed-long-chains server in_order=0,packed_vq=1 --size 1400 --segments 16 --mbufs 16383 --mbc 256
+  QUEUES=4
+  try packed-queues server in_order=0,packed_vq=1 --size 64 --flows 1000 --random --mbufs 32767
+  QUEUES=1
+  # The daemon dies twice under each case, and the next one goes on: the driver notices nothing.
   DEATHS=2 SECS=5
+  for role in server client; do
+    try "$role-packed-deaths" "$role" in_order=0,packed_vq=1 --size 64 --flows 1000 --random
+  done
+  try packed-deaths-long-chains server in_order=0,packed_vq=1 --size 1400 --segments 16 --mbufs 16383 --mbc 256
   for role in server client; do
     try "$role-deaths" "$role" in_order=0 --size 64 --flows 1000 --random
   done

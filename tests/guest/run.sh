@@ -296,6 +296,49 @@ daemon_killed_with_state() {
   rm -rf "$dir/state"
   daemon_start "$dir"
 }
+# Packed rings of real drivers, beside a guest with split ones, both ways. The daemon dies under traffic, and its successor
+# finds where they stand. A guest that boots anew begins at the beginning.
+packed_rings() {
+  local round nic
+  daemon_stop
+  daemon_start "$dir" --state-dir "$dir/state"
+  add_nic a 1 server
+  add_nic b 2 client
+  add_nic c 3 server
+  boot a 1 server packed=on --queues 2 --cpus 2
+  boot b 2 client packed=on,indirect_desc=off
+  boot c 3 server ''
+  up a b c
+  for nic in a b; do expect_feature $nic ring-packed True; done
+  expect_feature c ring-packed False
+  talk
+  fast 100
+  iperf_server b
+  vm exec c 'iperf3 -c 10.0.0.2 -t 300 >/dev/null 2>/tmp/iperf.error &'
+  for round in 1 2 3; do
+    sleep 1
+    daemon_kill
+    daemon_start "$dir" --state-dir "$dir/state"
+    for nic in a b c; do attached $nic || fail "round $round: $nic is not attached"; done
+    ping_all a 10.0.0.2 || fail "round $round: a does not reach b"
+    transfer a b 10.0.0.2 4 || fail "round $round: 4 MiB did not arrive undamaged"
+    transfer c a 10.0.0.1 4 || fail "round $round: 4 MiB did not arrive undamaged at a"
+  done
+  vm exec c 'pidof iperf3 >/dev/null; cat /tmp/iperf.error' || fail "a TCP connection did not outlast the deaths"
+  for nic in a b; do
+    [ "$(nic_field $nic "all(q['packed'] and not q['broken'] for q in n['queues'] if q['running'])")" = True ] ||
+      fail "the rings of $nic are not packed, or broken: $(bf nic show $nic)"
+  done
+  vm restart a --timeout 90
+  up a
+  back a 10.0.0.2 || fail "a came back and does not reach b"
+  transfer b a 10.0.0.1 4 || fail "4 MiB did not arrive undamaged after a's restart"
+  bf shutdown >/dev/null
+  daemon_forget
+  wait_for 10 no_holder || fail "the holder outlasts a shutdown"
+  rm -rf "$dir/state"
+  daemon_start "$dir"
+}
 link_changes() { local nic; for nic in "$@"; do vm exec "$nic" 'cat /sys/class/net/eth0/carrier_changes'; done | tr '\n' ' '; }
 no_holder() { ! pgrep -f -- "--hold-alone $dir/" >/dev/null; }
 vnic_replaced_under_traffic() {
@@ -361,7 +404,7 @@ run() { # each in a subshell: a failure ends the scenario, not the run
 }
 for scenario in server_role client_role mixed_roles_ipv6 no_mergeable_buffers mergeable_on_one_end no_offloads \
   segments_to_a_guest_without checksums_to_a_guest_without several_queues jumbo_frames killed_under_traffic daemon_killed \
-  daemon_killed_with_state vnic_replaced_under_traffic memory_not_shared changes_under_tcp port_sweep; do
+  daemon_killed_with_state packed_rings vnic_replaced_under_traffic memory_not_shared changes_under_tcp port_sweep; do
   run $scenario
 done
 

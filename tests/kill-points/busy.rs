@@ -15,6 +15,7 @@ use butterfly_tests::{
     frames::mac,
     station::{features, usual},
 };
+use butterfly_vhost::net::Features;
 
 /// Network of these vnics.
 const NETWORK: u32 = 78;
@@ -70,7 +71,9 @@ impl Busy {
         let log = DirtyLog::new(vm.guest.memory()).expect("a log");
         let mut round = 0u64;
         while self.goes_on() {
-            let wanted = if round.is_multiple_of(2) { features::LINUX } else { features::MODERN };
+            let packed = features::MODERN.with(Features::RING_PACKED);
+            let all = [features::LINUX, packed, features::MODERN];
+            let wanted = all.get(round as usize % 3).copied().unwrap_or(packed);
             assert_eq!(vm.change_features(wanted).expect("other features"), wanted);
             let region = vm.guest.memory().add_region(None, 4 << 20).expect("memory");
             vm.connection.add_region(&region).expect("an answer");

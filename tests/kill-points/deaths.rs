@@ -13,6 +13,7 @@ use butterfly_tests::{
     Daemon, Host,
     groups::group_set,
     pairs::{self, GROUP, Pair, Plan},
+    station::features,
 };
 use butterfly_vhost::net::Features;
 
@@ -77,11 +78,17 @@ fn start(dir: &Path, workers: u64, death: Option<&Death>) -> Daemon {
 }
 
 /// Pairs of guests: one that is filtered, with ever new flows; one without event indices; one that
-/// migrates.
+/// migrates; one with packed rings.
 fn attach(dir: &Path) -> Vec<Pair> {
     let many = Plan { flows: 60_000, stay: 24, ..Plan::flows(1) };
     let simple = Features::VERSION_1.with(Features::MRG_RXBUF);
-    let plans = [many, Plan { features: simple, ..Plan::flows(1) }, Plan::flows(1)];
+    let packed = features::MODERN.with(Features::RING_PACKED);
+    let plans = [
+        many,
+        Plan { features: simple, ..Plan::flows(1) },
+        Plan::flows(1),
+        Plan { features: packed, ..Plan::flows(1) },
+    ];
     plans.iter().enumerate().map(|(pair, plan)| Pair::attach(dir, pair, plan)).collect()
 }
 

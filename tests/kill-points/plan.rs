@@ -77,7 +77,8 @@ fn passages(point: Point) -> std::ops::Range<u64> {
     match point {
         Point::TxTaken | Point::TxEntries | Point::TxReleased | Point::RxPublished => 100..1500,
         Point::CallDue | Point::Called => 50..500,
-        Point::RxWritten | Point::RxEntry => 1000..20_000,
+        Point::PackedNoted => 100..1500,
+        Point::RxWritten | Point::RxEntry | Point::PackedEntry => 1000..20_000,
         Point::LogUnmarked | Point::LogMarked => 1000..20_000,
         // The second of two workers has so many rings when it is to end for the first time.
         Point::RingLeaves | Point::GivenUp | Point::Taken => 1..5,

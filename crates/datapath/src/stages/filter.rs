@@ -80,9 +80,13 @@ fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
     };
     // What follows touches the table of sessions, not the sender's memory.
     own_memory();
-    if pending.fast {
-        hash(batch, context, room);
-        find(batch, context, room);
+    match (pending.fast, batch.frames.len()) {
+        (false, _) => {}
+        (true, 1) => find_lone(context, room),
+        (true, _) => {
+            hash(batch, context, room);
+            find(batch, context, room);
+        }
     }
     if pending.fast || pending.slow {
         judge(batch, context, room);
@@ -173,6 +177,14 @@ fn read<'a>(
         }
     }
     pending
+}
+
+/// Does the second and the third pass for a batch of one, for which nothing is fetched ahead.
+fn find_lone(context: &Context<'_>, room: &mut FilterRoom) {
+    if let Some(flow) = room.flows.first_mut() {
+        flow.hash = context.table.hash(&flow.key);
+        flow.candidate = context.table.candidate(flow.hash);
+    }
 }
 
 /// Second pass: fetches the bucket of each flow.

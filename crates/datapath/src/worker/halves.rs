@@ -5,9 +5,11 @@
 //! worker is not through with its frames by then, it goes on by that one until it is. So the order
 //! of a flow holds, and the new worker serves its other rings meanwhile.
 
+use arrayvec::ArrayVec;
 use butterfly_mem::cpu;
 
 use super::shared::Shared;
+use crate::engine::place::PollSource;
 use crate::overlay::UplinkPort;
 use crate::world::serving::Serving;
 
@@ -91,24 +93,68 @@ fn with_half<T>(
     }
 }
 
-/// Returns by which half a ring goes on that moved.
-#[cold]
-pub(super) fn goes_on(shared: &Shared, former: &mut Option<FormerHalf>, now: u64) -> GoesOn {
-    match former {
-        Some(it) if is_before(now, it.rests_until) => GoesOn::Not,
-        Some(it) if is_before(now, it.until) && !it.is_through(shared) => GoesOn::By(it.half),
-        _ => {
-            *former = None;
-            GoesOn::ByOwn
-        }
+/// Most rings of a worker that may rest at a time.
+const MOST: usize = 1024;
+
+/// Rings of a worker that moved, with the halves by which they sent before, until those are
+/// through. Usually there is none.
+pub(super) struct Formers(Box<ArrayVec<(PollSource, FormerHalf), MOST>>);
+
+impl Default for Formers {
+    fn default() -> Formers {
+        Formers(Box::default())
     }
 }
 
-/// Notes that a ring sent by the half of its former worker.
-#[cold]
-pub(super) fn sent(shared: &Shared, former: &mut Option<FormerHalf>) {
-    if let Some(it) = former {
-        it.queued = with_half(shared, it.half, |half| half.queued()).unwrap_or(it.queued);
-        it.until = after(LONGEST_US);
+impl Formers {
+    /// True if no ring rests.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds a ring. Beyond [`MOST`] it goes on by its worker's own half: then frames of one flow
+    /// may come in another order.
+    pub fn add(&mut self, source: PollSource, former: FormerHalf) {
+        self.take(source);
+        let _ = self.0.try_push((source, former));
+    }
+
+    /// Forgets a ring. Returns the half by which it sent before.
+    pub fn take(&mut self, source: PollSource) -> Option<FormerHalf> {
+        let at = self.0.iter().position(|(of, _)| *of == source)?;
+        self.0.swap_pop(at).map(|(_, former)| former)
+    }
+
+    fn of(&mut self, source: PollSource) -> Option<&mut FormerHalf> {
+        self.0.iter_mut().find(|(of, _)| *of == source).map(|(_, former)| former)
+    }
+
+    /// True if a ring is among them.
+    #[cold]
+    pub fn has(&self, source: PollSource) -> bool {
+        self.0.iter().any(|(of, _)| *of == source)
+    }
+
+    /// Returns by which half a ring goes on.
+    #[cold]
+    pub fn goes_on(&mut self, shared: &Shared, source: PollSource, now: u64) -> GoesOn {
+        match self.of(source) {
+            Some(it) if is_before(now, it.rests_until) => GoesOn::Not,
+            Some(it) if is_before(now, it.until) && !it.is_through(shared) => GoesOn::By(it.half),
+            _ => {
+                self.take(source);
+                GoesOn::ByOwn
+            }
+        }
+    }
+
+    /// Notes that a ring sent, if it did by the half of its former worker.
+    #[cold]
+    pub fn sent(&mut self, shared: &Shared, source: PollSource) {
+        if let Some(it) = self.of(source) {
+            it.queued = with_half(shared, it.half, |half| half.queued()).unwrap_or(it.queued);
+            it.until = after(LONGEST_US);
+        }
     }
 }

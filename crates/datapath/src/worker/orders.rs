@@ -94,8 +94,10 @@ impl Worker {
         let former = parcel.as_ref().and_then(|parcel| parcel.former);
         let former = former.filter(|former| former.is_not(self.outlet.1));
         let flooded = parcel.map_or(0, |parcel| self.under_way.unpack(parcel));
-        if let Some(polled) = self.polled.iter_mut().find(|polled| polled.source == source) {
-            (polled.flooded, polled.former) = (flooded, former);
+        let theirs = self.polled.iter_mut().find(|polled| polled.source == source);
+        theirs.into_iter().for_each(|polled| polled.flooded = flooded);
+        if let Some(former) = former {
+            self.formers.add(source, former);
         }
         pass(Point::Taken);
     }
@@ -105,11 +107,11 @@ impl Worker {
         self.timed.retain(|other| *other != source);
         let at = self.polled.iter().position(|polled| polled.source == source);
         let polled = at.map(|at| self.leave(at));
+        let former = self.formers.take(source);
         let mut parcel = self.under_way.pack(source, polled.map_or(0, |polled| polled.flooded));
-        parcel.former = self.serving(source).and_then(|(serving, _)| {
-            let former = polled.and_then(|polled| polled.former);
-            FormerHalf::of(&self.shared, serving, former, self.outlet.1)
-        });
+        parcel.former = self
+            .serving(source)
+            .and_then(|(serving, _)| FormerHalf::of(&self.shared, serving, former, self.outlet.1));
         *self.handle.parcel.lock().unwrap_or_else(PoisonError::into_inner) = Some(parcel);
         // Last: who sees it takes the parcel.
         if let Some((serving, pair)) = self.serving(source) {

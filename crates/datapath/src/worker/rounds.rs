@@ -19,7 +19,7 @@ use rustix::event::epoll;
 use super::{
     bill::Bill,
     fair::{Account, Fair},
-    halves::{FormerHalf, GoesOn, goes_on, sent as sent_by},
+    halves::{Formers, GoesOn},
     handle::{Handle, Order, bump, unpack},
     later::Later,
     patience::{Habits, Patience, Rhythm},
@@ -79,8 +79,6 @@ pub(super) struct Polled {
     pub(super) spent: u64,
     /// Number of receivers that have the first waiting frame, a flood that takes several turns.
     pub(super) flooded: u32,
-    /// The half of the uplink by which it sent before it moved, until that is through.
-    pub(super) former: Option<FormerHalf>,
     /// It had frames when it was last looked at. Kept only where its vnic has several queues here.
     busy: bool,
 }
@@ -148,6 +146,8 @@ pub(crate) struct Worker {
     pub(super) scratches: Scratches,
     pub(super) departures: Departures,
     pub(super) notes: TapNotes,
+    /// Rings that moved here and sent to other hosts of late.
+    pub(super) formers: Formers,
     /// Rings of guests, this worker's line of the black box, and the half by which it sends.
     pub(super) outlet: Rings,
 }
@@ -184,6 +184,7 @@ impl Worker {
             scratches,
             departures: Departures::default(),
             notes: TapNotes::default(),
+            formers: Formers::default(),
             outlet,
         }
     }
@@ -423,7 +424,6 @@ impl Worker {
                 // It may have slept since the last look.
                 account: self.fair.open(source.slot().is_none(), cpu::tsc()),
                 flooded: 0,
-                former: None,
                 spent: 0,
                 busy: false,
             };
@@ -618,10 +618,8 @@ impl Worker {
         if polled.rhythm.miss(self.now, &self.patience) {
             return true;
         }
-        if polled.former.is_some()
-            && !matches!(goes_on(&self.shared, &mut polled.former, self.now), GoesOn::ByOwn)
-        {
-            return true; // out of the set it would be forgotten
+        if !self.formers.is_empty() && self.formers.has(polled.source) {
+            return true; // it rests, or goes on by its former half
         }
         let (place, pair) = match polled.source {
             PollSource::Queue { place, pair } => (place, pair),
@@ -639,23 +637,31 @@ impl Worker {
         true
     }
 
+    /// Serves one batch of what is no ring of a vnic.
+    #[inline(never)] // rings of vnics need the registers
+    fn serve_other(&mut self, at: usize, size: u16) -> Looked {
+        match self.polled.get(at).map(|polled| polled.source) {
+            Some(PollSource::Uplink(queue)) => self.serve_uplink(at, queue, size),
+            Some(PollSource::Outward(half)) => self.see_off(half),
+            Some(PollSource::Waiting) => self.serve_later(size),
+            Some(PollSource::Queue { .. }) | None => Looked::Gone,
+        }
+    }
+
     /// Serves one batch of one ring.
     #[inline(always)] // a part of the round
     fn serve(&mut self, at: usize) -> Looked {
         let Some(polled) = self.polled.get_mut(at) else { return Looked::Gone };
         let size = polled.account.size;
-        let (place, by) = match polled.source {
-            PollSource::Queue { place, pair } => (place, pair),
-            PollSource::Uplink(queue) => return self.serve_uplink(at, queue, size),
-            PollSource::Outward(half) => return self.see_off(half),
-            PollSource::Waiting => return self.serve_later(size),
+        let PollSource::Queue { place, pair: by } = polled.source else {
+            return self.serve_other(at, size);
         };
         let Some(sender) = self.snapshot.vnic(place) else { return Looked::Gone };
-        let mut outlet = self.outlet;
-        if polled.former.is_some() {
-            match goes_on(&self.shared, &mut polled.former, self.now) {
+        let mut half = self.outlet.1;
+        if !self.formers.is_empty() {
+            match self.formers.goes_on(&self.shared, polled.source, self.now) {
                 GoesOn::Not => return Looked::Held,
-                GoesOn::By(half) => outlet.1 = half,
+                GoesOn::By(former) => half = former,
                 GoesOn::ByOwn => {}
             }
         }
@@ -671,7 +677,7 @@ impl Worker {
             // A flood that takes several turns was allowed in its first one.
             self.room = room_of(sender).filter(|_| polled.flooded == 0);
             if self.room.is_some_and(|room| !room.is_open()) {
-                if polled.former.is_some() {
+                if !self.formers.is_empty() && self.formers.has(polled.source) {
                     return Looked::Held; // as when it is empty
                 }
                 if polled.rhythm.find(self.now, &self.patience) {
@@ -687,20 +693,18 @@ impl Worker {
             ring.disarm(); // it has just come back by its kick
         }
         let Some(network) = self.snapshot.networks.get(sender.network) else { return Looked::Gone };
-        let likely = match n < FEW {
-            true => None,
-            false => likely(&self.snapshot, polled.likely, place),
-        };
+        let mut next = None;
         if n >= FEW {
+            next = likely(&self.snapshot, polled.likely, place);
             ring.prefetch(n);
-        }
-        if let Some(mut rx) = likely.and_then(|(_, pair)| pair.try_rx())
-            && let Some(rx) = rx.as_mut()
-        {
-            rx.prefetch(n);
+            if let Some(mut rx) = next.and_then(|(_, pair)| pair.try_rx())
+                && let Some(rx) = rx.as_mut()
+            {
+                rx.prefetch(n);
+            }
         }
         let Gathered::Frames(frames) = ring.gather(&mut self.store, n, |n| {
-            if let Some((slot, likely)) = likely
+            if let Some((slot, likely)) = next
                 && let Some(mut rx) = likely.try_rx()
                 && let Some(rx) = rx.as_mut()
             {
@@ -738,10 +742,10 @@ impl Worker {
             &mut self.departures,
             &mut self.calls,
             &mut self.later,
-            (from, outlet),
+            (from, Rings(self.outlet.0, half)),
         );
-        if polled.former.is_some() {
-            sent_by(&self.shared, &mut polled.former);
+        if !self.formers.is_empty() {
+            self.formers.sent(&self.shared, polled.source);
         }
         self.bill.used(budget, context.budget.get());
         if let Some(likely) = walked.likely {

@@ -556,7 +556,7 @@ fn walk_indirect(
     for index in 0..table.len / DESC_LEN {
         *budget = budget.checked_sub(1).ok_or(BadChain)?;
         let (addr, rest) = space.read_indirect(table.addr, index)?;
-        let desc = Desc::packed(addr, rest);
+        let desc = Desc::of_packed_table(addr, rest);
         if desc.is_indirect() {
             return Err(BadChain);
         }

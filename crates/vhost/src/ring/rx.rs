@@ -105,7 +105,7 @@ impl RxRing {
     /// Returns why nothing is delivered, if the ring is not served.
     #[inline(always)]
     fn is_served(&self) -> Result<(), NotDelivered> {
-        if !self.vring.broken && self.vring.enabled {
+        if self.vring.enabled {
             return Ok(());
         }
         Err(if self.vring.held { NotDelivered::Held } else { NotDelivered::NotReady })
@@ -114,7 +114,7 @@ impl RxRing {
     /// Lets the ring rest until it is set up anew: what it points to is not the guest's memory any
     /// more.
     pub fn rest(&mut self) {
-        self.vring.broken = true;
+        self.vring.rest();
         self.forget_prepared();
     }
 

@@ -82,19 +82,30 @@ pub(super) struct Desc {
     flags: u16,
     /// Of a split ring: the next one of its chain.
     pub next: u16,
+    /// It is in a packed ring's indirect table. DPDK's driver (22.11) says there of the header that
+    /// it sends that the device is to write it, so a sender's direction does not count.
+    pub of_packed_table: bool,
 }
 
 impl Desc {
     /// One of a split ring or of an indirect table (virtio 1.2, 2.7.5).
     #[inline(always)]
     pub fn split(addr: u64, rest: u64) -> Desc {
-        Desc { addr, len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
+        let (flags, next) = ((rest >> 32) as u16, (rest >> 48) as u16);
+        Desc { addr, len: rest as u32, flags, next, of_packed_table: false }
     }
 
     /// One of a packed ring or of its indirect tables (virtio 1.2, 2.8.13).
     #[inline(always)]
     pub fn packed(addr: u64, rest: u64) -> Desc {
-        Desc { addr, len: rest as u32, flags: (rest >> 48) as u16, next: 0 }
+        let flags = (rest >> 48) as u16;
+        Desc { addr, len: rest as u32, flags, next: 0, of_packed_table: false }
+    }
+
+    /// One of a packed ring's indirect table.
+    #[inline(always)]
+    pub fn of_packed_table(addr: u64, rest: u64) -> Desc {
+        Desc { of_packed_table: true, ..Desc::packed(addr, rest) }
     }
 
     /// The only descriptor of its chain, in the ring's own table, for the device to read.

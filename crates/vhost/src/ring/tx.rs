@@ -144,18 +144,18 @@ impl TxRing {
     /// Lets the ring rest until it is set up anew: what it points to is not the guest's memory any
     /// more.
     pub fn rest(&mut self) {
-        self.vring.broken = true;
+        self.vring.rest();
     }
 
     /// Looks at the guest's index once. Returns how many chains are waiting: 0 if the ring is
     /// disabled, `None` if it is broken.
     #[inline(always)]
     pub fn available(&mut self) -> Option<u16> {
-        if self.vring.broken {
-            return None;
+        if !self.vring.enabled {
+            return if self.vring.broken { None } else { Some(0) };
         }
         // One that rests is asked again at the next turn: it is not empty, so it is not armed.
-        if !self.vring.enabled || touches::rests(&self.vring.touches) {
+        if touches::rests(&self.vring.touches) {
             return Some(0);
         }
         self.vring.available()
@@ -169,7 +169,7 @@ impl TxRing {
     /// Asks the guest to kick for its next frame and looks again. Returns whether the ring is still
     /// empty: if not, poll it.
     pub fn arm(&mut self) -> bool {
-        if self.vring.broken || !self.vring.enabled {
+        if !self.vring.enabled {
             return true;
         }
         self.vring.arm()
@@ -200,12 +200,9 @@ impl TxRing {
         most: u16,
         meanwhile: impl FnOnce(u16),
     ) -> Gathered<'a> {
-        if self.vring.broken {
-            return Gathered::Broken;
-        }
         let n = usize::from(self.vring.known().min(most)).min(BATCH);
         if n == 0 || !self.vring.enabled {
-            return Gathered::Empty;
+            return if self.vring.broken { Gathered::Broken } else { Gathered::Empty };
         }
         touches::enter(&self.vring.touches);
         let count = self.open(store, n);
@@ -226,12 +223,9 @@ impl TxRing {
     /// Gathers as [`Self::gather`] does, with as much of each frame as a slot holds: for frames
     /// with an outer header in front.
     pub fn gather_long<'a>(&'a mut self, store: &'a mut FrameStore, most: u16) -> Gathered<'a> {
-        if self.vring.broken {
-            return Gathered::Broken;
-        }
         let n = usize::from(self.vring.known().min(most)).min(BATCH);
         if n == 0 || !self.vring.enabled {
-            return Gathered::Empty;
+            return if self.vring.broken { Gathered::Broken } else { Gathered::Empty };
         }
         touches::enter(&self.vring.touches);
         let count = self.open(store, n);
@@ -381,7 +375,7 @@ fn chain(
     let mut oversized = false;
     let mut full = false;
     let walked = chains.walk(&ring.space, id, budget, |space, desc| {
-        if desc.is_writable() {
+        if desc.is_writable() && !desc.of_packed_table {
             return Err(BadChain);
         }
         let (mut addr, mut left) = (desc.addr, desc.len);

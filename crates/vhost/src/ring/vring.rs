@@ -53,7 +53,8 @@ pub(super) enum Layout {
 pub(crate) struct Vring {
     pub(super) space: Space,
     pub call: Option<Arc<CallFd>>,
-    /// The ring is served: the guest enabled it, its vnic is not held, and it is not stale.
+    /// The ring is served: the guest enabled it, its vnic is not held, and it is neither stale nor
+    /// broken.
     pub enabled: bool,
     pub wanted: bool,
     pub held: bool,
@@ -179,7 +180,13 @@ impl Vring {
     /// Has the ring served if its guest wants that and its vnic is not held.
     pub fn serve(&mut self, wanted: bool, held: bool) {
         (self.wanted, self.held) = (wanted, held);
-        self.enabled = wanted && !held && self.stale == 0;
+        self.enabled = wanted && !held && self.stale == 0 && !self.broken;
+    }
+
+    /// Has the ring rest until it is set up anew.
+    pub fn rest(&mut self) {
+        self.broken = true;
+        self.enabled = false;
     }
 
     /// Has the ring rest until so many entries were discarded.
@@ -207,7 +214,7 @@ impl Vring {
         self.avail_idx = split.available_index();
         let known = self.avail_idx.wrapping_sub(self.next_avail);
         if known > split.size() {
-            self.broken = true;
+            self.rest();
             return None;
         }
         Some(known)
@@ -219,7 +226,7 @@ impl Vring {
         let known = self.known();
         let Layout::Packed(packed) = &mut self.layout else { return None };
         let Some(avail_idx) = packed.scan(self.avail_idx, known) else {
-            self.broken = true;
+            self.rest();
             return None;
         };
         self.avail_idx = avail_idx;
@@ -439,8 +446,8 @@ impl Vring {
         }
         self.touches = old.touches.clone();
         self.stale = old.stale;
-        self.serve(old.wanted, old.held);
         self.broken = old.broken;
+        self.serve(old.wanted, old.held);
         Ok(())
     }
 }

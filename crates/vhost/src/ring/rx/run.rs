@@ -145,7 +145,7 @@ impl RxRing {
     #[inline(always)]
     fn deliver_at_once(&mut self, frames: &Frames<'_>) -> Option<()> {
         // What is refused, and what is counted, is done there.
-        if touches::metering() || self.is_served().is_err() {
+        if touches::metering() || !self.vring.enabled {
             return None;
         }
         let Layout::Split(split) = &self.vring.layout else { return None };
