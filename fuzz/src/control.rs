@@ -105,6 +105,7 @@ pub fn run(data: &[u8]) {
     }
     let port = Arc::new(Port::default());
     let config = DeviceConfig {
+        notes: None,
         name: "fuzz".to_owned(),
         role: Role::Client,
         path: PathBuf::from("/nonexistent/butterfly-fuzz"),

@@ -1,5 +1,5 @@
-//! Every feature of a ring, alone and together with the others: frames arrive byte for byte. Those of
-//! split rings are here; packed ones go through the same in `packed`.
+//! Every feature of a ring, alone and together with the others: frames arrive byte for byte. Split
+//! rings are here; packed ones go through the same in `packed`.
 
 use std::collections::BTreeMap;
 

@@ -98,13 +98,8 @@ const MOST: usize = 1024;
 
 /// Rings of a worker that moved, with the halves by which they sent before, until those are
 /// through. Usually there is none.
+#[derive(Default)]
 pub(super) struct Formers(Box<ArrayVec<(PollSource, FormerHalf), MOST>>);
-
-impl Default for Formers {
-    fn default() -> Formers {
-        Formers(Box::default())
-    }
-}
 
 impl Formers {
     /// True if no ring rests.

@@ -82,8 +82,8 @@ pub(super) struct Desc {
     flags: u16,
     /// Of a split ring: the next one of its chain.
     pub next: u16,
-    /// It is in a packed ring's indirect table. DPDK's driver (22.11) says there of the header that
-    /// it sends that the device is to write it, so a sender's direction does not count.
+    /// True if it is in a packed ring's indirect table. DPDK's driver (22.11) says there of the
+    /// header that it sends that the device is to write it, so a sender's direction does not count.
     pub of_packed_table: bool,
 }
 
