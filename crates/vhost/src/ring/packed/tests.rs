@@ -559,3 +559,96 @@ fn a_successor_finds_its_place_wherever_a_device_dies() {
     println!("{deaths:?}");
     assert!(deaths["packed-noted"] > 1000 && deaths["packed-entry"] > 1000, "{deaths:?}");
 }
+
+/// A guest writes anything into its ring and event structure, at any time.
+#[test]
+fn garbage_harms_nobody_else() {
+    use crate::ring::{FrameStore, Frames, Gathered, RxRing, TxRing};
+
+    let bytes = vec![7u8; 3000];
+    let mut store = FrameStore::default();
+    let mut given = FrameStore::default();
+    let (mut sent, mut delivered, mut broken) = (0, 0, 0);
+    for seed in 0..1500u64 {
+        let mut dice = Dice(seed);
+        let size = [1, 2, 5, 16, 300, 1500][dice.below(6) as usize];
+        let guest = Guest::new();
+        let mut features = Features::NONE;
+        for feature in [Features::INDIRECT_DESC, Features::EVENT_IDX, Features::MRG_RXBUF] {
+            features = if dice.below(2) == 0 { features.with(feature) } else { features };
+        }
+        let setup = guest.setup(size, features, &notes());
+        let ring = || Vring::start(&setup, FRESH | dice_below(size, seed)).unwrap().0;
+        let (mut tx, mut rx) = (TxRing::new(ring()), RxRing::new(ring()));
+        tx.vring.serve(true, false);
+        rx.vring.serve(true, false);
+        rx.forget_prepared();
+        for _ in 0..20 {
+            for _ in 0..dice.below(40) {
+                let at = RING + 16 * dice.below(u64::from(size));
+                let addr = match dice.below(8) {
+                    0 => dice.below(u64::MAX >> 33) << 20,
+                    1 => RING + dice.below(64),
+                    2 => MEMORY - dice.below(64),
+                    _ => BUFFERS + dice.below(0x10_000),
+                };
+                let len = match dice.below(20) {
+                    0 => u64::from(u32::MAX),
+                    1..=5 => dice.below(64),
+                    _ => dice.below(4000),
+                };
+                let one_of = |dice: &mut Dice, n| u64::from(dice.below(n) == 0);
+                let next = one_of(&mut dice, 12);
+                let kind = next | one_of(&mut dice, 2) << 1 | one_of(&mut dice, 12) << 2;
+                // Mostly available in one of both laps.
+                let lap = [1 << 7, 1 << 15, 0, 1 << 7 | 1 << 15][dice.below(9).min(3) as usize % 4];
+                let lap = if dice.below(3) == 0 { lap } else { 1 << 7 };
+                let flags = kind | lap;
+                guest.put(at, &addr.to_le_bytes());
+                let rest = len | dice.below(1 << 16) << 32 | flags << 48;
+                guest.put(at + 8, &rest.to_le_bytes());
+            }
+            guest.put(DRIVER, &(dice.below(1 << 32) as u32).to_le_bytes());
+            match tx.available() {
+                None => {
+                    broken += 1;
+                    tx = TxRing::new(ring());
+                    tx.vring.serve(true, false);
+                }
+                Some(n) => {
+                    if let Gathered::Frames(mut frames) = tx.gather(&mut store, n, |_| {}) {
+                        sent += frames.len();
+                        frames.release();
+                    }
+                }
+            }
+            let lengths = [60, 1000, 3000].map(|len| &bytes[..len]);
+            let frames = Frames::private(&mut given, lengths.into_iter());
+            rx.prefetch(3);
+            rx.prepare(3);
+            let (done, _) = rx.deliver_run(&frames, 0..3);
+            delivered += done;
+            for index in done..3 {
+                delivered += usize::from(rx.deliver_one(&frames, index).is_ok());
+            }
+            rx.publish();
+            if rx.vring.broken {
+                rx = RxRing::new(ring());
+                rx.vring.serve(true, false);
+            }
+            for vring in [&mut tx.vring, &mut rx.vring] {
+                assert!(vring.position() & !FRESH < size);
+                if dice.below(3) == 0 {
+                    vring.arm();
+                    vring.disarm();
+                }
+            }
+        }
+    }
+    println!("{sent} sent, {delivered} delivered, {broken} times broken");
+    assert!(sent > 1000 && delivered > 300 && broken > 10);
+}
+
+fn dice_below(size: u16, seed: u64) -> u16 {
+    Dice(seed ^ 0x55).below(u64::from(size)) as u16
+}
