@@ -77,8 +77,8 @@ fn start(dir: &Path, workers: u64, death: Option<&Death>) -> Daemon {
     }
 }
 
-/// Pairs of guests: one that is filtered, with ever new flows; one without event indices; one that
-/// migrates; one with packed rings.
+/// Pairs of guests: one that is filtered, with ever new flows; one without event indices; one with
+/// packed rings; one that migrates.
 fn attach(dir: &Path) -> Vec<Pair> {
     let many = Plan { flows: 60_000, stay: 24, ..Plan::flows(1) };
     let simple = Features::VERSION_1.with(Features::MRG_RXBUF);
@@ -86,8 +86,8 @@ fn attach(dir: &Path) -> Vec<Pair> {
     let plans = [
         many,
         Plan { features: simple, ..Plan::flows(1) },
-        Plan::flows(1),
         Plan { features: packed, ..Plan::flows(1) },
+        Plan::flows(1),
     ];
     plans.iter().enumerate().map(|(pair, plan)| Pair::attach(dir, pair, plan)).collect()
 }
@@ -152,7 +152,7 @@ pub fn run(all: &[Death]) {
     let host = Host::of(start(dir, workers, None).ready());
     let rules = ["in udp 1-65535 10.77.0.0/16"];
     host.daemon().ask(group_set(GROUP, &rules, &[])).expect("a group");
-    for (pair, filtered) in [(0, true), (1, false), (2, false)] {
+    for (pair, filtered) in [(0, true), (1, false), (2, false), (3, false)] {
         (0..2).for_each(|end| drop(host.add(&pairs::nic(pair, end, filtered)).expect("a vnic")));
     }
     let listener = Listener::bind(dir.join("qemu-vhost-listener")).expect("a socket");
