@@ -29,7 +29,7 @@ pub struct Desc {
     pub len: u32,
     /// `DESC_*`.
     pub flags: u16,
-    /// Next descriptor if [`DESC_NEXT`].
+    /// Next descriptor if [`super::DESC_NEXT`].
     pub next: u16,
 }
 
