@@ -225,12 +225,12 @@ fn notes(
     left: Option<OwnedFd>,
     former: &BTreeMap<String, Held>,
 ) -> Option<Arc<NoteTable>> {
+    let states = former.values().filter_map(|held| held.former.as_ref());
+    let blocks: Vec<u32> = states.filter_map(|former| block_of(&former.state)).collect();
     if let Some(left) = left {
         match NoteTable::of(left) {
             Ok(table) => {
-                let states = former.values().filter_map(|held| held.former.as_ref());
-                let blocks = states.filter_map(|former| block_of(&former.state));
-                blocks.for_each(|block| table.reserve(block));
+                blocks.into_iter().for_each(|block| table.reserve(block));
                 return Some(table);
             }
             Err(error) => tracing::error!(%error, "positions of packed rings are lost"),
@@ -238,6 +238,8 @@ fn notes(
     }
     let made = NoteTable::create().and_then(|(file, table)| {
         lease.deposit(RINGS, file.as_fd())?;
+        // States that name them do so until their front ends say something.
+        blocks.into_iter().for_each(|block| table.withhold(block));
         Ok(table)
     });
     made.inspect_err(|error| tracing::error!(%error, "positions of packed rings cannot be kept"))

@@ -17,6 +17,8 @@ use crate::world::serving::Serving;
 const REST_US: u64 = 1000;
 /// Time after the last frame in which a half is waited for: one that stands still has no order.
 const LONGEST_US: u64 = 100_000;
+/// Time for which a ring goes on by the half of its former worker.
+const BY_US: u64 = 10_000;
 /// Tenths of a second in which a vnic sent to other hosts of late.
 const LATELY: u32 = 2;
 
@@ -29,6 +31,8 @@ pub(crate) struct FormerHalf {
     queued: u32,
     rests_until: u64,
     until: u64,
+    /// It goes on by that half until then. After that it rests until the half is through.
+    by_until: u64,
 }
 
 /// Half by which a ring that moved goes on.
@@ -41,8 +45,12 @@ pub(super) enum GoesOn {
     ByOwn,
 }
 
+fn ticks(us: u64) -> u64 {
+    cpu::tsc_hz() / 1_000_000 * us
+}
+
 fn after(us: u64) -> u64 {
-    cpu::tsc().wrapping_add(cpu::tsc_hz() / 1_000_000 * us)
+    cpu::tsc().wrapping_add(ticks(us))
 }
 
 fn is_before(now: u64, then: u64) -> bool {
@@ -69,7 +77,8 @@ impl FormerHalf {
                 (own, with_half(shared, own, |half| half.queued())?)
             }
         };
-        Some(FormerHalf { half, queued, rests_until: after(REST_US), until: after(LONGEST_US) })
+        let (rests_until, until) = (after(REST_US), after(LONGEST_US));
+        Some(FormerHalf { half, queued, rests_until, until, by_until: after(BY_US) })
     }
 
     /// Returns whether it is a half by which this worker does not send by itself.
@@ -112,6 +121,7 @@ impl Formers {
     /// may come in another order.
     pub fn add(&mut self, source: PollSource, former: FormerHalf) {
         self.take(source);
+        self.0.retain(|(_, former)| is_before(cpu::tsc(), former.until));
         let _ = self.0.try_push((source, former));
     }
 
@@ -134,9 +144,23 @@ impl Formers {
     /// Returns by which half a ring goes on.
     #[cold]
     pub fn goes_on(&mut self, shared: &Shared, source: PollSource, now: u64) -> GoesOn {
+        // One whose vnic went is never asked for again.
+        if self.0.first().is_some_and(|(_, first)| !is_before(now, first.until)) {
+            self.0.swap_pop(0);
+        }
         match self.of(source) {
             Some(it) if is_before(now, it.rests_until) => GoesOn::Not,
-            Some(it) if is_before(now, it.until) && !it.is_through(shared) => GoesOn::By(it.half),
+            Some(it) if is_before(now, it.until) && !it.is_through(shared) => {
+                if is_before(now, it.by_until) {
+                    return GoesOn::By(it.half);
+                }
+                // A ring that always has frames would never come to its own.
+                if is_before(now, it.by_until.wrapping_add(ticks(REST_US))) {
+                    return GoesOn::Not;
+                }
+                self.take(source);
+                GoesOn::ByOwn
+            }
             _ => {
                 self.take(source);
                 GoesOn::ByOwn

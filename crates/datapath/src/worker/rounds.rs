@@ -146,6 +146,8 @@ pub(crate) struct Worker {
     pub(super) scratches: Scratches,
     pub(super) departures: Departures,
     pub(super) notes: TapNotes,
+    /// Number of receive queues of the uplink in the poll set.
+    pub(super) uplinks: usize,
     /// Rings that moved here and sent to other hosts of late.
     pub(super) formers: Formers,
     /// Rings of guests, this worker's line of the black box, and the half by which it sends.
@@ -184,6 +186,7 @@ impl Worker {
             scratches,
             departures: Departures::default(),
             notes: TapNotes::default(),
+            uplinks: 0,
             formers: Formers::default(),
             outlet,
         }
@@ -427,6 +430,7 @@ impl Worker {
                 spent: 0,
                 busy: false,
             };
+            self.uplinks += usize::from(matches!(source, PollSource::Uplink(_)));
             self.polled.push(polled);
         }
     }
@@ -446,6 +450,7 @@ impl Worker {
     /// Takes a source out of the poll set.
     pub(super) fn leave(&mut self, at: usize) -> Polled {
         let mut left = self.polled.swap_remove(at);
+        self.uplinks -= usize::from(matches!(left.source, PollSource::Uplink(_)));
         left.rest(&mut self.habits);
         self.habits.end(left.source, left.rhythm);
         if let Some((serving, pair)) = self.serving(left.source) {
@@ -457,7 +462,8 @@ impl Worker {
     /// Returns how many queues of this one's vnic are busy. This one is.
     fn busy_queues(&mut self, at: usize) -> usize {
         let Some(polled) = self.polled.get_mut(at) else { return 1 };
-        let Some(slot) = polled.source.slot() else { return 1 };
+        // All that comes from other hosts has one part.
+        let Some(slot) = polled.source.slot() else { return self.uplinks.max(1) };
         if !std::mem::replace(&mut polled.busy, true) {
             self.habits.busy(slot, 1);
         }
@@ -571,7 +577,8 @@ impl Worker {
         let spent = self.bill.close(now);
         let Some(polled) = self.polled.get_mut(at) else { return };
         polled.spent += spent.0;
-        let several = self.habits.has_further(polled.source);
+        let several = self.habits.has_further(polled.source)
+            || self.uplinks > 1 && matches!(polled.source, PollSource::Uplink(_));
         if several || self.fair.is_owed(&polled.account, spent.0) {
             self.owe(at, spent, frames, (now, several));
         }

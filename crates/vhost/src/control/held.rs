@@ -33,7 +33,7 @@ use super::{
     thread::{CONNECTIONS, MEMORY_PATIENCE, REQUESTS, RETRY, Thread, share_wake_ups},
     wire::{self, Lost, Message},
 };
-use crate::ring::NoteTable;
+use crate::ring::{NoteTable, Notes};
 
 const ALONE: &str = "the holder is gone: the machine runs on, but its front end is not heard; restart \
                      the daemon when the machine may lose its network for a moment";
@@ -148,7 +148,7 @@ impl Thread {
             let turn =
                 catch_unwind(AssertUnwindSafe(|| self.turn(channel, &mut served, &mut work)));
             let turn = turn.unwrap_or_else(|_| {
-                self.leave(&mut served, INTERNAL);
+                let _notes = self.leave(&mut served, INTERNAL);
                 channel.cut(INTERNAL).map_err(Over::from)
             });
             match turn {
@@ -173,12 +173,15 @@ impl Thread {
         }
     }
 
-    /// Removes what is left of a front end.
-    fn leave(&self, served: &mut Option<Served>, reason: &str) {
-        if let Some(gone) = served.take() {
-            drop(gone);
-            self.detach(&Lost::because(reason));
-        }
+    /// Removes what is left of a front end. Returns its notes about packed rings: nobody else gets
+    /// them before the holder knows that it is gone.
+    #[must_use]
+    fn leave(&self, served: &mut Option<Served>, reason: &str) -> Option<Arc<Notes>> {
+        let gone = served.take()?;
+        let notes = gone.gate.session(Session::notes);
+        drop(gone);
+        self.detach(&Lost::because(reason));
+        notes
     }
 
     /// Grants wishes, and carries out what the holder says next. Waits for it if it says nothing.
@@ -197,7 +200,7 @@ impl Thread {
             && let Some(why) =
                 served.as_ref().and_then(|served| served.gate.session(Session::poisoned))
         {
-            self.leave(served, why);
+            let _notes = self.leave(served, why);
             channel.cut(why)?;
         }
         if let Some(event) = channel.receive()? {
@@ -284,7 +287,7 @@ impl Thread {
                 {
                     self.attach(silent.negotiated());
                 }
-                self.leave(served, &reason);
+                let _notes = self.leave(served, &reason);
                 pass(Point::FrontLeft);
                 channel.done(number, &[], None, None)?;
             }
@@ -330,7 +333,7 @@ impl Thread {
         };
         match outcome {
             Ok(()) => self.sleep_between(work.requests.take(Instant::now())),
-            Err(why) => self.leave(served, &why),
+            Err(why) => drop(self.leave(served, &why)),
         }
         Ok(())
     }

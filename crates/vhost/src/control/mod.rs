@@ -263,7 +263,7 @@ impl Device {
         let live = self.shared.live();
         let mut attached = live.attached.clone();
         if let Some(attached) = &mut attached
-            && [&rx, &tx].into_iter().flatten().any(|ring| ring.avail_idx != 0)
+            && [&rx, &tx].into_iter().flatten().any(|ring| ring.waiting != 0 || ring.has_moved())
         {
             // It was a guess, and something arrived.
             attached.memory_trouble = None;

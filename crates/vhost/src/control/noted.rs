@@ -73,9 +73,15 @@ struct Ring {
     size: Option<u16>,
     at: Option<At>,
     position: u16,
-    /// Number of the message that said it.
+    /// A message said it.
+    #[serde(default)]
+    given: bool,
+    /// Number of the message that said where it starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     set: Option<u64>,
+    /// Position that is not known any more.
+    #[serde(default)]
+    lost: bool,
     kick: Option<How>,
     call: Option<File>,
     enabled: Option<bool>,
@@ -125,7 +131,9 @@ impl Noted {
                     log: at.used_log,
                 }),
                 position: session.position(queue),
+                given: ring.given,
                 set: ring.set,
+                lost: ring.lost,
                 kick: ring.kick.as_ref().map(|kick| match kick {
                     Kick::Polled => How::Polled,
                     Kick::Eventfd(kick) => How::Eventfd(file(kick.name)),
@@ -243,7 +251,9 @@ impl Noted {
                     used_log: at.log,
                 }),
                 position: ring.position,
+                given: ring.given,
                 set: ring.set,
+                lost: ring.lost,
                 kick: match ring.kick {
                     None => None,
                     Some(How::Polled) => Some(Kick::Polled),
@@ -278,7 +288,9 @@ mod tests {
             size: Some(u16::MAX),
             at: Some(At { desc: u64::MAX, avail: u64::MAX, used: u64::MAX, log: Some(u64::MAX) }),
             position: u16::MAX,
+            given: false,
             set: Some(u64::MAX),
+            lost: false,
             kick: Some(How::Eventfd(file)),
             call: Some(file),
             enabled: Some(false),

@@ -102,6 +102,11 @@ impl Session {
         self.notes = notes;
     }
 
+    /// Notes about its packed rings.
+    pub fn notes(&self) -> Option<Arc<Notes>> {
+        self.notes.clone()
+    }
+
     /// Block of the notes about its packed rings.
     pub fn block(&self) -> Option<u32> {
         self.notes.as_ref().map(|notes| notes.block())
@@ -194,7 +199,7 @@ impl Session {
             if let Some(addresses) = ring.addresses {
                 self.set_addresses(index, addresses)?;
             }
-            self.restore_position(index, ring.position, ring.set);
+            self.restore_position(index, &ring);
             if let Some(enabled) = ring.enabled {
                 self.set_enabled(index, enabled)?;
             }
@@ -216,7 +221,9 @@ impl Session {
                 size: ring.size,
                 addresses: ring.addresses,
                 position: self.position(queue),
+                given: ring.given,
                 set: ring.set,
+                lost: ring.lost,
                 kick: match &ring.kick {
                     None => None,
                     Some(Kick::Polled) => Some(Kick::Polled),

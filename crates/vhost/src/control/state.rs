@@ -84,8 +84,12 @@ pub struct RingState {
     ///
     /// Nothing in a packed ring tells its position: that is in [notes](crate::ring::NoteTable).
     pub position: u16,
-    /// Number of the message that said it, if one did.
+    /// True if a message said it (SET_VRING_BASE).
+    pub given: bool,
+    /// Number of the message that said where it starts, if one did.
     pub set: Option<u64>,
+    /// Position that is not known any more: the ring rests until its driver begins anew.
+    pub lost: bool,
     /// Means by which the guest says that it added buffers. A ring with `None` is stopped.
     pub kick: Option<Kick>,
     /// Eventfd that interrupts the guest (SET_VRING_CALL).

@@ -49,6 +49,8 @@ enum User {
     Nobody,
     /// A front end that another process served, and that is not taken up yet.
     Former,
+    /// A state names it, of which nothing is here.
+    Withheld,
     Session,
 }
 
@@ -86,6 +88,13 @@ impl NoteTable {
         }
     }
 
+    /// Keeps a block that a state names, of whose notes nothing is left, from all.
+    pub fn withhold(&self, block: u32) {
+        if let Some(user) = self.users().get_mut(block as usize) {
+            *user = User::Withheld;
+        }
+    }
+
     /// A block for a new front end, in which nothing is noted; `None` if all are in use.
     pub fn take(self: &Arc<Self>) -> Option<Arc<Notes>> {
         let mut users = self.users();
@@ -114,7 +123,11 @@ pub struct Notes {
 
 impl Drop for Notes {
     fn drop(&mut self) {
-        if let Some(user) = self.table.users().get_mut(self.block as usize) {
+        let block = self.block as usize;
+        let mut users = self.table.users();
+        // Its memory goes back; whoever gets the block next clears it once more.
+        let _ = self.table.words.clear(BLOCK * block..BLOCK * (block + 1));
+        if let Some(user) = users.get_mut(block) {
             *user = User::Nobody;
         }
     }
@@ -230,7 +243,7 @@ impl Note {
     }
 
     /// True if it was [begun](Self::begin) after the message that said where the ring starts.
-    pub(super) fn is_begun(&self) -> bool {
+    pub(crate) fn is_begun(&self) -> bool {
         self.word(EPOCH).load(Acquire) == self.epoch
     }
 
@@ -366,9 +379,12 @@ mod tests {
         table.reserve(u32::MAX);
         assert!(table.take_up(u32::MAX).is_none());
         drop(free);
+        table.withhold(8);
+        assert!(table.take_up(8).is_none());
         table.reserve(7);
-        let used: Vec<_> = (1..BLOCKS).map(|_| table.take().unwrap().block()).collect();
-        assert!(!used.contains(&7));
+        let used: Vec<_> = (2..BLOCKS).map(|_| table.take().unwrap()).collect();
+        assert!(used.iter().all(|notes| ![7, 8].contains(&notes.block())));
+        assert!(table.take().is_none());
         assert!(table.take_up(7).is_some() && table.take_up(7).is_none(), "once");
     }
 }

@@ -290,16 +290,15 @@ impl Packed {
         self.is_available(self.here.after(self.size() - 1, self.size()))
     }
 
-    /// Looks at descriptors that were not looked at, up to a batch of chains. `known` chains are
-    /// not taken, up to the number `until`. Returns up to which they are known then; `None` for a
-    /// chain that has no end.
+    /// Looks at descriptors that were not looked at, at most `budget`, and up to a batch of chains.
+    /// `known` chains are not taken, up to the number `until`. Returns up to which they are known
+    /// then; `None` for a chain that has no end.
     #[inline(never)]
-    pub fn scan(&mut self, until: u16, known: u16) -> Option<u16> {
+    pub fn scan(&mut self, until: u16, known: u16, mut budget: u32) -> Option<u16> {
         let mut number = until;
         let room = self.most.saturating_sub(until.wrapping_sub(self.published));
         let wanted = LOOK.saturating_sub(known).max(1).min(room);
         let last = number.wrapping_add(wanted);
-        let mut budget = CHAIN_BUDGET;
         while number != last && budget > 0 {
             let rest = self.ring.rest(self.scan.index);
             if self.begun.descriptors == 0 {

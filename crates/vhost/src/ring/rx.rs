@@ -130,6 +130,23 @@ impl RxRing {
         self.vring.awaits_next() || self.vring.has_all_entries()
     }
 
+    /// Looks for chains, as [`Vring::available`] does, at the guest's cost: of a packed ring each
+    /// of their descriptors is looked at.
+    #[inline(always)]
+    fn look(&mut self) -> Option<u16> {
+        match self.vring.is_packed() {
+            false => self.vring.available(),
+            true => self.look_packed(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_packed(&mut self) -> Option<u16> {
+        let budget = self.walks.looks();
+        self.vring.available_packed(budget)
+    }
+
     /// True if the guest has made buffers available that are not used.
     pub fn has_room(&self) -> bool {
         self.vring.has_entries()

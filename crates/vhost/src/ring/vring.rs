@@ -14,7 +14,7 @@ use super::{
     door::Door,
     note::{FRESH, MOST},
     packed::Packed,
-    space::{Chains, RingError, RingSetup, Space},
+    space::{CHAIN_BUDGET, Chains, RingError, RingSetup, Space},
     split::Split,
     touches::Touches,
 };
@@ -41,6 +41,14 @@ pub struct RingStatus {
     pub broken: bool,
     /// The vnic is held: its rings are not served.
     pub held: bool,
+}
+
+impl RingStatus {
+    /// True if its guest has made anything available since its driver began.
+    pub fn has_moved(&self) -> bool {
+        let start = if self.packed { FRESH } else { 0 };
+        self.avail_idx != start
+    }
 }
 
 /// Layout of a ring: where its entries lie, and how they are shown.
@@ -210,7 +218,9 @@ impl Vring {
     /// than a batch is looked for.
     #[inline(always)]
     pub fn available(&mut self) -> Option<u16> {
-        let Layout::Split(split) = &self.layout else { return self.available_packed() };
+        let Layout::Split(split) = &self.layout else {
+            return self.available_packed(CHAIN_BUDGET);
+        };
         self.avail_idx = split.available_index();
         let known = self.avail_idx.wrapping_sub(self.next_avail);
         if known > split.size() {
@@ -220,17 +230,24 @@ impl Vring {
         Some(known)
     }
 
+    /// Does the same for a packed ring, and looks at so many descriptors at most.
     #[cold] // so that split rings get the registers
     #[inline(never)]
-    fn available_packed(&mut self) -> Option<u16> {
+    pub fn available_packed(&mut self, budget: u32) -> Option<u16> {
         let known = self.known();
         let Layout::Packed(packed) = &mut self.layout else { return None };
-        let Some(avail_idx) = packed.scan(self.avail_idx, known) else {
+        let Some(avail_idx) = packed.scan(self.avail_idx, known, budget) else {
             self.rest();
             return None;
         };
         self.avail_idx = avail_idx;
         Some(self.known())
+    }
+
+    /// True if a look for chains costs what their descriptors are.
+    #[inline(always)]
+    pub fn is_packed(&self) -> bool {
+        matches!(self.layout, Layout::Packed(_))
     }
 
     /// Chains known to be available, without looking.

@@ -9,7 +9,7 @@ use std::cell::Cell;
 
 use butterfly_mem::cpu;
 
-use super::rx::NotDelivered;
+use super::{rx::NotDelivered, space::CHAIN_BUDGET};
 
 /// Descriptors that are normal for one frame: Linux without mergeable buffers always makes chains
 /// of 19.
@@ -134,6 +134,27 @@ impl Walks {
         pool.pay(now, POOL_PAID_PER_MS);
         POOL.set(*pool);
         self.debt.pay(now, PAID_PER_MS);
+    }
+
+    /// Records that a chain of so many descriptors cannot be used. Of a packed ring each of them
+    /// was looked at to find it, and others are paid for when a frame is written into them.
+    #[cold]
+    pub fn wasted(&mut self, descriptors: u16) {
+        let above = u32::from(descriptors).saturating_sub(NORMAL);
+        if above > 0 {
+            self.owe(above.min(DEBT_LIMIT));
+        }
+    }
+
+    /// Descriptors that may be looked at now to find chains: no more than is normal for one frame,
+    /// if almost all is owed that may be.
+    #[cold]
+    pub fn looks(&mut self) -> u32 {
+        let mut pool = POOL.get();
+        self.pay(&mut pool);
+        let near = |limit| limit - limit / 16;
+        let owes = self.debt.descriptors > near(DEBT_LIMIT) || pool.descriptors > near(POOL_LIMIT);
+        if owes { NORMAL } else { CHAIN_BUDGET }
     }
 
     /// Records that so many descriptors were looked at.

@@ -8,12 +8,15 @@ use std::{
 
 use super::{PRIVATE, Refused, Session};
 use crate::{
-    control::state::{Kick, Named, RingAddresses},
+    control::state::{Kick, Named, RingAddresses, RingState},
     net::Features,
     port::{MAX_PAIRS, Queue, QueueKind},
-    ring::{CallFd, FRESH, MAX_SIZE, Note, RingSetup, is_eventfd},
+    ring::{CallFd, FRESH, MAX_SIZE, Note, RingError, RingSetup, is_eventfd},
 };
 
+/// Position of a packed ring whose position is lost, as whoever asks is told: one at which none
+/// can start. Its guest has to begin anew.
+const NOWHERE: u16 = MAX_SIZE - 1;
 /// The rings of the first pair.
 const FIRST: [Queue; 2] = [Queue::RX, Queue::TX];
 
@@ -24,7 +27,9 @@ pub(crate) struct Ring {
     pub addresses: Option<RingAddresses>,
     /// Position at which the ring starts.
     pub position: u16,
-    /// Number of the message that said so.
+    /// A message said so. Otherwise its driver begins.
+    pub given: bool,
+    /// Number of the message that said where it starts, or that all begin anew.
     pub set: Option<u64>,
     /// True if it is packed, another process drove it, and that process's notes are lost.
     pub lost: bool,
@@ -157,17 +162,19 @@ impl Session {
         let message = self.message;
         let ring = self.ring_mut(queue);
         if !ring.running {
-            (ring.position, ring.set, ring.lost) = (position, Some(message), false);
+            (ring.position, ring.given) = (position, true);
+            (ring.set, ring.lost) = (Some(message), false);
         }
         Ok(())
     }
 
     /// Does the same as the message of another process of which a state tells.
-    pub fn restore_position(&mut self, index: u32, position: u16, set: Option<u64>) {
+    pub fn restore_position(&mut self, index: u32, state: &RingState) {
         if let Ok(queue) = self.queue(index) {
-            let lost = self.notes_are_lost && self.is_packed();
+            let lost = state.lost || self.notes_are_lost && self.is_packed();
             let ring = self.ring_mut(queue);
-            (ring.position, ring.set, ring.lost) = (position, set, lost);
+            (ring.position, ring.given) = (state.position, state.given);
+            (ring.set, ring.lost) = (state.set, lost);
         }
     }
 
@@ -184,7 +191,8 @@ impl Session {
         self.ring_mut(queue).kick = None;
         self.ring_mut(queue).trouble = None;
         let _ = self.count_pairs(); // fewer are always had
-        let position = u32::from(self.ring(queue).position);
+        let ring = self.ring(queue);
+        let position = u32::from(if ring.lost { NOWHERE } else { ring.position });
         Ok(if self.is_packed() { position | position << 16 } else { position })
     }
 
@@ -380,6 +388,11 @@ impl Session {
     /// Makes the port's ring what the session says: starts it, moves it or stops it.
     fn settle(&mut self, queue: Queue) {
         let setup = match self.setup(queue) {
+            // Another process drove it, and where it stands is not noted.
+            Ok(Some(RingSetup { note: Some(note), .. })) if self.restoring && !note.is_begun() => {
+                self.ring_mut(queue).lost = true;
+                return self.give_up(queue, RingError::Lost.to_string());
+            }
             Ok(Some(setup)) => setup,
             Ok(None) => return,
             Err(why) => return self.give_up(queue, why),
@@ -392,8 +405,8 @@ impl Session {
             self.retract(queue);
         } else {
             let ring = self.ring(queue);
-            let base = match (ring.position, ring.set) {
-                (0, None) if self.is_packed() => FRESH,
+            let base = match (ring.position, ring.given) {
+                (0, false) if self.is_packed() => FRESH,
                 (position, _) => position,
             };
             match self.port.start(queue, &setup, base, self.enabled(queue)) {

@@ -560,6 +560,44 @@ fn a_successor_finds_its_place_wherever_a_device_dies() {
     assert!(deaths["packed-noted"] > 1000 && deaths["packed-entry"] > 1000, "{deaths:?}");
 }
 
+/// A guest offers chains that are as long as can be and cannot be used: looking at them is its
+/// debt, which time pays, not its senders' loss.
+#[test]
+fn looks_at_long_chains_are_paid_for() {
+    use crate::ring::{FrameStore, Frames, NotDelivered, RxRing};
+
+    let guest = Guest::new();
+    let setup = guest.setup(1024, Features::NONE, &notes());
+    let mut rx = RxRing::new(Vring::start(&setup, FRESH).unwrap().0);
+    rx.vring.serve(true, false);
+    let last = 1023;
+    for n in 0..=last {
+        let next = if n < last { NEXT } else { 0 };
+        let rest = 64 | 7 << 32 | u64::from(next | AVAIL) << 48;
+        guest.put(RING + 16 * n + 8, &rest.to_le_bytes());
+    }
+    let mut store = FrameStore::default();
+    let bytes = [7u8; 60];
+    let mut looks = 0;
+    for _ in 0..500 {
+        let frames = Frames::private(&mut store, std::iter::once(&bytes[..]));
+        match rx.deliver_one(&frames, 0) {
+            Err(NotDelivered::BadChain) => {
+                looks += 1;
+                rx.publish();
+                // All that it takes to offer it again: the first one, in the next lap.
+                let lap = if rx.vring.position() & FRESH != 0 { AVAIL } else { USED };
+                let rest = 64 | 7 << 32 | u64::from(NEXT | lap) << 48;
+                guest.put(RING + 8, &rest.to_le_bytes());
+            }
+            Err(NotDelivered::Full | NotDelivered::Slow) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    // One for each 50 frames, and some for each millisecond that passed meanwhile.
+    assert!((1..50).contains(&looks), "{looks} chains of 1,024 descriptors");
+}
+
 /// A guest writes anything into its ring and event structure, at any time.
 #[test]
 fn garbage_harms_nobody_else() {

@@ -26,7 +26,7 @@ impl RxRing {
             return;
         }
         if self.vring.known() < n {
-            let _ = self.vring.available();
+            let _ = self.look();
         }
         self.vring.prefetch((0..n.min(self.vring.known()).min(BATCH as u16)).step_by(4));
     }
@@ -47,7 +47,7 @@ impl RxRing {
         if have >= n {
             return;
         }
-        if self.vring.known() < n && self.vring.available().is_none() {
+        if self.vring.known() < n && self.look().is_none() {
             return;
         }
         let n = n.min(self.vring.known());

@@ -48,7 +48,7 @@ impl RxRing {
         let why = self.walks.has_failed(self.vring.next_avail, need)?;
         if why == NotDelivered::Full {
             let before = self.vring.avail_idx;
-            if self.vring.available().is_some() && self.vring.avail_idx != before {
+            if self.look().is_some() && self.vring.avail_idx != before {
                 return None;
             }
         }
@@ -68,7 +68,7 @@ impl RxRing {
                 return Err(NotDelivered::TooLarge);
             }
             if taken == self.vring.known() {
-                match self.vring.available() {
+                match self.look() {
                     None => return Err(NotDelivered::NotReady),
                     Some(n) if n == taken => {
                         // A frame that the whole ring cannot hold will never fit.
@@ -90,6 +90,7 @@ impl RxRing {
                 if *budget == 0 && taken > 0 {
                     return Err(NotDelivered::TooLarge);
                 }
+                self.walks.wasted(self.vring.entries_of(id));
                 // Back to the guest with it, and with those before it, which the frame will not
                 // use.
                 for chain in &self.chains {
