@@ -150,9 +150,10 @@ impl Session {
     /// Sets the position at which the ring starts next time; one that runs goes on.
     pub fn set_position(&mut self, index: u32, position: u32) -> Result<(), Refused> {
         let queue = self.queue(index)?;
-        let position = if self.is_packed() || self.features.is_none() {
-            // Of packed rings available entries are in the lower half, and used ones, which are the
-            // same, in the upper one. Where split ones stand, their used index tells.
+        // Of packed rings available entries are in the lower half, and used ones, which are the
+        // same, in the upper one. It may be said before it is known which they are.
+        let twice = self.features.is_none() && position >> 16 == position & 0xffff;
+        let position = if self.is_packed() || twice {
             position as u16
         } else {
             u16::try_from(position).map_err(|_| {
