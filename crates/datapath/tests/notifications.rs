@@ -1,7 +1,10 @@
 //! A guest pays a system call for each kick: it kicks once for a ring that rests, and never while
 //! the ring is polled.
 
-use std::{thread::sleep, time::Duration};
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 use butterfly_datapath::{
     Mac, VnicPolicy,
@@ -38,21 +41,35 @@ fn sender(host: &mut Host) -> QueueStats {
     host.guest("a").unwrap().tx().stats()
 }
 
-fn send(host: &mut Host, frames: u64) {
+/// Returns the longest time between two frames.
+fn send(host: &mut Host, frames: u64) -> Duration {
     let frame = build::ethernet(A, B).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ping(1, 1, b"butterfly");
+    let (mut longest, mut last) = (Duration::ZERO, Instant::now());
     for _ in 0..frames {
         host.send("a", &frame, NetHeader::default()).unwrap();
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
     }
     assert_eq!(host.received().unwrap()["b"].len() as u64, frames);
+    longest
 }
 
 fn kicks_are_suppressed(features: Features) {
     let mut host = host(features);
     rest(&mut host);
-    for round in 1..=20 {
+    let (mut round, mut tries) = (0, 0);
+    while round < 20 {
+        tries += 1;
+        assert!(tries < 2000, "this machine never goes on for 100 frames");
         let before = sender(&mut host);
-        send(&mut host, 100);
+        let longest = send(&mut host, 100);
         let after = sender(&mut host);
+        if longest > Duration::from_micros(40) {
+            // The test had no processor meanwhile, and the ring may rest by rights.
+            rest(&mut host);
+            continue;
+        }
+        round += 1;
         assert_eq!(after.kicks - before.kicks, 1, "round {round}: the first one wakes the worker");
         assert_eq!(
             after.suppressed - before.suppressed,
