@@ -143,6 +143,7 @@ impl Hold {
                 return Device::held(config, held.channel, held.former).map_err(failed);
             }
             self.lease.forget(id).map_err(silent)?;
+            self.release_notes(&held);
         }
         let listener = match config.role {
             Role::Server => Some(listen(&config.path).map_err(failed)?),
@@ -176,14 +177,26 @@ impl Hold {
         }
     }
 
+    /// Nobody takes up what was held for a vnic.
+    fn release_notes(&self, held: &Held) {
+        if let (Some(notes), Some(former)) = (&self.notes, &held.former)
+            && let Some(block) = block_of(&former.state)
+        {
+            notes.release(block);
+        }
+    }
+
     /// Has everything let go that was held for vnics that nobody declared again. Returns their ids.
     pub(crate) fn let_go(&self) -> Vec<String> {
         let devices =
             std::mem::take(&mut *self.devices.lock().unwrap_or_else(PoisonError::into_inner));
         devices.keys().for_each(|name| self.forget_device(name));
-        let gone: Vec<String> = std::mem::take(&mut *self.former()).into_keys().collect();
-        gone.iter().for_each(|id| self.forget(id));
-        gone
+        let gone = std::mem::take(&mut *self.former());
+        for (id, held) in &gone {
+            self.forget(id);
+            self.release_notes(held);
+        }
+        gone.into_keys().collect()
     }
 }
 

@@ -96,6 +96,13 @@ impl Served {
     }
 }
 
+/// The holder knows that the front end of these notes is gone.
+fn forget(notes: Option<Arc<Notes>>) {
+    if let Some(notes) = notes {
+        notes.clear();
+    }
+}
+
 /// Reason for which the thread's work ends.
 enum Over {
     /// The owner asks it to stop.
@@ -148,8 +155,8 @@ impl Thread {
             let turn =
                 catch_unwind(AssertUnwindSafe(|| self.turn(channel, &mut served, &mut work)));
             let turn = turn.unwrap_or_else(|_| {
-                let _notes = self.leave(&mut served, INTERNAL);
-                channel.cut(INTERNAL).map_err(Over::from)
+                let notes = self.leave(&mut served, INTERNAL);
+                channel.cut(INTERNAL).map(|()| forget(notes)).map_err(Over::from)
             });
             match turn {
                 Ok(()) => {}
@@ -200,8 +207,9 @@ impl Thread {
             && let Some(why) =
                 served.as_ref().and_then(|served| served.gate.session(Session::poisoned))
         {
-            let _notes = self.leave(served, why);
+            let notes = self.leave(served, why);
             channel.cut(why)?;
+            forget(notes);
         }
         if let Some(event) = channel.receive()? {
             return self.hear(channel, event, served, work);
@@ -287,9 +295,10 @@ impl Thread {
                 {
                     self.attach(silent.negotiated());
                 }
-                let _notes = self.leave(served, &reason);
+                let notes = self.leave(served, &reason);
                 pass(Point::FrontLeft);
                 channel.done(number, &[], None, None)?;
+                forget(notes);
             }
         }
         Ok(())
@@ -333,7 +342,7 @@ impl Thread {
         };
         match outcome {
             Ok(()) => self.sleep_between(work.requests.take(Instant::now())),
-            Err(why) => drop(self.leave(served, &why)),
+            Err(why) => forget(self.leave(served, &why)),
         }
         Ok(())
     }

@@ -81,10 +81,22 @@ impl NoteTable {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn clear(&self, block: usize) -> io::Result<()> {
+        self.words.clear(BLOCK * block..BLOCK * (block + 1))
+    }
+
     /// Keeps a block for a front end that another process served.
     pub fn reserve(&self, block: u32) {
         if let Some(user) = self.users().get_mut(block as usize) {
             *user = User::Former;
+        }
+    }
+
+    /// Lets go of a block that was reserved: nobody takes its front end up.
+    pub fn release(&self, block: u32) {
+        let mut users = self.users();
+        if let Some(user) = users.get_mut(block as usize).filter(|user| **user == User::Former) {
+            *user = User::Nobody;
         }
     }
 
@@ -100,7 +112,7 @@ impl NoteTable {
         let mut users = self.users();
         let block = users.iter().position(|user| *user == User::Nobody)?;
         // Messages of another vnic had the same numbers.
-        self.words.clear(BLOCK * block..BLOCK * (block + 1)).ok()?;
+        self.clear(block).ok()?;
         *users.get_mut(block)? = User::Session;
         Some(Arc::new(Notes { table: self.clone(), block: block as u32 }))
     }
@@ -123,17 +135,20 @@ pub struct Notes {
 
 impl Drop for Notes {
     fn drop(&mut self) {
-        let block = self.block as usize;
-        let mut users = self.table.users();
-        // Its memory goes back; whoever gets the block next clears it once more.
-        let _ = self.table.words.clear(BLOCK * block..BLOCK * (block + 1));
-        if let Some(user) = users.get_mut(block) {
+        // What is noted stays: a process that ends in order has a successor, too.
+        if let Some(user) = self.table.users().get_mut(self.block as usize) {
             *user = User::Nobody;
         }
     }
 }
 
 impl Notes {
+    /// Gives their memory back: the holder knows that their front end is gone.
+    pub fn clear(&self) {
+        // Whoever gets the block next clears it once more.
+        let _ = self.table.clear(self.block as usize);
+    }
+
     /// Its block in the table.
     pub fn block(&self) -> u32 {
         self.block
@@ -386,5 +401,8 @@ mod tests {
         assert!(used.iter().all(|notes| ![7, 8].contains(&notes.block())));
         assert!(table.take().is_none());
         assert!(table.take_up(7).is_some() && table.take_up(7).is_none(), "once");
+        table.reserve(9);
+        table.release(9);
+        assert!(table.take_up(9).is_none());
     }
 }

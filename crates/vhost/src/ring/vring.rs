@@ -92,7 +92,7 @@ pub(crate) struct Vring {
 unsafe impl Send for Vring {}
 
 impl Vring {
-    /// Checks a setup and starts at `position`, both for available and used entries.
+    /// Makes a ring whose next chain, available and used, has this number.
     fn new(setup: &RingSetup, layout: Layout, number: u16) -> Vring {
         Vring {
             space: Space::of(setup),

@@ -14,8 +14,8 @@ use crate::{
     ring::{CallFd, FRESH, MAX_SIZE, Note, RingError, RingSetup, is_eventfd},
 };
 
-/// Position of a packed ring whose position is lost, as whoever asks is told: one at which none
-/// can start. Its guest has to begin anew.
+/// Position of a packed ring that is lost, as whoever asks is told: it stays lost if it is to start
+/// there. No ring of fewer than [`MAX_SIZE`] descriptors can.
 const NOWHERE: u16 = MAX_SIZE - 1;
 /// The rings of the first pair.
 const FIRST: [Queue; 2] = [Queue::RX, Queue::TX];
@@ -164,7 +164,7 @@ impl Session {
         let ring = self.ring_mut(queue);
         if !ring.running {
             (ring.position, ring.given) = (position, true);
-            (ring.set, ring.lost) = (Some(message), false);
+            (ring.set, ring.lost) = (Some(message), ring.lost && position == NOWHERE);
         }
         Ok(())
     }
