@@ -1,10 +1,13 @@
 //! Packed rings: all that split ones can, side by side with them, and deaths of the daemon.
 
+use std::process::Command;
+
 use butterfly_guest_driver::{ProtocolFeatures, Shape};
+use butterfly_holder::client::Lease;
 use butterfly_tests::{
     Host, Nic, PATIENCE, Station,
     frames::mac,
-    station::{features, machine},
+    station::{features, machine, usual},
     traffic::{exchange, streams},
 };
 use butterfly_vhost::net::Features;
@@ -166,5 +169,94 @@ fn guests_go_on_after_a_death() {
         assert!(a.vm.connection.wait_closed(PATIENCE));
         drop(b);
     }
+    host.daemon_mut().quit();
+}
+
+/// An upgrade, an orderly stop with a start behind it, and a death: no ring loses its place.
+#[test]
+fn guests_notice_no_upgrade_and_no_restart() {
+    let Some(place) = Place::new() else { return };
+    let mut host = place.start();
+    let config = machine(features::MODERN.with(LAYOUT), 9000);
+    let mut a = host.station(&Nic::bypass("a", mac(1), 1), &config);
+    let mut b = host.station(&Nic::bypass("b", mac(2), 1).client(), &config);
+    let mut both = streams(&a, &b);
+    for round in 0..6 {
+        exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000].repeat(40 + round));
+        match round % 3 {
+            0 => drop(host.daemon().client_ok(&["upgrade"])),
+            1 => {
+                host.daemon().signal("TERM");
+                host.daemon_mut().wait_for_end();
+                host = place.start();
+            }
+            _ => {
+                die(&mut host);
+                host = place.start();
+            }
+        }
+        assert!(is_attached(&a) && is_attached(&b));
+        exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
+        a.vm.connection.sync().unwrap();
+        b.vm.connection.sync().unwrap();
+        let page = host.daemon().client_ok(&["nic", "show", "a"]);
+        assert!(!page.contains("does not run"), "{page}");
+    }
+    host.daemon_mut().quit();
+}
+
+/// State directory of a daemon that died, for [`loses_the_notes`].
+const STATE: &str = "BUTTERFLY_TEST_STATE";
+
+#[test]
+#[ignore = "a part of what_is_lost_stays_lost_until_a_driver_begins"]
+fn loses_the_notes() {
+    let Some(state) = std::env::var_os(STATE) else { return };
+    let (lease, _) = Lease::take(state.as_ref()).unwrap();
+    lease.withdraw("rings").unwrap();
+}
+
+/// The notes about where rings stand are lost: no ring starts at a place that is guessed, whatever
+/// the front end says and whichever daemon is asked, until the guest's driver begins anew.
+#[test]
+fn what_is_lost_stays_lost_until_a_driver_begins() {
+    let Some(place) = Place::new() else { return };
+    let mut host = place.start();
+    let config = machine(features::MODERN.with(LAYOUT), 1514);
+    let mut a = host.station(&Nic::bypass("a", mac(1), 1), &config);
+    let mut b = host.station(&Nic::bypass("b", mac(2), 1).client(), &usual());
+    let mut both = streams(&a, &b);
+    exchange(&mut a, &mut b, &mut both, &[60, 1514].repeat(100));
+    die(&mut host);
+    // By a process of its own, of which the holder makes sure that it ends.
+    let lost = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--ignored", "packed::loses_the_notes"])
+        .env(STATE, place.state())
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&lost.stdout).contains("1 passed"), "{lost:?}");
+    host = place.start();
+    let rests = |host: &Host| {
+        let page = host.daemon().client_ok(&["nic", "show", "a"]);
+        assert!(page.contains("rx (packed) cannot run") || page.contains("does not run"), "{page}");
+        assert!(page.contains("its note is lost or damaged"), "{page}");
+    };
+    rests(&host);
+    // It says a message, and is stopped and goes on as by `stop` and `cont`.
+    a.vm.connection.sync().unwrap();
+    rests(&host);
+    a.vm.restart().unwrap();
+    rests(&host);
+    for _ in 0..2 {
+        die(&mut host);
+        host = place.start();
+        rests(&host);
+    }
+    assert!(is_attached(&a) && is_attached(&b));
+    a.vm.change_features(features::MODERN.with(LAYOUT)).unwrap();
+    exchange(&mut a, &mut b, &mut both, &[60, 1514].repeat(100));
+    die(&mut host);
+    host = place.start();
+    exchange(&mut a, &mut b, &mut both, &[60, 1514].repeat(100));
     host.daemon_mut().quit();
 }

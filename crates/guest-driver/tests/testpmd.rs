@@ -239,8 +239,11 @@ fn every_ring_feature_with_testpmd_as_client() {
 
 #[test]
 fn chains_of_every_layout() {
+    chains_with(MODERN.with(Features::MRG_RXBUF).with(Features::INDIRECT_DESC));
+}
+
+fn chains_with(features: Features) {
     let testpmd = Testpmd::start(false);
-    let features = MODERN.with(Features::MRG_RXBUF).with(Features::INDIRECT_DESC);
     let shapes = [
         Shape::HEADER_APART,
         Shape::default().pieces(3),
@@ -471,23 +474,7 @@ fn packed_rings_with_testpmd_as_client() {
 
 #[test]
 fn packed_chains_of_every_layout() {
-    let testpmd = Testpmd::start(false);
-    let features = PACKED.with(Features::MRG_RXBUF).with(Features::INDIRECT_DESC);
-    let shapes = [
-        Shape::HEADER_APART,
-        Shape::default().pieces(3),
-        Shape::HEADER_APART.pieces(5),
-        Shape::default().indirect(),
-        Shape::HEADER_APART.pieces(7).indirect(),
-    ];
-    for tx_shape in shapes {
-        for rx_shape in [Shape::default(), tx_shape] {
-            println!("transmit {tx_shape:?}, receive {rx_shape:?}");
-            let guest = GuestConfig { tx_shape, rx_shape, ..config(features).guest };
-            let (mut a, mut b) = testpmd.pair(&VmConfig { guest, ..config(features) });
-            both_ways(&mut a, &mut b, &lens(9000));
-        }
-    }
+    chains_with(PACKED.with(Features::MRG_RXBUF).with(Features::INDIRECT_DESC));
 }
 
 #[test]
