@@ -11,7 +11,7 @@ use std::{
 
 use crate::lasting::{Place, is_attached, pair};
 use butterfly_tests::{
-    Daemon, Host, Nic,
+    Daemon, Host, Nic, eventually,
     frames::mac,
     programs::{self, program},
     traffic::{exchange, streams},
@@ -60,10 +60,12 @@ fn guests_notice_no_upgrade() {
         assert_eq!(host.daemon().client_ok(&["dump"]), declared);
         assert_eq!((host.daemon().pid(), place.holder()), (pid, Some(holder)));
         assert!(!host.daemon_mut().has_ended());
-        // Nothing is handed on but what is meant.
-        let now = host.daemon().descriptors();
-        assert!(descriptors.is_none_or(|before| now <= before + 1), "{descriptors:?}, then {now}");
-        descriptors.get_or_insert(now);
+        // Nothing is handed on but what is meant. This test's own connection to the API comes back
+        // when it likes, and those of clients that ended are closed a little later.
+        let most = *descriptors.get_or_insert_with(|| host.daemon().descriptors() + 1);
+        eventually(&format!("no more than {most} descriptors are open"), || {
+            host.daemon().descriptors() <= most
+        });
         let health = host.daemon().client_ok(&["show"]);
         assert!(health.contains(&format!("daemon {} of", round + 1)), "{health}");
     }

@@ -103,9 +103,12 @@ fn a_program_that_fails_gives_the_process_back() {
             );
             let input = fs::read_link(format!("/proc/{pid}/fd/0")).unwrap();
             assert_eq!(input, PathBuf::from("/dev/null"));
-            let now = host.daemon().descriptors();
-            assert!(descriptors.is_none_or(|before| now <= before + 1), "{descriptors:?}, {now}");
-            descriptors.get_or_insert(now);
+            // This test's own connection to the API comes back when it likes, and those of clients
+            // that ended are closed a little later.
+            let most = *descriptors.get_or_insert_with(|| host.daemon().descriptors() + 1);
+            eventually(&format!("no more than {most} descriptors are open"), || {
+                host.daemon().descriptors() <= most
+            });
         }
     }
     let events = host.daemon().client_ok(&["events"]);
