@@ -21,9 +21,10 @@ use butterfly_mem::cpu;
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::{
     build,
+    checksum::Sum,
     tcp::{ACK, SYN},
 };
-use butterfly_vhost::net::Features;
+use butterfly_vhost::net::{Features, NetHeader};
 
 struct Case {
     name: &'static str,
@@ -45,6 +46,9 @@ enum To {
     /// Filtered, to another host, and from there.
     Out,
     In,
+    /// The same of a TCP stream: large frames are cut into segments, and joined.
+    OutCut,
+    InJoined,
 }
 
 const PLAIN: Shape = Shape { header_apart: false, ..Shape::HEADER_APART };
@@ -118,7 +122,28 @@ const CASES: &[Case] = &[
     },
     Case { name: "1400", size: 1400, features: LINUX, shape: PLAIN, batch: 64, to: To::Known },
     Case { name: "9000", size: 9000, features: LINUX, shape: PLAIN, batch: 16, to: To::Known },
+    Case {
+        name: "segments-cut",
+        size: LARGE,
+        features: LINUX,
+        shape: PLAIN,
+        batch: 16,
+        to: To::OutCut,
+    },
+    Case {
+        name: "segments-joined",
+        size: LARGE,
+        features: LINUX,
+        shape: PLAIN,
+        batch: 16,
+        to: To::InJoined,
+    },
 ];
+
+/// Payload of a segment, and their number in a large frame.
+const SEGMENT: usize = 1448;
+const SEGMENTS: usize = 6;
+const LARGE: usize = 54 + SEGMENTS * SEGMENT;
 
 fn main() -> Result<(), Error> {
     let mut args = std::env::args().skip(1);
@@ -136,7 +161,7 @@ fn main() -> Result<(), Error> {
         CASES.iter().find(|case| case.name == name).ok_or("no such case; see: fixed_work list")?;
     let (a, b) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
     let behind_b = Mac([2, 0, 0, 0, 1, 2]);
-    if matches!(case.to, To::Out | To::In) {
+    if matches!(case.to, To::Out | To::In | To::OutCut | To::InJoined) {
         return between_hosts(case, batches);
     }
     let mut host = Host::new()?;
@@ -157,9 +182,9 @@ fn main() -> Result<(), Error> {
         host.attach(id, case.features, &config, &MemoryConfig::new(config.memory_needed()))?;
     }
     let to = match case.to {
-        To::Known | To::Filtered | To::FilteredTcp | To::Out | To::In => b,
         To::Learnt => behind_b,
         To::Broadcast => Mac::BROADCAST,
+        _ => b,
     };
     let frame = build::ethernet(a, to).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(
         4000,
@@ -272,44 +297,87 @@ fn between_hosts(case: &Case, batches: u64) -> Result<(), Error> {
     }
     let [a, b] = &mut hosts[..] else { return Err("two hosts".into()) };
     // Each learns where the other is, and of the session.
+    let cut = matches!(case.to, To::OutCut | To::InJoined);
     let there = build::ethernet(macs[0], macs[1]).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
-    let back =
-        build::ethernet(macs[1], macs[0]).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).udp(5001, 4000, b"");
-    let frame = there.udp(4000, 5001, &vec![0x5a; case.size - 42]);
-    a.send("a", &frame, Default::default())?;
+    let back = build::ethernet(macs[1], macs[0]).ipv4([10, 0, 0, 2], [10, 0, 0, 1]);
+    let (frame, header) =
+        if cut { large() } else { (there.udp(4000, 5001, &vec![0x5a; case.size - 42]), NONE) };
+    let (first, answer) = if cut {
+        let answer = build::Tcp { acknowledgement: 1, ..build::Tcp::new(5001, 4000, SYN | ACK) };
+        (there.tcp(&build::Tcp::new(4000, 5001, SYN), b""), back.tcp(&answer, b""))
+    } else {
+        (frame.clone(), back.udp(5001, 4000, b""))
+    };
+    a.send("a", &first, NONE)?;
     b.arrive(&a.left()?)?;
-    b.send("b", &back, Default::default())?;
+    b.send("b", &answer, NONE)?;
     a.arrive(&b.left()?)?;
-    a.send("a", &frame, Default::default())?;
-    let outer = a.left()?.pop().ok_or("nothing left the first host")?;
+    a.send("a", &frame, header)?;
+    let outer = a.left()?;
+    b.arrive(&outer)?;
     b.received()?;
-    let (host, sent_frame, expected) =
-        if case.to == To::Out { (a, &frame, outer.len()) } else { (b, &outer, frame.len()) };
+    let out = matches!(case.to, To::Out | To::OutCut);
+    let inner = vec![frame.clone()];
+    let (host, sent_frames, expected) = if out { (a, &inner, &outer) } else { (b, &outer, &inner) };
+    let header = if out { header } else { NONE };
     let (mut cycles, mut received) = (0, 0);
     for _ in 0..batches {
-        let guest =
-            if case.to == To::Out { host.guest("a") } else { host.wire() }.ok_or("no guest")?;
+        let guest = if out { host.guest("a") } else { host.wire() }.ok_or("no guest")?;
         guest.reclaim()?;
         for _ in 0..case.batch {
-            guest.enqueue(sent_frame, Default::default())?;
+            for frame in sent_frames {
+                guest.enqueue(frame, header)?;
+            }
         }
         guest.flush();
         let start = cpu::tsc();
         host.turn();
+        while cut && host.turn() {}
         cycles += cpu::tsc() - start;
-        let guest =
-            if case.to == To::Out { host.wire() } else { host.guest("b") }.ok_or("no guest")?;
+        let guest = if out { host.wire() } else { host.guest("b") }.ok_or("no guest")?;
+        let mut whole = expected.iter().cycle();
         while let Some((_, bytes)) = guest.recv()? {
-            if bytes.len() != expected {
-                return Err("a frame was changed on its way".into());
+            if whole.next().is_none_or(|whole| whole.len() != bytes.len()) {
+                return Err(format!("a frame of {} bytes", bytes.len()).into());
             }
             received += 1;
         }
     }
     let sent = batches * case.batch as u64;
-    if received < sent {
+    if received < sent * expected.len() as u64 {
         return Err(format!("{sent} frames sent, {received} received: {:?}", host.moved()).into());
     }
     println!("{}: {sent} packets, {:.1} cycles/packet", case.name, cycles as f64 / sent as f64);
     Ok(())
+}
+
+const NONE: NetHeader = NetHeader {
+    flags: 0,
+    gso_type: 0,
+    hdr_len: 0,
+    gso_size: 0,
+    csum_start: 0,
+    csum_offset: 0,
+    num_buffers: 0,
+};
+
+/// A frame of several segments, and what its sender says about it.
+fn large() -> (Vec<u8>, NetHeader) {
+    let ack = build::Tcp { sequence: 1, acknowledgement: 1, ..build::Tcp::new(4000, 5001, ACK) };
+    let (from, to) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+    let mut frame = build::ethernet(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]))
+        .ipv4(from, to)
+        .tcp(&ack, &vec![0x5a; SEGMENTS * SEGMENT]);
+    let sum = Sum::pseudo_v4(from.into(), to.into(), 6, (LARGE - 34) as u16).fold();
+    frame[50..52].copy_from_slice(&sum.to_be_bytes());
+    let header = NetHeader {
+        flags: NetHeader::FLAG_NEEDS_CSUM,
+        gso_type: NetHeader::GSO_TCPV4,
+        hdr_len: 54,
+        gso_size: SEGMENT as u16,
+        csum_start: 34,
+        csum_offset: 16,
+        ..NONE
+    };
+    (frame, header)
 }

@@ -524,17 +524,12 @@ fn assemble(
     header.copy_from_slice(&outer.bytes(fields));
     let (head, rest) = inner.split_at_mut_checked(parts.head.len())?;
     head.copy_from_slice(parts.head);
-    if !frames.copy_to(index, parts.from, rest, None) {
+    let mut sum = Sum::EMPTY;
+    let wanted = (parts.finish != Finish::Nothing).then_some(&mut sum);
+    if !frames.copy_to(index, parts.from, rest, wanted) {
         return None;
     }
-    if let Finish::Checksum { start, field, udp } = parts.finish {
-        // In private memory, so that the summed bytes are the ones that leave.
-        let sum = Sum::of(inner.get(usize::from(start)..)?);
-        let value = if udp { sum.udp_checksum() } else { sum.checksum() };
-        inner
-            .get_mut(usize::from(field)..usize::from(field) + 2)?
-            .copy_from_slice(&value.to_be_bytes());
-    }
+    parts.finish.complete(head, sum);
     if outer.owes_checksum() {
         outer.finish(room);
     }

@@ -23,6 +23,18 @@ pub enum Finish {
     },
 }
 
+impl Finish {
+    /// Does it in a private copy of the head; `rest` is the sum of what follows the head.
+    pub fn complete(self, head: &mut [u8], rest: Sum) {
+        let Finish::Checksum { start, field, udp } = self else { return };
+        let sum = Sum::of(head.get(usize::from(start)..).unwrap_or_default()).combine(rest);
+        let value = if udp { sum.udp_checksum() } else { sum.checksum() };
+        if let Some(to) = head.get_mut(usize::from(field)..usize::from(field) + 2) {
+            to.copy_from_slice(&value.to_be_bytes());
+        }
+    }
+}
+
 /// One frame as a receiver gets it.
 #[derive(Clone, Copy, Debug)]
 pub struct Delivery<'a> {
@@ -53,13 +65,4 @@ pub struct Joined<R, F> {
     /// Changes the head of the first frame, up to the payload, for so many frames with so many
     /// bytes of payload. Returns the header for the receiver; `num_buffers` is filled in.
     pub finish: F,
-}
-
-/// Completes the checksum in a private copy of the head; `rest` is the sum of what follows it.
-pub(super) fn finish_checksum(head: &mut [u8], start: u16, field: u16, udp: bool, rest: Sum) {
-    let sum = Sum::of(head.get(usize::from(start)..).unwrap_or_default()).combine(rest);
-    let value = if udp { sum.udp_checksum() } else { sum.checksum() };
-    if let Some(to) = head.get_mut(usize::from(field)..usize::from(field) + 2) {
-        to.copy_from_slice(&value.to_be_bytes());
-    }
 }

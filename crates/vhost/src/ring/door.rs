@@ -378,7 +378,7 @@ impl Store<'_> {
         // SAFETY: as above.
         unsafe {
             let to = self.advance(len);
-            copy::copy_and_sum(from, to, len as usize, sum);
+            copy::copy_and_sum(from.as_ptr(), to.as_ptr(), len as usize, sum);
         }
     }
 

@@ -414,12 +414,14 @@ impl<'a> Frames<'a> {
         while let Some((ptr, len)) = pieces.next() {
             let len = len as usize;
             let Some(room) = to.get_mut(at..at + len) else { return false };
+            let (ptr, room) = (ptr.as_ptr(), room.as_mut_ptr());
             // SAFETY: the piece is mapped (what it is part of is borrowed by self); the room has
             // the same length.
-            unsafe { copy::copy(ptr.as_ptr(), room.as_mut_ptr(), len) };
-            if let Some(sum) = sum.as_deref_mut() {
-                // What was stored, not what is in the guest's memory by now.
-                *sum = sum.push(room);
+            unsafe {
+                match sum.as_deref_mut() {
+                    Some(sum) => copy::copy_and_sum(ptr, room, len, sum),
+                    None => copy::copy(ptr, room, len),
+                }
             }
             at += len;
         }

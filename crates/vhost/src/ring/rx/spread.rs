@@ -6,7 +6,7 @@ use butterfly_point::{Point, pass};
 use crate::{
     net::NetHeader,
     ring::{
-        delivery::{Delivery, Finish, finish_checksum},
+        delivery::{Delivery, Finish},
         frames::{Frames, HEAD_MAX},
         front::OUTER_MAX,
         rx::{NotDelivered, RxRing},
@@ -122,11 +122,11 @@ impl RxRing {
                 )
             };
         }
-        if let Finish::Checksum { start, field, udp } = delivery.finish {
+        if delivery.finish != Finish::Nothing {
             finished = [0u8; OUTER_MAX + HEAD_MAX];
             let private = finished.get_mut(..head.len()).ok_or(NotDelivered::TooLarge)?;
             private.copy_from_slice(head);
-            finish_checksum(private, start, field, udp, sum);
+            delivery.finish.complete(private, sum);
             head = private;
         }
         let mut writer = Writer::new(&self.pieces, &self.vring.door);
