@@ -8,10 +8,11 @@ use butterfly_packet::{
     ipv4::{self, Ipv4},
     protocol, tcp, udp,
 };
+use butterfly_vhost::net::NetHeader;
 
 use crate::{
     flows::{Choice, Order, Ports},
-    options::{MAX_SIZE, Options},
+    options::{MAX_SIZE, Options, TCP_HEADERS},
     replay::Replay,
     rng,
     vms::{ip, is_client, mac, peer},
@@ -59,6 +60,8 @@ struct Template {
     head: [u8; HEAD],
     /// Sum of everything the TCP checksum covers, ports still zero.
     sum: Sum,
+    /// Words for the other side about a frame of several segments: its checksum is partial.
+    offload: Option<NetHeader>,
 }
 
 /// Frames that one VM sends.
@@ -80,6 +83,9 @@ pub struct Frames {
     /// Packets of a capture, which are sent instead.
     pub replay: Option<Replay>,
     scratch: Vec<u8>,
+    /// Segments in each frame, and bytes of payload in one of them.
+    segments: u16,
+    segment: usize,
 }
 
 impl Frames {
@@ -88,15 +94,23 @@ impl Frames {
         let mut distinct = order.clone();
         distinct.sort_unstable();
         distinct.dedup();
-        let mut filler: Vec<u8> =
-            (0..usize::from(options.size.largest())).map(|i| i as u8).collect();
+        let mut filler: Vec<u8> = (0..options.largest()).map(|i| i as u8).collect();
+        let several = options.segments.filter(|_| (kind, part) == (Kind::Data, Part::Counted));
+        let segments = several.unwrap_or(1);
+        let segment = usize::from(options.size.largest()).saturating_sub(TCP_HEADERS).max(1);
         let number = L4 + if options.tcp { tcp::MIN_LEN } else { udp::LEN };
         if options.latency {
             filler[number..number + NUMBER].fill(0);
         }
         let templates = distinct
             .iter()
-            .map(|len| Template::new(options.tcp, vm, (kind, part), *len, &filler))
+            .map(|len| match several {
+                Some(_) => {
+                    let len = TCP_HEADERS + usize::from(segments) * segment;
+                    Template::new(true, vm, (kind, part), len, &filler).of_segments(vm, segment)
+                }
+                None => Template::new(options.tcp, vm, (kind, part), usize::from(*len), &filler),
+            })
             .collect();
         let sizes = order
             .iter()
@@ -126,7 +140,23 @@ impl Frames {
                 .clone()
                 .filter(|_| part == Part::Counted)
                 .map(|capture| Replay::new(capture, vm)),
+            segments,
+            segment,
         }
+    }
+
+    /// Returns how many segments each frame has that is sent.
+    pub fn segments(&self) -> u64 {
+        self.segments.into()
+    }
+
+    /// Returns how many segments are in a frame of `len` bytes that arrived.
+    #[inline]
+    pub fn segments_in(&self, len: usize) -> u64 {
+        if self.segments == 1 {
+            return 1;
+        }
+        len.saturating_sub(TCP_HEADERS).div_ceil(self.segment) as u64
     }
 
     /// Writes the next frame; its length.
@@ -204,8 +234,10 @@ impl Frames {
         if self.replay.is_some() {
             return head[..12] == template[..12];
         }
+        // Segments that were cut have identifications that follow each other.
+        let id = |head: &[u8]| u16::from_be_bytes([head[18], head[19]]);
         head[..14] == template[..14]
-            && head[18..20] == template[18..20]
+            && id(head).wrapping_sub(id(template)) < self.segments
             && head[23] == template[23]
             && usize::from(u16::from_be_bytes([head[16], head[17]])) + 14 == len
     }
@@ -252,7 +284,8 @@ impl Segments {
     pub fn new(options: &Options, vm: usize) -> Segments {
         let len = options.size.largest();
         let filler = vec![0; usize::from(len)];
-        let template = |kind| Template::new(true, vm, (kind, Part::Counted), len, &filler);
+        let template =
+            |kind| Template::new(true, vm, (kind, Part::Counted), usize::from(len), &filler);
         Segments { vm, templates: KINDS.map(template) }
     }
 
@@ -298,6 +331,11 @@ impl Template {
             let at = L4 + if is_tcp { tcp::MIN_LEN } else { udp::LEN };
             head[at..at + NUMBER].copy_from_slice(&stamp.to_be_bytes());
         }
+        if let Some(header) = self.offload {
+            out.write_header(header);
+            out.write(0, &head);
+            return self.len;
+        }
         if is_tcp {
             let stamp = stamp.unwrap_or_default();
             let sum = self.sum.push_u16(ports.client).push_u16(ports.server);
@@ -320,10 +358,9 @@ impl Template {
         is_tcp: bool,
         vm: usize,
         (kind, part): (Kind, Part),
-        len: u16,
+        len: usize,
         filler: &[u8],
     ) -> Template {
-        let len = usize::from(len);
         let ip_header = build::ethernet(mac(vm), mac(peer(vm)))
             .ipv4(ip(vm), ip(peer(vm)))
             .identification(part as u16);
@@ -353,7 +390,25 @@ impl Template {
         let pseudo = Sum::pseudo_v4(ip(vm), ip(peer(vm)), protocol::TCP, segment.len() as u16);
         // The segment last, padded to an even length, so that ports can be appended to the sum.
         segment.resize(segment.len().next_multiple_of(2), 0);
-        Template { len, head, sum: pseudo.push(&segment) }
+        Template { len, head, sum: pseudo.push(&segment), offload: None }
+    }
+
+    /// Leaves its checksum and its segments, of so many bytes of payload, to the other side.
+    fn of_segments(mut self, vm: usize, segment: usize) -> Template {
+        let len = (self.len - L4) as u16;
+        let pseudo = Sum::pseudo_v4(ip(vm), ip(peer(vm)), protocol::TCP, len).fold();
+        let field = L4 + tcp::CHECKSUM_OFFSET;
+        self.head[field..field + 2].copy_from_slice(&pseudo.to_be_bytes());
+        self.offload = Some(NetHeader {
+            flags: NetHeader::FLAG_NEEDS_CSUM,
+            gso_type: NetHeader::GSO_TCPV4,
+            hdr_len: TCP_HEADERS as u16,
+            gso_size: segment as u16,
+            csum_start: L4 as u16,
+            csum_offset: tcp::CHECKSUM_OFFSET as u16,
+            ..NetHeader::default()
+        });
+        self
     }
 }
 
@@ -475,5 +530,54 @@ mod tests {
         assert_eq!(of(0, Kind::Open), (tcp::SYN, 1000, 0));
         assert_eq!(of(1, Kind::Accept), (tcp::SYN | tcp::ACK, 1000, 1001));
         assert_eq!(of(0, Kind::Data), (tcp::ACK, 1001, 1001));
+    }
+
+    /// A large frame, and what a switch makes of it: the same, or segments with identifications
+    /// that follow each other.
+    #[test]
+    fn segments_are_counted_whole_or_cut() {
+        let options = options("--tcp --size 1502 --segments 4");
+        let mut frames = Frames::new(&options, 0, Kind::Data, Part::Counted);
+        assert_eq!((options.largest(), frames.segments()), (TCP_HEADERS + 4 * 1448, 4));
+        let large = sent(&mut frames, 1).remove(0);
+        assert_eq!(large.len(), options.largest());
+        // The sum of the pseudo-header stands where the checksum will.
+        let segment_len = (large.len() - L4) as u16;
+        let pseudo = Sum::pseudo_v4(ip(0), ip(1), protocol::TCP, segment_len).fold();
+        assert_eq!(butterfly_packet::be16(&large, L4 + tcp::CHECKSUM_OFFSET), Some(pseudo));
+        let of = |frame: &[u8]| {
+            let head = frame[..32].try_into().unwrap();
+            (frames.are_ours(head, frame.len()), frames.segments_in(frame.len()))
+        };
+        assert_eq!(of(&large), (true, 4));
+        for (index, ours) in [(0, true), (3, true), (4, false)] {
+            let mut cut = large[..TCP_HEADERS + 1448].to_vec();
+            let (len, id) = ((cut.len() - 14) as u16, Part::Counted as u16 + index);
+            cut[16..18].copy_from_slice(&len.to_be_bytes());
+            cut[18..20].copy_from_slice(&id.to_be_bytes());
+            assert_eq!(of(&cut), (ours, 1), "segment {index}");
+        }
+        assert!(!frames.are_ours(large[..32].try_into().unwrap(), large.len() - 1));
+        // While a switch learns, frames are small.
+        let learning = Frames::new(&options, 0, Kind::Data, Part::Learning);
+        assert_eq!(learning.segments(), 1);
+        for wrong in [
+            "--segments 4",
+            "--tcp --segments 65",
+            "--tcp --segments 4 --verify",
+            "--tcp --segments 4 --rate 1000",
+        ] {
+            let line = ["", "--a", "x", "--b", "y"].into_iter().chain(wrong.split_whitespace());
+            assert!(Options::try_parse_from(line).is_err(), "{wrong}");
+        }
+        for wrong in
+            ["--size 54-100 --segments 2", "--size 1502 --segments 46", "--size imix --segments 2"]
+        {
+            let line = format!("--tcp {wrong}");
+            let parsed = Options::try_parse_from(
+                ["", "--a", "x", "--b", "y"].into_iter().chain(line.split_whitespace()),
+            );
+            assert!(parsed.is_err() || parsed.unwrap().check().is_err(), "{wrong}");
+        }
     }
 }

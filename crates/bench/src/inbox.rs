@@ -81,7 +81,7 @@ impl Inbox {
                 latency.add(self.now.wrapping_sub(stamp));
             }
         }
-        self.received += 1;
+        self.received += self.awaited.segments_in(frame.len());
         self.received_bytes += frame.len() as u64;
     }
 

@@ -4,6 +4,7 @@ use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use anyhow::{Context, ensure};
 use butterfly_guest_driver::FastConfig;
+use butterfly_packet::{ethernet, ipv4, tcp};
 use butterfly_vhost::net::{Features, NetHeader};
 use clap::{ArgGroup, Parser, ValueEnum};
 
@@ -109,6 +110,10 @@ pub struct Options {
     #[arg(long)]
     pub tcp: bool,
 
+    /// Put so many TCP segments of --size into one frame, which the switch or the receiver cuts
+    /// (TSO). Each counts as a frame. Their payload is written once, and stays in its buffer
+    #[arg(long, value_name = "N", requires = "tcp", conflicts_with_all = ["new_sessions", "connections", "verify", "latency", "pcap", "rate", "ndr", "pdr"], value_parser = clap::value_parser!(u16).range(2..=64))]
+    pub segments: Option<u16>,
     /// Open and close TCP connections from A to B (SYN, SYN+ACK, ACK, FIN, FIN, ACK); --rate is
     /// connections per second
     #[arg(long, requires = "tcp", conflicts_with_all = ["flows", "new_sessions", "verify", "latency", "pcap", "ndr", "pdr", "order"])]
@@ -276,20 +281,27 @@ impl Options {
     pub fn wanted(&self) -> Features {
         let legacy = self.features.contains(&Feature::Legacy);
         let base = if legacy { Features::NONE } else { Features::VERSION_1 };
-        self.features.iter().fold(base, |all, feature| match feature {
-            Feature::Mergeable => all.with(Features::MRG_RXBUF),
-            Feature::Indirect => all.with(Features::INDIRECT_DESC),
-            Feature::EventIdx => all.with(Features::EVENT_IDX),
-            Feature::InOrder => all.with(Features::IN_ORDER),
-            Feature::AnyLayout => all.with(Features::ANY_LAYOUT),
-            Feature::Legacy | Feature::None => all,
-        })
+        self.features
+            .iter()
+            .fold(base, |all, feature| match feature {
+                Feature::Mergeable => all.with(Features::MRG_RXBUF),
+                Feature::Indirect => all.with(Features::INDIRECT_DESC),
+                Feature::EventIdx => all.with(Features::EVENT_IDX),
+                Feature::InOrder => all.with(Features::IN_ORDER),
+                Feature::AnyLayout => all.with(Features::ANY_LAYOUT),
+                Feature::Legacy | Feature::None => all,
+            })
+            .with(if self.segments.is_some() { SEGMENTS } else { Features::NONE })
     }
 
     /// Returns the bytes of the largest frame that is sent.
     pub fn largest(&self) -> usize {
         let played = self.pcap.as_ref().map_or(0, Capture::largest);
-        played.max(usize::from(self.size.largest()))
+        let size = usize::from(self.size.largest());
+        let several = self.segments.map_or(size, |count| {
+            TCP_HEADERS + usize::from(count) * size.saturating_sub(TCP_HEADERS)
+        });
+        played.max(several)
     }
 
     /// Stays on the processor that was named, if one was.
@@ -317,6 +329,20 @@ impl Options {
             a <= 1 || !alone,
             "--connections, --dir lat and --dir ping are for one pair, and there are {a}"
         );
+        if self.segments.is_some() {
+            let largest = self.largest();
+            ensure!(
+                self.size.is_one() && usize::from(self.size.largest()) > TCP_HEADERS,
+                "--segments needs one --size, of more than {TCP_HEADERS} bytes"
+            );
+            ensure!(
+                largest - ethernet::HEADER_LEN <= usize::from(u16::MAX),
+                "--segments makes frames of {largest} bytes: an IP packet has no more than 65535"
+            );
+            ensure!(!alone, "--segments is a load: leave --dir {:?} out", self.dir);
+            let socket = |end: &&End| matches!(end, End::Socket(_));
+            ensure!(self.ends().iter().all(socket), "--segments is for vhost-user sockets alone");
+        }
         Ok(())
     }
 
@@ -396,6 +422,12 @@ pub const MIN_SIZE: u16 = 60;
 pub const MAX_SIZE: u16 = 9000;
 /// Most pairs: each VM has an address of 10.0.0.0/24.
 const MAX_PAIRS: usize = 100;
+/// Bytes of all headers of a TCP segment.
+pub const TCP_HEADERS: usize = ethernet::HEADER_LEN + ipv4::MIN_LEN + tcp::MIN_LEN;
+/// Features of guests that send and take large segments.
+const SEGMENTS: Features = Features(
+    Features::CSUM.0 | Features::GUEST_CSUM.0 | Features::HOST_TSO4.0 | Features::GUEST_TSO4.0,
+);
 /// Most weight of all sizes together.
 const MAX_WEIGHT: u32 = 10_000;
 
@@ -437,6 +469,11 @@ impl Sizes {
     /// The largest.
     pub fn largest(&self) -> u16 {
         self.weights.iter().map(|(size, _)| *size).max().unwrap_or(MAX_SIZE)
+    }
+
+    /// Returns whether all frames have one size.
+    pub fn is_one(&self) -> bool {
+        self.weights.len() == 1
     }
 
     /// Each size as often as its weight says, in random order.

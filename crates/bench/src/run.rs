@@ -235,7 +235,7 @@ impl Vm {
             frames.stamp = Some(clock.elapsed().as_nanos() as u32);
         }
         let count = self.nic.tx.send(max, |out| frames.fill(&out))?;
-        self.sent += count as u64;
+        self.sent += count as u64 * self.frames.segments();
         self.flush()?;
         Ok(count)
     }
