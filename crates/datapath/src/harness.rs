@@ -40,7 +40,7 @@ use crate::worker::{Handle, Worker};
 #[cfg(not(feature = "loom"))]
 pub use adopted::LeftTable;
 pub use error::Error;
-pub use halves::{Changes, Guests, Turns};
+pub use halves::{Changes, Guests, OneWorker, Turns};
 
 /// A host whose workers do a turn when a test says so. It has one, or those of
 /// [`Host::with_workers`].

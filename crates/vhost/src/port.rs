@@ -21,6 +21,8 @@ use std::{
     },
 };
 
+use crossbeam_utils::CachePadded;
+
 use crate::{
     ring::{
         CallFd, Discarded, Interrupts, RingError, RingSetup, RingStatus, RxRing, Touches, TxRing,
@@ -125,11 +127,12 @@ pub trait PortEvents: Send + Sync {
     fn tx_stopped(&self, pair: usize, kick: Option<&Arc<OwnedFd>>);
 }
 
-/// A pair of rings.
+/// A pair of rings. Each has lines of its own: one worker takes from the one while others put
+/// frames into the other.
 #[derive(Default)]
 pub struct Pair {
-    tx: Mutex<Option<TxRing>>,
-    rx: Mutex<Option<RxRing>>,
+    tx: CachePadded<Mutex<Option<TxRing>>>,
+    rx: CachePadded<Mutex<Option<RxRing>>>,
     /// The transmit ring runs, and holds what is to be discarded ([`TxRing::discard`]).
     tx_stale: AtomicBool,
 }

@@ -6,6 +6,8 @@
 
 use std::{cell::Cell, marker::PhantomData, sync::OnceLock};
 
+use crossbeam_utils::CachePadded;
+
 /// Most workers of a switch.
 pub const MAX_WORKERS: usize = 32;
 
@@ -39,16 +41,17 @@ impl WorkerId {
 }
 
 /// A cell for each worker, which that worker alone writes and any thread may read. A cell that was
-/// made stays, also when its worker ends: what was counted is not forgotten.
+/// made stays, also when its worker ends: what was counted is not forgotten. Cells have lines of
+/// their own, so that nobody waits for a line which another worker writes.
 pub(crate) struct PerWorker<T> {
-    first: T,
-    further: [OnceLock<Box<T>>; MAX_WORKERS - 1],
+    first: CachePadded<T>,
+    further: [OnceLock<Box<CachePadded<T>>>; MAX_WORKERS - 1],
 }
 
 impl<T> PerWorker<T> {
     /// Makes a cell for each of `workers`.
     pub fn new(workers: usize, make: impl Fn() -> T) -> PerWorker<T> {
-        let cells = PerWorker { first: make(), further: [const { OnceLock::new() }; _] };
+        let cells = PerWorker { first: make().into(), further: [const { OnceLock::new() }; _] };
         cells.grow(workers, make);
         cells
     }
@@ -56,7 +59,7 @@ impl<T> PerWorker<T> {
     /// Makes the cells that are missing for so many workers.
     pub fn grow(&self, workers: usize, make: impl Fn() -> T) {
         for cell in self.further.iter().take(workers.saturating_sub(1)) {
-            cell.get_or_init(|| Box::new(make()));
+            cell.get_or_init(|| Box::new(make().into()));
         }
     }
 
@@ -65,14 +68,14 @@ impl<T> PerWorker<T> {
     pub fn of(&self, writer: Writer<'_>) -> Option<&T> {
         match writer.index.checked_sub(1) {
             None => Some(&self.first),
-            Some(further) => self.further.get(further)?.get().map(|cell| &**cell),
+            Some(further) => self.further.get(further)?.get().map(|cell| &***cell),
         }
     }
 
     /// Returns all cells, to be read.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         let further = self.further.iter().filter_map(|cell| cell.get());
-        std::iter::once(&self.first).chain(further.map(|cell| &**cell))
+        std::iter::once(&*self.first).chain(further.map(|cell| &***cell))
     }
 }
 

@@ -53,6 +53,18 @@ impl Turns<'_> {
     }
 }
 
+/// One worker apart from the others: see [`crate::harness::Host::apart`].
+pub struct OneWorker<'a> {
+    pub(super) worker: &'a mut Worker,
+}
+
+impl OneWorker<'_> {
+    /// Lets it look at its rings once. Returns whether a frame was found.
+    pub fn turn(&mut self) -> bool {
+        self.worker.turn()
+    }
+}
+
 impl Drop for Turns<'_> {
     fn drop(&mut self) {
         self.plane

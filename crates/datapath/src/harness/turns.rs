@@ -5,10 +5,12 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use butterfly_guest_driver::guest::Guest;
+
 use crate::engine::place::RingPlace;
 use crate::harness::{
     Host,
-    halves::{Changes, Guests, Turns},
+    halves::{Changes, Guests, OneWorker, Turns},
 };
 use crate::session::{SessionTimes, Timeouts};
 use crate::worker::Worker;
@@ -130,6 +132,15 @@ impl Host {
             .iter()
             .for_each(|handle| handle.running.store(true, Ordering::SeqCst));
         (Changes { plane }, Turns { plane, workers, vnics })
+    }
+
+    /// Splits the host into its workers, in their order, and the guests, in the order of their
+    /// vnics' ids, for threads that decide themselves when each does something. Nothing may be
+    /// changed meanwhile.
+    pub fn apart(&mut self) -> (Vec<OneWorker<'_>>, Vec<&mut Guest>) {
+        let Host { workers, vnics, .. } = self;
+        let workers = workers.iter_mut().map(|worker| OneWorker { worker }).collect();
+        (workers, vnics.values_mut().filter_map(|vnic| vnic.guest.as_mut()).collect())
     }
 
     /// Lets seconds of the coarse clock pass, with what housekeeping does in them.

@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use crossbeam_utils::CachePadded;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::engine::place::{MAX_PAIRS, PollSource, PortRef, uplink_ring};
@@ -61,7 +62,7 @@ pub(crate) struct Handle {
     pub seen: AtomicU64,
     /// True if a thread runs it, so that publications wait for it.
     pub running: AtomicBool,
-    pub stats: Stats,
+    pub stats: CachePadded<Stats>,
     /// Line of the black box.
     pub line: &'static Line,
     /// Processor it is pinned to; negative if it is not.
@@ -179,7 +180,7 @@ impl Handle {
             ends: AtomicBool::new(false),
             seen: AtomicU64::new(0),
             running: AtomicBool::new(false),
-            stats: Stats::default(),
+            stats: CachePadded::default(),
             line,
             core: AtomicI32::new(-1),
             thread: AtomicI32::new(0),
