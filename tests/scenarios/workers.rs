@@ -190,6 +190,55 @@ fn workers_come_and_go_while_machines_send() {
     assert_eq!(counted, sent);
 }
 
+/// Processors that the threads of a process other than workers may use.
+fn processors_of_others(pid: u32) -> Vec<(String, Vec<usize>)> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let of = |thread: std::fs::DirEntry| {
+        // One that has just ended has none.
+        let status = std::fs::read_to_string(thread.path().join("status")).ok()?;
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.map(|text| text.trim().to_owned())
+        };
+        let mut all = Vec::new();
+        for range in field("Cpus_allowed_list:")?.split(',') {
+            let (from, to) = range.split_once('-').unwrap_or((range, range));
+            all.extend(from.parse::<usize>().ok()?..=to.parse().ok()?);
+        }
+        Some((field("Name:")?, all))
+    };
+    threads.filter_map(of).filter(|(name, _)| !name.starts_with("worker-")).collect()
+}
+
+/// A worker that has a processor to itself has it: no other thread of the daemon waits for it
+/// there, or has it wait.
+#[test]
+fn other_threads_keep_off_the_processors_of_workers() {
+    if std::thread::available_parallelism().unwrap().get() < 2 {
+        return;
+    }
+    let daemon = Workers::new(1);
+    let _stations = streams(&daemon.host);
+    let pid = daemon.host.daemon().pid();
+    let all: Vec<usize> = processors_of_others(pid)[0].1.clone();
+    for (cores, taken) in [("0", vec![0]), ("1", vec![1]), ("", vec![]), ("1", vec![1])] {
+        let line = if cores.is_empty() { String::new() } else { format!("worker-cores={cores}\n") };
+        std::fs::write(&daemon.file, format!("[general]\nworkers=1\n{line}")).unwrap();
+        daemon.host.daemon().signal("HUP");
+        let free: Vec<usize> = all.iter().copied().filter(|at| !taken.contains(at)).collect();
+        eventually(&format!("all but workers are on {free:?}"), || {
+            // The thread of slow interrupts keeps off every processor that a worker ever had.
+            let mut others = processors_of_others(pid).into_iter();
+            others.all(|(name, processors)| name == "interrupts" || processors == free)
+        });
+    }
+    // Threads that start later are no different.
+    daemon.host.add(&Nic::bypass("later", mac(99), VNI)).unwrap();
+    let others = processors_of_others(pid);
+    let wrong: Vec<_> = others.iter().filter(|(_, processors)| processors.contains(&1)).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
 #[test]
 fn what_is_refused_changes_nothing() {
     let daemon = Workers::new(2);

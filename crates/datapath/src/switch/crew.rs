@@ -11,7 +11,7 @@ use std::{
 };
 
 use butterfly_mem::cpu;
-use rustix::thread::{CpuSet, Pid, sched_setaffinity};
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
 use crate::engine::place::RingPlace;
 use crate::plane::{Plane, balance::Balance};
@@ -28,6 +28,9 @@ const QUIET_LOAD: f64 = 0.2;
 /// Time in which a worker tells the cycles of its rings, and for which they are weighed.
 const TELLS: Duration = Duration::from_millis(1);
 const WEIGHS: Duration = Duration::from_millis(7);
+
+/// Beginning of the names of workers' threads; their numbers follow.
+pub(super) const WORKER: &str = "worker-";
 
 /// Threads of the workers.
 #[derive(Default)]
@@ -61,6 +64,11 @@ impl Crew {
         }
     }
 
+    /// Returns the processors of so many workers.
+    pub fn of(&self, workers: usize) -> &[usize] {
+        self.cores.get(..workers.min(self.cores.len())).unwrap_or_default()
+    }
+
     pub fn core(&self, worker: usize) -> Option<usize> {
         self.cores.get(worker).copied().filter(|core| exists(*core))
     }
@@ -85,6 +93,29 @@ pub(super) fn pin(handle: &Handle, core: Option<usize>) {
         && let Err(why) = sched_setaffinity(Some(thread), &set)
     {
         tracing::warn!(worker = handle.index, core, %why, "cannot pin the worker");
+    }
+}
+
+/// Keeps all threads but the workers off the processors that workers have to themselves, and gives
+/// them back those that workers had. Threads that are started later are like the ones that start
+/// them. A thread that has no other processor stays where it is.
+pub(super) fn keep_others_off(cores: &[usize], former: &[usize]) {
+    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return };
+    for task in tasks.flatten() {
+        let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        let thread = task.file_name().to_str().and_then(|text| text.parse().ok());
+        let Some(thread) = thread.and_then(Pid::from_raw) else { continue };
+        let Ok(before) = sched_getaffinity(Some(thread)) else { continue };
+        if name.starts_with(WORKER) {
+            continue;
+        }
+        let mut set = before;
+        former.iter().filter(|core| exists(**core)).for_each(|core| set.set(*core));
+        cores.iter().filter(|core| exists(**core)).for_each(|core| set.unset(*core));
+        if set != before && set.count() > 0 {
+            // One that has just ended needs no place.
+            let _ = sched_setaffinity(Some(thread), &set);
+        }
     }
 }
 

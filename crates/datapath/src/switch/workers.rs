@@ -15,7 +15,7 @@ use crate::engine::{
 use crate::report::workers::{WorkerReport, worker};
 use crate::switch::{
     Switch,
-    crew::{Crew, pin},
+    crew::{Crew, WORKER, keep_others_off, pin},
     threads::work,
 };
 use crate::worker::{Handle, Worker};
@@ -32,6 +32,8 @@ impl Switch {
             return Err(io::Error::other("the workers run already"));
         }
         let active = self.plane.board.active();
+        // Before they start, when they do not look like all others for a moment.
+        keep_others_off(crew.of(active), &[]);
         self.start_some(&mut crew, active)?;
         crew.goes = true;
         Ok(())
@@ -43,7 +45,7 @@ impl Switch {
         for handle in handles.iter().take(workers).skip(crew.threads.len()) {
             let (shared, handle) = (self.plane.shared.clone(), handle.clone());
             let (core, poll) = (crew.core(handle.index), self.config.poll);
-            let name = format!("worker-{}", handle.index);
+            let name = format!("{WORKER}{}", handle.index);
             let claimed = handle.claim();
             let id = claimed.ok_or_else(|| io::Error::other(format!("{name} runs already")))?;
             // A thread that cannot be started leaves it here.
@@ -82,12 +84,17 @@ impl Switch {
         let failed = |why: io::Error| format!("worker: {why}");
         self.plane.add_workers(workers).map_err(failed)?;
         let former = crew.cores.clone();
+        let had = former.get(..before.min(former.len())).unwrap_or_default();
         crew.set_cores(cores);
+        if crew.goes {
+            keep_others_off(crew.of(workers), had);
+        }
         if crew.goes
             && workers > before
             && let Err(why) = self.start_some(&mut crew, workers)
         {
             self.end_workers(&mut crew, before);
+            keep_others_off(had, crew.of(workers));
             crew.cores = former;
             return Err(failed(why));
         }
