@@ -24,6 +24,8 @@ const DEFAULT_SESSIONS: u32 = 1_000_000;
 const MAX_SESSIONS: u32 = 1 << 24;
 /// Percent.
 const DEFAULT_SESSION_SHARE: u32 = 25;
+const DEFAULT_SESSION_RATE: u32 = 200_000;
+const SESSION_RATES: (u32, u32) = (1, 100_000_000);
 /// Seconds.
 const DEFAULT_TCP_PICKUP: u32 = 120;
 /// Seconds. Longer than anything waits on purpose.
@@ -61,6 +63,8 @@ pub(super) fn check(mut options: Options, problems: &mut Problems) -> Option<Con
     let sessions = number("sessions", &options.sessions, DEFAULT_SESSIONS, (64, MAX_SESSIONS));
     let session_share =
         number("session-share", &options.session_share, DEFAULT_SESSION_SHARE, (1, 100));
+    let session_rate =
+        number("session-rate", &options.session_rate, DEFAULT_SESSION_RATE, SESSION_RATES);
     let tcp_pickup =
         number("tcp-pickup", &options.tcp_pickup, DEFAULT_TCP_PICKUP, (0, MAX_TIMEOUT));
     let mut timeouts = Timeouts::default();
@@ -81,6 +85,7 @@ pub(super) fn check(mut options: Options, problems: &mut Problems) -> Option<Con
         fdb_ageing: fdb_ageing?,
         sessions: sessions?,
         session_share: session_share?,
+        session_rate: session_rate?,
         tcp_pickup: tcp_pickup?,
         timeouts,
         tunnel: tunnel?,

@@ -22,6 +22,7 @@ pub(super) fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut
     stronger(&mut options.fdb_ageing, ini.take("general", "fdb-ageing"));
     stronger(&mut options.sessions, ini.take("general", "sessions"));
     stronger(&mut options.session_share, ini.take("general", "session-share"));
+    stronger(&mut options.session_rate, ini.take("general", "session-rate"));
     stronger(&mut options.tcp_pickup, ini.take("general", "tcp-pickup"));
     stronger(&mut options.uplink, ini.take("general", "uplink"));
     stronger(&mut options.uplink_queues, ini.take("general", "uplink-queues"));

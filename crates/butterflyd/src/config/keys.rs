@@ -20,6 +20,7 @@ pub fn keys() -> impl Iterator<Item = (&'static str, &'static str, &'static str)
         "workers",
         "worker-cores",
         "session-share",
+        "session-rate",
         "tcp-pickup",
         "uplink",
         "uplink-queues",

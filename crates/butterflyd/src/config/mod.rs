@@ -84,6 +84,8 @@ pub struct Config {
     pub sessions: u32,
     /// Percent of the table that one vnic or network may take.
     pub session_share: u32,
+    /// New sessions that a vnic may open per second.
+    pub session_rate: u32,
     /// Seconds in which TCP connections are picked up in their middle.
     pub tcp_pickup: u32,
     /// Times after which silent sessions end.

@@ -74,6 +74,10 @@ pub struct Options {
     /// as many; 100: no bound [default: 25]
     #[arg(long, value_name = "PERCENT")]
     pub session_share: Option<String>,
+    /// New sessions that a vnic, or the other hosts of a network, may open per second, half of them
+    /// at once [default: 200000]
+    #[arg(long, value_name = "N")]
+    pub session_rate: Option<String>,
     /// Pick up TCP connections in their middle for so long after the start or the attachment of a
     /// machine, 0: never [default: 120]
     #[arg(long, value_name = "SECONDS")]

@@ -38,6 +38,7 @@ fn the_least_is_an_address_and_a_directory() {
         fdb_ageing: 300,
         sessions: 1_000_000,
         session_share: 25,
+        session_rate: 200_000,
         tcp_pickup: 120,
         timeouts: Timeouts::default(),
         tunnel: Some(tap("192.0.2.1")),
@@ -105,7 +106,7 @@ fn the_file_overrides_the_command_line_about_tunnels_too() {
 fn the_file_overrides_the_command_line() {
     let words = "-c INI -i 192.0.2.1 -s /nowhere --uplink none -e tcp://1.2.3.4:1 -l none -u 7 --poll --fdb-ageing 1 --no-syslog \
                  --sessions 64 --name first --session-share 1 --tcp-pickup 1 --timeout other=1 --timeout dhcp=7 --metrics nowhere";
-    let ini = "[timeouts]\nother=2\ntcp-new = 3\n[general]\nname=second\nsessions=2000\nsession-share=50\ntcp-pickup=0\nip=2001:db8::1\nsocket-dir=DIR/.\nendpoint=ipc://@x\nmetrics=[::1]:9998\nlog-level=debug\ngraph-core-id=3\npoll=false\nfdb-ageing=60\n";
+    let ini = "[timeouts]\nother=2\ntcp-new = 3\n[general]\nname=second\nsessions=2000\nsession-share=50\nsession-rate=7000\ntcp-pickup=0\nip=2001:db8::1\nsocket-dir=DIR/.\nendpoint=ipc://@x\nmetrics=[::1]:9998\nlog-level=debug\ngraph-core-id=3\npoll=false\nfdb-ageing=60\n";
     let (directory, config) = load(words, ini);
     let expected = Config {
         ip: "2001:db8::1".parse().unwrap(),
@@ -121,6 +122,7 @@ fn the_file_overrides_the_command_line() {
         fdb_ageing: 60,
         sessions: 2000,
         session_share: 50,
+        session_rate: 7000,
         tcp_pickup: 0,
         timeouts: Timeouts { other: 2, dhcp: 7, tcp_new: 3, ..Timeouts::default() },
         tunnel: None,
@@ -443,6 +445,11 @@ fn bounds_and_time_outs_of_sessions_are_checked() {
             "sessions \"16777217\" is refused: it is a number from 64 to 16777216",
         ),
         ("--sessions many", "", "sessions \"many\" is refused: it is a number from 64 to 16777216"),
+        (
+            "--session-rate 0",
+            "",
+            "session-rate \"0\" is refused: it is a number from 1 to 100000000",
+        ),
         ("--session-share 0", "", "session-share \"0\" is refused: it is a number from 1 to 100"),
         (
             "--session-share 25%",

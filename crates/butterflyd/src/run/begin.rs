@@ -279,6 +279,7 @@ fn prepare_switch(
         adopt: config.state_dir.is_some() && poison.is_none_or(|poison| !poison.order().set_aside),
         tcp_pickup: config.tcp_pickup,
         session_share: config.session_share,
+        session_rate: config.session_rate,
         timeouts: config.timeouts,
         no_offload: config.no_offload,
         tunnel: config.tunnel.take(),

@@ -29,6 +29,8 @@ pub struct SwitchConfig {
     pub adopt: bool,
     /// Percent of the table that one network may have; a vnic may have half of that.
     pub session_share: u32,
+    /// New sessions that a vnic, or a network's other hosts, may open per second.
+    pub session_rate: u32,
     /// Seconds after a guest attached in which its TCP connections may be picked up mid-stream.
     pub tcp_pickup: u32,
     /// Seconds that sessions last without a frame.
@@ -62,7 +64,7 @@ pub struct Precautions {
 
 impl Default for SwitchConfig {
     fn default() -> Self {
-        let SessionConfig { capacity, file, adopt, share, tcp_pickup, timeouts, .. } =
+        let SessionConfig { capacity, file, adopt, share, rate, tcp_pickup, timeouts } =
             SessionConfig::default();
         SwitchConfig {
             workers: 1,
@@ -73,6 +75,7 @@ impl Default for SwitchConfig {
             session_file: file,
             adopt,
             session_share: share,
+            session_rate: rate,
             tcp_pickup,
             timeouts,
             no_offload: false,

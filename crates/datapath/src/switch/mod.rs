@@ -92,9 +92,9 @@ impl Switch {
             file: config.session_file.clone(),
             adopt: config.adopt,
             share: config.session_share,
+            rate: config.session_rate,
             tcp_pickup: config.tcp_pickup,
             timeouts: config.timeouts.with_pickup(config.tcp_pickup),
-            ..SessionConfig::default()
         };
         let black_box = config.precautions.black_box.clone();
         let black_box = black_box.unwrap_or_else(|| Arc::new(BlackBox::nowhere()));

@@ -68,11 +68,11 @@ drop_reasons! { 4;
         remedy: "`butterfly sessions NIC --count` tells how many it has, `--vni VNI --count` how many its network has; start butterflyd with more `--sessions` or a larger `--session-share`",
         charged: "the vnic that has its share: who opened the sessions before who received them; if its network has, the sender",
     }
-    /// The vnic opens sessions faster than it may: more than 200,000 per second, after 100,000 at
-    /// once.
+    /// The vnic opens sessions faster than it may: more than `--session-rate` (200,000) per second,
+    /// after half of that at once.
     SESSION_RATE = "session-rate" {
         cause: "a scan or flood that opens sessions",
-        remedy: "`butterfly trace NIC` shows what it sends: stop it in the machine; spread a load generator, or a gateway of very many machines, over several vnics",
+        remedy: "`butterfly trace NIC` shows what it sends: stop it in the machine; if it is a load generator, or a gateway of very many machines, start butterflyd with a larger `--session-rate`",
         charged: "the sender, or the network if the frame came from another host",
     }
     /// There are four sessions of the same addresses, ports and protocol in this network already,
