@@ -8,8 +8,10 @@ use butterfly_datapath::{
     harness::{Host, LINUX},
 };
 use butterfly_guest_driver::{
-    Desc, Guest, GuestConfig, MemoryConfig, RX, Ring, SendError, Shape, TX,
+    AnyRing, Desc, Guest, GuestConfig, MemoryConfig, PackedDesc, PackedEvent, PackedRing, RX, Ring,
+    SendError, Shape, TX,
     memory::DEFAULT_GUEST_ADDR,
+    ring::{PACKED_AVAIL, PACKED_USED},
 };
 use butterfly_packet::build;
 use butterfly_vhost::net::{Features, NetHeader};
@@ -44,6 +46,12 @@ fn features(bits: u8) -> Features {
     chosen.fold(Features::NONE, |all, (_, feature)| all.with(*feature))
 }
 
+/// Features of the guest: those of its bits, and packed rings if its setup asks for the largest.
+fn features_of(bits: u8, setup: u8) -> Features {
+    let packed = Features::VERSION_1.with(Features::RING_PACKED);
+    if setup & 7 == 7 { features(bits).with(packed) } else { features(bits) }
+}
+
 /// Runs an input: two bytes of configuration, then one operation after the other.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
@@ -53,7 +61,7 @@ pub fn run(data: &[u8]) {
     let filtered = setup & 0x80 != 0;
     let policy = |bypass| VnicPolicy { bypass, ..VnicPolicy::default() };
     host.declare("hostile", HOSTILE, 1, &policy(!filtered)).expect("a vnic");
-    attach_hostile(&mut host, features(bits), setup);
+    attach_hostile(&mut host, features_of(bits, setup), setup);
     let config = GuestConfig { max_frame: 2048, ..GuestConfig::default() }.rings(64);
     for (id, mac, vni, features) in [
         ("sound", SOUND, 1, LINUX),
@@ -123,10 +131,6 @@ fn desc(input: &mut Input<'_>) -> Desc {
     }
 }
 
-fn ring(host: &mut Host, which: u8) -> Ring {
-    guest(host, "hostile").queue(if which & 1 == 0 { TX } else { RX }).ring().clone()
-}
-
 /// Makes one chain available that starts at a descriptor.
 fn offer(ring: &Ring, head: u16) {
     let at = ring.avail_idx().load(Relaxed);
@@ -134,8 +138,54 @@ fn offer(ring: &Ring, head: u16) {
     ring.avail_idx().store(at.wrapping_add(1), Release);
 }
 
+fn packed_desc(input: &mut Input<'_>) -> PackedDesc {
+    let (flags, lap) = (u16::from(input.u8() & 7), input.u8());
+    // Mostly available, in one of both laps.
+    let lap = match lap & 7 {
+        0 => u16::from(lap >> 3 & 1) * (PACKED_AVAIL | PACKED_USED),
+        1..=4 => PACKED_AVAIL,
+        _ => PACKED_USED,
+    };
+    PackedDesc { addr: addr(input), len: len(input), id: input.u8().into(), flags: flags | lap }
+}
+
+/// The same by a guest with packed rings, as far as it is about them.
+fn spoil_packed(ring: &PackedRing, operation: u8, input: &mut Input<'_>) {
+    let more = u16::from(operation >> 4 & 7);
+    let at = |input: &mut Input<'_>| u16::from(input.u8()) % ring.size();
+    match operation & 15 {
+        0..=2 => {
+            let first = at(input);
+            (0..=more).for_each(|n| ring.set_desc((first + n) % ring.size(), packed_desc(input)));
+        }
+        3 => ring.set_word(at(input), input.u64()),
+        4 => ring.set_addr(at(input), addr(input)),
+        5 => {
+            let event = PackedEvent { off_wrap: input.u16(), flags: input.u8().into() };
+            if more & 1 == 0 { ring.set_driver_event(event) } else { ring.set_device_event(event) }
+        }
+        // An indirect table, and a descriptor that leads to it.
+        _ => {
+            let to = DEFAULT_GUEST_ADDR + u64::from(input.u16()) * 4;
+            for n in 0..u64::from(more) {
+                let _ = ring.memory().write(to + n * 16, &packed_desc(input).to_bytes());
+            }
+            let (len, kind) = (u32::from(more) * 16 + u32::from(input.u8() & 3), input.u8());
+            let flags = 4 | u16::from(kind & 3) | PACKED_AVAIL;
+            ring.set_desc(at(input), PackedDesc { addr: to, len, id: kind.into(), flags });
+        }
+    }
+}
+
 fn step(host: &mut Host, operation: u8, input: &mut Input<'_>) {
-    let ring_of = ring(host, operation >> 7);
+    let queue = if operation >> 7 == 0 { TX } else { RX };
+    let ring_of = match guest(host, "hostile").queue(queue).any_ring().clone() {
+        AnyRing::Split(ring) => ring,
+        AnyRing::Packed(ring) if matches!(operation & 15, 0..=5 | 8) => {
+            return spoil_packed(&ring, operation, input);
+        }
+        AnyRing::Packed(_) => return step_of_any(host, operation, input),
+    };
     match operation & 15 {
         // A chain of one descriptor, and a number of chains after it.
         0 | 1 => {
@@ -166,11 +216,6 @@ fn step(host: &mut Host, operation: u8, input: &mut Input<'_>) {
             ];
             field[usize::from(operation >> 4 & 3)].store(input.u16(), Relaxed);
         }
-        // Any bytes into the guest's own memory, rings included.
-        6 | 7 => {
-            let (to, len) = (addr(input), usize::from(input.u8() & 63));
-            let _ = guest(host, "hostile").memory().clone().write(to, input.bytes(len));
-        }
         // An indirect table, and a chain that leads to it.
         8 => {
             let to = DEFAULT_GUEST_ADDR + u64::from(input.u16()) * 4;
@@ -186,6 +231,18 @@ fn step(host: &mut Host, operation: u8, input: &mut Input<'_>) {
                 Desc { addr: to, len, flags: 4 | u16::from(input.u8() & 3), next: 0 },
             );
             offer(&ring_of, head % ring_of.size());
+        }
+        _ => step_of_any(host, operation, input),
+    }
+}
+
+/// A step for which the layout of rings does not matter.
+fn step_of_any(host: &mut Host, operation: u8, input: &mut Input<'_>) {
+    match operation & 15 {
+        // Any bytes into the guest's own memory, rings included.
+        6 | 7 => {
+            let (to, len) = (addr(input), usize::from(input.u8() & 63));
+            let _ = guest(host, "hostile").memory().clone().write(to, input.bytes(len));
         }
         // A frame sent as a driver does, with a virtio-net header that may be wrong.
         9 | 10 => {
@@ -211,7 +268,7 @@ fn step(host: &mut Host, operation: u8, input: &mut Input<'_>) {
         13 if operation & 0x40 != 0 => {
             host.detach("hostile");
             let (bits, setup) = (input.u8(), input.u8());
-            attach_hostile(host, features(bits), setup);
+            attach_hostile(host, features_of(bits, setup), setup);
         }
         _ => {
             host.turn();

@@ -8,7 +8,7 @@ use butterfly_vhost::{
     memory::{GuestMemory, RegionSpec},
     net::Features,
     port::{Port, PortEvents, Queue},
-    ring::{CallFd, RingSetup},
+    ring::{CallFd, NoteTable, RingSetup},
 };
 
 use crate::harness::error::Error;
@@ -42,6 +42,11 @@ pub(super) fn setups(
         })
         .collect::<Result<Vec<_>, std::io::Error>>()?;
     let memory = Arc::new(GuestMemory::map(specs)?);
+    let notes = if features.has(Features::RING_PACKED) {
+        Some(NoteTable::create()?.1.take().ok_or("no block of notes")?)
+    } else {
+        None
+    };
     let setup = |index| -> Result<RingSetup, Error> {
         let ring = guest.queue(index);
         let addr = ring.ring_addr();
@@ -54,7 +59,7 @@ pub(super) fn setups(
             avail: addr.avail,
             used: addr.used,
             used_log: log.map(|_| addr.used),
-            note: None,
+            note: notes.as_ref().map(|notes| notes.note(index, 1)).transpose()?,
             call: Some(Arc::new(CallFd::new(ring.call_fd().try_clone()?, Arc::default())?)),
         })
     };
