@@ -3,6 +3,8 @@
 
   compare.py [--rounds 3] [--secs 3] [--only TEXT] [--out docs/figures]     (make compare)
 
+With --only, rows that are not measured keep what OUT.json has of them.
+
 Each row is measured in rounds, in which all switches of the row take turns. A cell is the median of valid seconds over all rounds: seconds in which the
 generator and the switch's thread each had their core. Writes OUT.md, OUT.json (every second of every run) and OUT.svg.
 What is not installed is left out and named. Needs root, two quiet cores, huge pages, and Debian's packages dpdk, openvswitch-switch-dpdk and nftables.
@@ -31,6 +33,7 @@ from switches import Sut, Switch, Testpmd  # noqa: E402
 BIN = Path(os.environ.get("BIN") or TESTS.parent / "target/release")
 SCRIPT = TESTS / "peers/butterfly.sh"
 TESTPMD, NORMAL, CT, VXLAN = "testpmd io", "OVS-DPDK", "OVS-DPDK, conntrack", "OVS-DPDK, VXLAN"
+TSO = "OVS-DPDK, TSO"
 BRIDGE, NFTABLES = "kernel bridge", "kernel bridge, nftables"
 PLAIN, FILTERED, RULES, TUNNEL = "Butterfly", "Butterfly, filtered", "Butterfly, 10,000 rules", "Butterfly, VXLAN, filtered"
 
@@ -56,7 +59,8 @@ ROWS = [
     Row("64 bytes, one flow, not filtered", [TESTPMD, NORMAL, BRIDGE, PLAIN], promises=[cycles(PLAIN, TESTPMD, 0.60)]),
     Row("1,400 bytes, one flow, not filtered", [TESTPMD, NORMAL, BRIDGE, PLAIN], size=1400, promises=[cycles(PLAIN, TESTPMD, 0.55)]),
     Row("64 bytes, 1,000 flows, filtered", [TESTPMD, CT, NFTABLES, FILTERED], flows=1000, promises=[cycles(FILTERED, TESTPMD, 0.95)]),
-    Row("64 bytes, 100,000 flows, filtered", [TESTPMD, CT, FILTERED], flows=100_000, promises=[cycles(FILTERED, TESTPMD, 1.1)]),
+    Row("64 bytes, 100,000 flows, filtered", [TESTPMD, CT, FILTERED], flows=100_000, sessions=1_048_576,
+        promises=[cycles(FILTERED, TESTPMD, 1.1)]),
     Row("64 bytes, 1,000,000 flows, filtered", [TESTPMD, FILTERED], flows=1_000_000, sessions=4_194_304,
         promises=[cycles(FILTERED, TESTPMD, 1.8)]),
     Row("64 bytes, 1,000,000 flows, filtered, the table 95 % full", [TESTPMD, FILTERED], flows=1_000_000, sessions=1_048_576),
@@ -64,7 +68,9 @@ ROWS = [
         promises=[cycles(FILTERED, TESTPMD, 0.60)]),
     Row("64 bytes, 1,000 flows, into VXLAN", [VXLAN, TUNNEL], flows=1000, tunnel="uni", promises=[cycles(TUNNEL, VXLAN, 0.65)]),
     Row("64 bytes, 1,000 flows, out of VXLAN", [VXLAN, TUNNEL], flows=1000, tunnel="rev", promises=[cycles(TUNNEL, VXLAN, 0.50)]),
-    Row("every frame a new session", [CT, FILTERED, RULES], load="--new-sessions",
+    Row("a TCP stream in frames of 45 segments, not filtered; million segments a second", [TSO, PLAIN], size=1502,
+        load="--tcp --segments 45 --queue-size 1024 --burst 4", promises=[(PLAIN, TSO, "mpps", "at least", 2.0)]),
+    Row("every frame a new session", [CT, FILTERED, RULES], load="--new-sessions", sessions=4_194_304,
         promises=[(FILTERED, CT, "mpps", "at least", 8.0), (RULES, FILTERED, "mpps", "at least", 1 / 1.3)]),
 ]
 
@@ -121,6 +127,8 @@ def butterfly(bench, mode, *words):
     """Butterfly as peers.py starts any switch."""
     argv = ["compare.py", "sut", "--clear-cmd", f"{SCRIPT} mark {{a}}", "--cycles-cmd", f"{SCRIPT} cycles {{a}}"]
     argv += ["--vxlan"] if mode == "vxlan" else []
+    # Its table of sessions is in huge pages, as docs/tuning.md has it: the guests' memory of the others is, too.
+    argv += ["--sut-hugepages", str(64 + int(os.environ.get("SESSIONS") or 1_048_576) * 160 // 2**20)]
     argv += ["--", str(SCRIPT), mode, "{a}", "{b}", "{core}", *words]
     return Sut(bench, options(argv))
 
@@ -137,6 +145,7 @@ def options(argv):
 MAKERS = {
     TESTPMD: lambda bench: Testpmd(bench, bench.opts),
     NORMAL: lambda bench: Ovs(bench, bench.opts, "normal"),
+    TSO: lambda bench: Ovs(bench, argparse.Namespace(**vars(bench.opts) | {"tso": True}), "normal"),
     CT: lambda bench: Ovs(bench, bench.opts, "ct"),
     VXLAN: lambda bench: Ovs(bench, bench.opts, "vxlan"),
     BRIDGE: lambda bench: Kernel(bench, bench.opts, False),
@@ -150,7 +159,7 @@ MAKERS = {
 
 def missing(name):
     """Why a switch cannot be measured here, or None."""
-    if name in (NORMAL, CT, VXLAN) and not os.path.exists(Ovs.BINARY):
+    if name in (NORMAL, TSO, CT, VXLAN) and not os.path.exists(Ovs.BINARY):
         return "openvswitch-switch-dpdk is not installed"
     if name == TESTPMD and not shutil.which("dpdk-testpmd"):
         return "dpdk is not installed"
@@ -299,6 +308,22 @@ def picture(rows, found):
             + "\n".join(out) + "\n</svg>\n")
 
 
+def with_huge_pages():
+    """Starts this program anew where huge pages can be files, as systemd has it everywhere."""
+    if not any(line.split()[2] == "hugetlbfs" for line in Path("/proc/mounts").read_text().splitlines()):
+        script = 'mkdir -p /dev/hugepages && mount -t hugetlbfs none /dev/hugepages && exec "$@"'
+        os.execvp("unshare", ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, __file__, *sys.argv[1:]])
+
+
+def kept(asked, rows):
+    """Runs of former times, of rows that are not measured now."""
+    before = asked.out.with_suffix(".json")
+    if not asked.only or not before.exists():
+        return []
+    measured = {row.title for row in rows}
+    return [run for run in json.loads(before.read_text())["runs"] if run["row"] not in measured]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
@@ -306,9 +331,10 @@ def main():
     parser.add_argument("--only", default="", help="rows whose title contains this")
     parser.add_argument("--out", default=TESTS.parent / "docs/figures", type=Path)
     asked = parser.parse_args()
+    with_huge_pages()
     rows = [row for row in ROWS if asked.only in row.title]
     left_out = {name: why for row in rows for name in row.switches if (why := missing(name))}
-    runs, failed = [], {}
+    runs, failed = kept(asked, rows), {}
     try:
         with Bench(options(["compare.py", "matrix"])) as bench:
             for number in range(asked.rounds):
@@ -326,8 +352,8 @@ def main():
         found = medians(runs)
         machine = peers.machine()
         asked.out.with_suffix(".json").write_text(json.dumps({"machine": machine, "runs": runs}, indent=1) + "\n")
-        asked.out.with_suffix(".md").write_text(document(rows, found, left_out | failed, machine, asked.rounds, asked.secs))
-        asked.out.with_suffix(".svg").write_text(picture(rows, found))
+        asked.out.with_suffix(".md").write_text(document(ROWS, found, left_out | failed, machine, asked.rounds, asked.secs))
+        asked.out.with_suffix(".svg").write_text(picture(ROWS, found))
     print(f"written: {asked.out}.md, .json, .svg")
     for row in rows:
         for promise in row.promises:

@@ -9,7 +9,7 @@
 # For example:
 #   peers.py sut --name butterfly --clear-cmd 'butterfly.sh mark {a}' --cycles-cmd 'butterfly.sh cycles {a}' \
 #     -- butterfly.sh run {a} {b} {core}
-# SESSIONS=N in the environment: a table of so many sessions, all of which one vnic may have.
+# SESSIONS=N in the environment: a table of so many sessions, all of which one vnic may have, and open as fast as it likes.
 set -euo pipefail
 # shellcheck source=../lib/common.sh
 . "$(dirname "$0")/../lib/common.sh"
@@ -66,7 +66,7 @@ run() {
   [ "$mode" != vxlan ] || first[7]=100 # the VNI
   trap cleanup EXIT
   trap 'exit 143' INT TERM HUP
-  daemon_start "$dir" -i "$endpoint" -u "$core" --poll --uplink "$uplink" ${SESSIONS:+--sessions "$SESSIONS" --session-share 100}
+  daemon_start "$dir" -i "$endpoint" -u "$core" --poll --uplink "$uplink" ${SESSIONS:+--sessions "$SESSIONS" --session-share 100 --session-rate 100000000}
   if [ "$mode" = connect ]; then
     first+=(--type VHOST_USER_CLIENT --path "$a")
     second+=(--type VHOST_USER_CLIENT --path "$b")

@@ -161,6 +161,7 @@ def ovs_flows(mode, proto):
               "table=82,priority=80,ct_state=+inv+trk,actions=drop"]
     rules = ["tcp,tp_dst=22", "tcp,tp_dst=80", "tcp,tp_dst=443", "tcp,tp_dst=3306", "tcp,nw_src=10.0.5.0/24,tp_dst=8080",
              "icmp", "udp,tp_dst=53"] + [f"{proto},tp_dst={port}" for port in range(5001, 5005)]
+    rules += ["udp,tp_dst=0x1000/0xf000"]  # where new sessions go
     for p in (1, 2):
         flows += [f"table=81,priority=90,arp,reg5={p},actions=output:{p}",
                   f"table=82,priority=76,ct_state=+est-rel+rpl,ip,reg5={p},actions=output:{p}",
