@@ -141,8 +141,8 @@ const CASES: &[Case] = &[
 ];
 
 /// Payload of a segment, and their number in a large frame.
-const SEGMENT: usize = 1448;
-const SEGMENTS: usize = 6;
+const SEGMENT: usize = 1400;
+const SEGMENTS: usize = 4;
 const LARGE: usize = 54 + SEGMENTS * SEGMENT;
 
 fn main() -> Result<(), Error> {
@@ -314,6 +314,9 @@ fn between_hosts(case: &Case, batches: u64) -> Result<(), Error> {
     a.arrive(&b.left()?)?;
     a.send("a", &frame, header)?;
     let outer = a.left()?;
+    if outer.len() != if cut { SEGMENTS } else { 1 } {
+        return Err(format!("{} frames left the first host: {:?}", outer.len(), a.moved()).into());
+    }
     b.arrive(&outer)?;
     b.received()?;
     let out = matches!(case.to, To::Out | To::OutCut);

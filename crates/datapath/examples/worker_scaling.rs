@@ -247,7 +247,8 @@ fn receive(kind: &Kind<'_>, host: usize, vnic: usize) -> Result<(), Error> {
 /// A flow has the same ports in both directions, the other way round. No checksums: see `make`.
 fn set_flow(flow: u64, from: usize, frame: &mut [u8]) {
     let (client, server) = (1024 + (flow & 0x7fff) as u16, 5000 + (flow >> 15) as u16);
-    let (source, destination) = if from % 2 == 0 { (client, server) } else { (server, client) };
+    let (source, destination) =
+        if from.is_multiple_of(2) { (client, server) } else { (server, client) };
     frame[34..36].copy_from_slice(&source.to_be_bytes());
     frame[36..38].copy_from_slice(&destination.to_be_bytes());
 }

@@ -55,11 +55,14 @@ pub(super) fn housekeeping(
     rests: &AtomicBool,
 ) {
     const TICK: Duration = Duration::from_millis(100);
-    /// Ticks in which every session is looked at once.
+    /// Ticks in which every session is looked at once: more if there are many sessions, so that one
+    /// tick looks at so many of them.
     const SWEEPS: u64 = 20;
+    const SESSIONS: u64 = 50_000;
     let mut ticks = 0u32;
     let inner_mtu = || plane.shared.tunnel.as_ref().map(|tunnel| tunnel.inner_mtu());
     let mut mtu = inner_mtu();
+    let (mut part, mut parts) = (0, SWEEPS);
     while !rests.load(Ordering::Acquire) {
         plane.shared.clock.advance();
         look_at_workers();
@@ -68,7 +71,12 @@ pub(super) fn housekeeping(
             plane.expire();
             watch.look(plane, events);
         }
-        plane.sweep(u64::from(ticks) % SWEEPS, SWEEPS);
+        plane.sweep(part, parts);
+        part += 1;
+        if part >= parts {
+            let sessions = u64::from(plane.shared.table.used());
+            (part, parts) = (0, (sessions / SESSIONS).max(SWEEPS));
+        }
         plane.announce();
         plane.see_off();
         plane.sample_drops();
