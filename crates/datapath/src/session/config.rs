@@ -42,8 +42,8 @@ impl Default for SessionTimes {
     }
 }
 
-/// New sessions per second. Bounds their cost for the switch to less than a tenth of a processor
-/// per opening vnic.
+/// New sessions per second. Bounds their cost for the switch to a tenth of a processor per opening
+/// vnic, and to a third while the table is full.
 const SESSION_RATE: u32 = 200_000;
 
 impl Default for SessionConfig {

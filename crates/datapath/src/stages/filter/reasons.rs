@@ -72,7 +72,7 @@ drop_reasons! { 4;
     /// after half of that at once.
     SESSION_RATE = "session-rate" {
         cause: "a scan or flood that opens sessions",
-        remedy: "`butterfly trace NIC` shows what it sends: stop it in the machine; if it is a load generator, or a gateway of very many machines, start butterflyd with a larger `--session-rate`",
+        remedy: "`butterfly trace NIC` shows what it sends: stop it in the machine; spread a load generator, or a gateway of very many machines, over several vnics, or start butterflyd with a larger `--session-rate`, which then holds for every machine of the host",
         charged: "the sender, or the network if the frame came from another host",
     }
     /// There are four sessions of the same addresses, ports and protocol in this network already,

@@ -13,8 +13,6 @@ use crate::session::{Key, Record, Shares, Table, less};
 use crate::stages::context::Context;
 use crate::world::snapshot::{Network, Snapshot, Vnic};
 
-/// New sessions of one vnic, or of a network's other hosts, that are kept for a burst.
-const BURST: u64 = 100_000;
 /// Microseconds until the next search after one that found nothing. A search looks at 64 records,
 /// some 2 us: so searches take a fiftieth of a processor at most.
 const REST_US: u64 = 100;
@@ -149,13 +147,16 @@ fn gives_way(key: &Key, context: &Context<'_>) -> bool {
 /// Returns whether the sender's rate allows another session now.
 pub(super) fn may_open(source: Address, context: &Context<'_>) -> bool {
     let rate = context.shares.rate;
+    // What comes in a second, half of it at once. A part of a small rate is one at least, and of
+    // none nothing.
+    let least = rate.min(1);
+    let take = |bucket: &Bucket, parts: u32| {
+        bucket.take((rate / parts).max(least).into(), (rate / 2 / parts).max(least).into())
+    };
     if let Some(crowd) = &context.sender.shared.crowd {
-        let take = |bucket: &Bucket, parts: u32| {
-            bucket.take((rate / parts).into(), BURST / u64::from(parts))
-        };
         return rate == u32::MAX || crowd.sessions.take(source, context.now, take);
     }
-    rate == u32::MAX || context.sender.shared.sessions.budget.take(rate.into(), BURST)
+    rate == u32::MAX || take(&context.sender.shared.sessions.budget, 1)
 }
 
 /// Returns whether a search for the sender is to be skipped, as the last one was in vain a moment
@@ -287,8 +288,11 @@ mod tests {
 
     /// "b" is filtered, and may ask "a" anything.
     fn host(capacity: u32) -> Host {
-        let mut host =
-            Host::with_sessions(SessionConfig { capacity, ..SessionConfig::default() }).unwrap();
+        with(SessionConfig { capacity, ..SessionConfig::default() })
+    }
+
+    fn with(config: SessionConfig) -> Host {
+        let mut host = Host::with_sessions(config).unwrap();
         for (id, mac, ip) in [("a", A, 1), ("b", B, 2)] {
             let policy = VnicPolicy {
                 bypass: id == "a",
@@ -314,6 +318,20 @@ mod tests {
         let snapshot = host.inside().0.shared.snapshot.load_full();
         let found = snapshot.vnics.iter().find(|(_, vnic)| &*vnic.id == id);
         act(&found.unwrap().1.shared.sessions)
+    }
+
+    /// Half of what comes in a second.
+    #[test]
+    fn a_small_rate_allows_a_small_burst() {
+        for (rate, burst) in [(1, 1), (2, 1), (7, 3), (640, 320)] {
+            let config = SessionConfig { capacity: 4096, rate, ..SessionConfig::default() };
+            let mut host = with(config);
+            send(&mut host, "b", 1);
+            let left = of(&mut host, "b", |sessions| {
+                (0..300_000).filter(|_| sessions.budget.take(0, 0)).count()
+            });
+            assert_eq!(left, burst - 1, "{rate}");
+        }
     }
 
     /// The text of "session-rate" promises it: 100,000 at once.
