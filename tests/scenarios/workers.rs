@@ -2,7 +2,7 @@
 //! send. No frame is lost, and each flow is in order.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
@@ -210,33 +210,74 @@ fn processors_of_others(pid: u32) -> Vec<(String, Vec<usize>)> {
     threads.filter_map(of).filter(|(name, _)| !name.starts_with("worker-")).collect()
 }
 
+/// Waits until all threads but workers are on these processors. The one of slow interrupts keeps
+/// off every processor that a worker ever had.
+fn others_are_on(pid: u32, processors: &[usize]) {
+    let wrong = || {
+        let mut others = processors_of_others(pid);
+        others.retain(|(name, on)| name != "interrupts" && on != processors);
+        others
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while !wrong().is_empty() {
+        assert!(Instant::now() < deadline, "not on {processors:?}: {:?}", wrong());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Writes the configuration of one worker, on this processor if there is one.
+fn one_worker_on(file: &Path, core: Option<usize>) {
+    let line = core.map_or(String::new(), |core| format!("worker-cores={core}\n"));
+    std::fs::write(file, format!("[general]\nworkers=1\n{line}")).unwrap();
+}
+
+/// Returns two processors that this process may use, if it has several, and all.
+fn two_processors() -> Option<([usize; 2], Vec<usize>)> {
+    let all = processors_of_others(std::process::id())[0].1.clone();
+    let two = *all.first_chunk()?;
+    Some((two, all))
+}
+
+fn without(all: &[usize], core: Option<usize>) -> Vec<usize> {
+    all.iter().copied().filter(|at| Some(*at) != core).collect()
+}
+
 /// A worker that has a processor to itself has it: no other thread of the daemon waits for it
 /// there, or has it wait.
 #[test]
 fn other_threads_keep_off_the_processors_of_workers() {
-    if std::thread::available_parallelism().unwrap().get() < 2 {
-        return;
-    }
+    let Some(([first, second], all)) = two_processors() else { return };
     let daemon = Workers::new(1);
     let _stations = streams(&daemon.host);
     let pid = daemon.host.daemon().pid();
-    let all: Vec<usize> = processors_of_others(pid)[0].1.clone();
-    for (cores, taken) in [("0", vec![0]), ("1", vec![1]), ("", vec![]), ("1", vec![1])] {
-        let line = if cores.is_empty() { String::new() } else { format!("worker-cores={cores}\n") };
-        std::fs::write(&daemon.file, format!("[general]\nworkers=1\n{line}")).unwrap();
+    for core in [Some(first), Some(second), None, Some(second)] {
+        one_worker_on(&daemon.file, core);
         daemon.host.daemon().signal("HUP");
-        let free: Vec<usize> = all.iter().copied().filter(|at| !taken.contains(at)).collect();
-        eventually(&format!("all but workers are on {free:?}"), || {
-            // The thread of slow interrupts keeps off every processor that a worker ever had.
-            let mut others = processors_of_others(pid).into_iter();
-            others.all(|(name, processors)| name == "interrupts" || processors == free)
-        });
+        others_are_on(pid, &without(&all, core));
     }
     // Threads that start later are no different.
     daemon.host.add(&Nic::bypass("later", mac(99), VNI)).unwrap();
-    let others = processors_of_others(pid);
-    let wrong: Vec<_> = others.iter().filter(|(_, processors)| processors.contains(&1)).collect();
-    assert!(wrong.is_empty(), "{wrong:?}");
+    others_are_on(pid, &without(&all, Some(second)));
+}
+
+/// A program that takes over has the processors that the one before it began with.
+#[test]
+fn an_upgrade_gives_processors_back() {
+    let Some(([first, second], all)) = two_processors() else { return };
+    let Some(mut place) = Place::new() else { return };
+    let room = tempfile::tempdir().unwrap();
+    let file = room.path().join("butterflyd.ini");
+    one_worker_on(&file, Some(first));
+    place.1.extend(["-c".to_owned(), file.display().to_string()]);
+    let mut host = place.start();
+    let pid = host.daemon().pid();
+    others_are_on(pid, &without(&all, Some(first)));
+    for core in [Some(second), Some(first), None] {
+        one_worker_on(&file, core);
+        host.daemon().client_ok(&["upgrade"]);
+        others_are_on(pid, &without(&all, core));
+    }
+    host.daemon_mut().quit();
 }
 
 #[test]

@@ -162,8 +162,8 @@ families! {
     /// host took the processor away for is part of it.
     WorkerLongestTurn = Gauge "butterfly_worker_longest_turn_seconds" ["worker"];
 
-    /// Sessions by protocol and state, counted every two seconds. Those that were cut let nothing
-    /// pass and are only remembered.
+    /// Sessions by protocol and state, counted every two seconds, or once in 100 ms for each 50,000
+    /// of them if that is longer. Those that were cut let nothing pass and are only remembered.
     Sessions = Gauge "butterfly_sessions" ["protocol", "state"];
     /// Records of the session table in use, those that have ended and were not removed yet
     /// included.

@@ -113,7 +113,7 @@ pub struct SessionObservation {
     /// Most sessions of one network; a vnic has half of that.
     pub share: u32,
     /// Protocol, state and number of sessions, for all states, as of the last sweep: two seconds
-    /// ago at most.
+    /// ago at most, or 100 ms for each 50,000 sessions if that is longer.
     pub states: Vec<(&'static str, &'static str, u32)>,
 }
 

@@ -3,7 +3,7 @@
 use std::{
     path::Path,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
@@ -96,11 +96,25 @@ pub(super) fn pin(handle: &Handle, core: Option<usize>) {
     }
 }
 
+/// Processors that the process was started with: what is taken from its threads, and given back,
+/// is of those.
+static STARTED_WITH: OnceLock<Option<CpuSet>> = OnceLock::new();
+
 /// Keeps all threads but the workers off the processors that workers have to themselves, and gives
 /// them back those that workers had. Threads that are started later are like the ones that start
 /// them. A thread that has no other processor stays where it is.
 pub(super) fn keep_others_off(cores: &[usize], former: &[usize]) {
-    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return };
+    let started_with = STARTED_WITH.get_or_init(|| sched_getaffinity(None).ok());
+    let ours = |core: usize| {
+        core < CpuSet::MAX_CPU && started_with.as_ref().is_some_and(|set| set.is_set(core))
+    };
+    let tasks = match std::fs::read_dir("/proc/self/task") {
+        Ok(tasks) => tasks,
+        Err(why) => {
+            tracing::warn!(%why, "other threads may run on the workers' processors");
+            return;
+        }
+    };
     for task in tasks.flatten() {
         let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
         let thread = task.file_name().to_str().and_then(|text| text.parse().ok());
@@ -110,8 +124,8 @@ pub(super) fn keep_others_off(cores: &[usize], former: &[usize]) {
             continue;
         }
         let mut set = before;
-        former.iter().filter(|core| exists(**core)).for_each(|core| set.set(*core));
-        cores.iter().filter(|core| exists(**core)).for_each(|core| set.unset(*core));
+        former.iter().filter(|core| ours(**core)).for_each(|core| set.set(*core));
+        cores.iter().filter(|core| ours(**core)).for_each(|core| set.unset(*core));
         if set != before && set.count() > 0 {
             // One that has just ended needs no place.
             let _ = sched_setaffinity(Some(thread), &set);

@@ -40,7 +40,7 @@ use crate::report::watch::Watch;
 use crate::session::SessionConfig;
 use crate::switch::{
     config::SwitchConfig,
-    crew::{Crew, balance},
+    crew::{Crew, balance, keep_others_off},
     declared::Declared,
     held::{Hold, UPLINK},
     precautions::{HeldRings, heed, watch_workers},
@@ -214,7 +214,11 @@ impl Switch {
     pub fn halt(&self) {
         self.plane.shared.stop.store(true, Ordering::Release);
         self.plane.board.handles().iter().for_each(|worker| worker.wake());
-        self.crew.lock().unwrap_or_else(PoisonError::into_inner).end();
+        let mut crew = self.crew.lock().unwrap_or_else(PoisonError::into_inner);
+        crew.end();
+        // A program that takes this process over begins with its processors.
+        keep_others_off(&[], crew.of(self.plane.board.active()));
+        drop(crew);
         self.rest();
     }
 

@@ -62,7 +62,8 @@ pub(super) fn housekeeping(
     let mut ticks = 0u32;
     let inner_mtu = || plane.shared.tunnel.as_ref().map(|tunnel| tunnel.inner_mtu());
     let mut mtu = inner_mtu();
-    let (mut part, mut parts) = (0, SWEEPS);
+    let sweeps = || (u64::from(plane.shared.table.used()) / SESSIONS).max(SWEEPS);
+    let (mut part, mut parts) = (0, sweeps());
     while !rests.load(Ordering::Acquire) {
         plane.shared.clock.advance();
         look_at_workers();
@@ -74,8 +75,7 @@ pub(super) fn housekeeping(
         plane.sweep(part, parts);
         part += 1;
         if part >= parts {
-            let sessions = u64::from(plane.shared.table.used());
-            (part, parts) = (0, (sessions / SESSIONS).max(SWEEPS));
+            (part, parts) = (0, sweeps());
         }
         plane.announce();
         plane.see_off();
