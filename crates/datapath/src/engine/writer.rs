@@ -42,7 +42,7 @@ impl WorkerId {
 
 /// A cell for each worker, which that worker alone writes and any thread may read. A cell that was
 /// made stays, also when its worker ends: what was counted is not forgotten. Cells have lines of
-/// their own, so that nobody waits for a line which another worker writes.
+/// their own: what one worker writes takes no line from another.
 pub(crate) struct PerWorker<T> {
     first: CachePadded<T>,
     further: [OnceLock<Box<CachePadded<T>>>; MAX_WORKERS - 1],

@@ -417,6 +417,18 @@ mod tests {
         }
     }
 
+    /// Lanes are added up before they overflow, which ones of 0xffff do behind 1 MiB.
+    #[test]
+    fn sums_of_much_do_not_overflow() {
+        let from = vec![0xff; (1 << 20) + 4096];
+        let (mut to, mut sum) = (vec![0; from.len()], Sum::EMPTY);
+        // SAFETY: both have that length.
+        unsafe { copy_and_sum(from.as_ptr(), to.as_mut_ptr(), from.len(), &mut sum) };
+        assert_eq!(from, to);
+        assert_eq!(sum.fold(), Sum::from_native(sum_in_words(&from), false).fold());
+        assert_ne!(sum.push(&[0, 1]).fold(), sum.fold());
+    }
+
     /// RFC 1071 by its words, in the order of memory; not folded.
     fn sum_in_words(bytes: &[u8]) -> u64 {
         let word = |pair: &[u8]| u16::from_ne_bytes([pair[0], *pair.get(1).unwrap_or(&0)]);
