@@ -157,33 +157,23 @@ impl Scene {
     }
 }
 
-const EMPTY: NetHeader = NetHeader {
-    flags: 0,
-    gso_type: 0,
-    hdr_len: 0,
-    gso_size: 0,
-    csum_start: 0,
-    csum_offset: 0,
-    num_buffers: 0,
-};
-
 fn honest(scene: &mut Scene) -> Result<(), Error> {
     for n in 0..10 {
         let frame = build::ethernet(mac(2, n), mac(3, n)).payload(0x88b5, &[0x5a; 46]);
-        scene.fill(&format!("h{n}"), 64, EMPTY, |_| frame.clone())?;
+        scene.fill(&format!("h{n}"), 64, NetHeader::NONE, |_| frame.clone())?;
     }
     Ok(())
 }
 
 fn new_flows(scene: &mut Scene) -> Result<(), Error> {
-    scene.fill("f1", 256, EMPTY, |n| {
+    scene.fill("f1", 256, NetHeader::NONE, |n| {
         let ip = build::ethernet(mac(4, 1), mac(4, 2)).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
         ip.udp((n >> 16) as u16 | 0x400, n as u16, b"new")
     })
 }
 
 fn evil_receivers(scene: &mut Scene) -> Result<(), Error> {
-    scene.fill("e", 256, EMPTY, |n| {
+    scene.fill("e", 256, NetHeader::NONE, |n| {
         build::ethernet(mac(5, 200), mac(5, (n % 32) as u8)).payload(0x88b5, &[1; 900])
     })
 }
@@ -199,19 +189,19 @@ fn small_segments(scene: &mut Scene) -> Result<(), Error> {
         gso_size: 432,
         csum_start: 34,
         csum_offset: 16,
-        ..EMPTY
+        ..NetHeader::NONE
     };
     scene.fill("s", 8, header, |_| frame.clone())
 }
 
 fn floods(scene: &mut Scene) -> Result<(), Error> {
-    scene.fill("d", 256, EMPTY, |_| {
+    scene.fill("d", 256, NetHeader::NONE, |_| {
         build::ethernet(mac(7, 250), Mac::BROADCAST).payload(0x88b5, &[2; 46])
     })
 }
 
 fn fragments(scene: &mut Scene) -> Result<(), Error> {
-    scene.fill("f3", 256, EMPTY, |n| {
+    scene.fill("f3", 256, NetHeader::NONE, |n| {
         let ip = build::ethernet(mac(4, 3), mac(4, 4)).ipv4([10, 0, 0, 3], [10, 0, 0, 4]);
         let mut whole = ip.udp(n as u16, 2, &[3; 64]);
         // More fragments follow, of a packet of its own.
@@ -249,7 +239,7 @@ fn kicks(scene: &mut Scene) -> Result<(), Error> {
 }
 
 fn mirrors(scene: &mut Scene) -> Result<(), Error> {
-    scene.fill("m", 256, EMPTY, |_| {
+    scene.fill("m", 256, NetHeader::NONE, |_| {
         build::ethernet(mac(9, 1), mac(9, 2)).payload(0x88b5, &[4; 1400])
     })
 }
@@ -262,7 +252,7 @@ fn remote(scene: &mut Scene) -> Result<(), Error> {
     let link = build::ethernet(Mac([2, 0xbf, 0, 0, 0, 1]), Mac([2, 0xbf, 0, 0, 0, 2]));
     let frame = link.ipv4([192, 168, 0, 1], [192, 168, 0, 2]).udp(50_000, 4789, &vxlan);
     for _ in 0..64 {
-        if guest.enqueue(&frame, EMPTY).is_err() {
+        if guest.enqueue(&frame, NetHeader::NONE).is_err() {
             break;
         }
     }
@@ -271,7 +261,7 @@ fn remote(scene: &mut Scene) -> Result<(), Error> {
 }
 
 fn claims(scene: &mut Scene) -> Result<(), Error> {
-    scene.fill("f2", 256, EMPTY, |n| match n % 2 {
+    scene.fill("f2", 256, NetHeader::NONE, |n| match n % 2 {
         0 => build::ethernet(mac(4, 2), Mac::BROADCAST)
             .arp_request([10, 0, 0, 1], [10, 0, (n >> 8) as u8, n as u8]),
         _ => build::ethernet(mac(4, 2), mac(4, 1)).arp_reply([10, 0, 0, 4], [10, 0, 0, 1]),
@@ -315,7 +305,7 @@ fn measure(scene: &mut Scene, attacks: &[Attack], seconds: f64) -> Result<Seen, 
         // A frame comes at any moment of the attackers' work, and is there when it is looked for.
         for step in 0..4 {
             if step == sent % 4 {
-                scene.fill("a", 1, EMPTY, |_| fair.clone())?;
+                scene.fill("a", 1, NetHeader::NONE, |_| fair.clone())?;
                 sent += 1;
                 let begun = spent();
                 let arrived = (0..10_000).any(|_| {

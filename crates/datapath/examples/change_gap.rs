@@ -9,6 +9,9 @@
 //! the scheduler took the worker's processor away are left out. Each round is timed alone: the
 //! guest's work in between is not counted.
 
+#[path = "common/processors.rs"]
+mod processors;
+
 use std::{
     net::IpAddr,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -23,7 +26,8 @@ use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
 use butterfly_mem::cpu;
 use butterfly_model::{Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::build;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use processors::{cores, involuntary_switches, pin};
 
 const BATCH: usize = 64;
 const FLOWS: u16 = 1000;
@@ -189,28 +193,6 @@ fn slice(
         slices.rounds.truncate(known);
     }
     Ok(())
-}
-
-/// How often the scheduler took the processor from this thread.
-fn involuntary_switches() -> Result<u64, Error> {
-    let status = std::fs::read_to_string("/proc/thread-self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
-    Ok(line.ok_or("no count of context switches")?.trim().parse()?)
-}
-
-/// For the changes, for the worker: the first and the last processor this process may use.
-fn cores() -> Result<(usize, usize), Error> {
-    let set = sched_getaffinity(None)?;
-    let all: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect();
-    Ok((*all.first().ok_or("no processor")?, *all.last().ok_or("no processor")?))
-}
-
-fn pin(core: usize) {
-    let mut set = CpuSet::new();
-    set.set(core);
-    if let Err(why) = sched_setaffinity(None, &set) {
-        eprintln!("cannot pin a thread to processor {core}: {why}");
-    }
 }
 
 fn report(name: &str, slices: &mut Slices) {

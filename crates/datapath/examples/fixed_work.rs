@@ -300,17 +300,20 @@ fn between_hosts(case: &Case, batches: u64) -> Result<(), Error> {
     let cut = matches!(case.to, To::OutCut | To::InJoined);
     let there = build::ethernet(macs[0], macs[1]).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
     let back = build::ethernet(macs[1], macs[0]).ipv4([10, 0, 0, 2], [10, 0, 0, 1]);
-    let (frame, header) =
-        if cut { large() } else { (there.udp(4000, 5001, &vec![0x5a; case.size - 42]), NONE) };
+    let (frame, header) = if cut {
+        large()
+    } else {
+        (there.udp(4000, 5001, &vec![0x5a; case.size - 42]), NetHeader::NONE)
+    };
     let (first, answer) = if cut {
         let answer = build::Tcp { acknowledgement: 1, ..build::Tcp::new(5001, 4000, SYN | ACK) };
         (there.tcp(&build::Tcp::new(4000, 5001, SYN), b""), back.tcp(&answer, b""))
     } else {
         (frame.clone(), back.udp(5001, 4000, b""))
     };
-    a.send("a", &first, NONE)?;
+    a.send("a", &first, NetHeader::NONE)?;
     b.arrive(&a.left()?)?;
-    b.send("b", &answer, NONE)?;
+    b.send("b", &answer, NetHeader::NONE)?;
     a.arrive(&b.left()?)?;
     a.send("a", &frame, header)?;
     let outer = a.left()?;
@@ -322,7 +325,7 @@ fn between_hosts(case: &Case, batches: u64) -> Result<(), Error> {
     let out = matches!(case.to, To::Out | To::OutCut);
     let inner = vec![frame.clone()];
     let (host, sent_frames, expected) = if out { (a, &inner, &outer) } else { (b, &outer, &inner) };
-    let header = if out { header } else { NONE };
+    let header = if out { header } else { NetHeader::NONE };
     let (mut cycles, mut received) = (0, 0);
     for _ in 0..batches {
         let guest = if out { host.guest("a") } else { host.wire() }.ok_or("no guest")?;
@@ -354,16 +357,6 @@ fn between_hosts(case: &Case, batches: u64) -> Result<(), Error> {
     Ok(())
 }
 
-const NONE: NetHeader = NetHeader {
-    flags: 0,
-    gso_type: 0,
-    hdr_len: 0,
-    gso_size: 0,
-    csum_start: 0,
-    csum_offset: 0,
-    num_buffers: 0,
-};
-
 /// A frame of several segments, and what its sender says about it.
 fn large() -> (Vec<u8>, NetHeader) {
     let ack = build::Tcp { sequence: 1, acknowledgement: 1, ..build::Tcp::new(4000, 5001, ACK) };
@@ -380,7 +373,7 @@ fn large() -> (Vec<u8>, NetHeader) {
         gso_size: SEGMENT as u16,
         csum_start: 34,
         csum_offset: 16,
-        ..NONE
+        ..NetHeader::NONE
     };
     (frame, header)
 }

@@ -13,6 +13,9 @@
 //! in each round frames are made, then the workers take them at the same time, then the guests
 //! read. Rounds in which the scheduler took a processor away are left out.
 
+#[path = "common/processors.rs"]
+mod processors;
+
 use std::{
     sync::{
         Mutex,
@@ -35,7 +38,8 @@ use butterfly_packet::{
     build,
     tcp::{ACK, SYN},
 };
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use processors::{cores, involuntary_switches, pin};
 
 /// Frames of one vnic in a round: batches of 64.
 const FRAMES: u64 = 512;
@@ -89,6 +93,9 @@ fn main() -> Result<(), Error> {
     let number = |at: usize, default| args.get(at).map_or(Ok(default), |text| text.parse::<u64>());
     let (seconds, flows) = (number(1, 10)?, number(2, 1000)?.clamp(1, 1 << 20));
     let cores = cores()?;
+    if cores.0 == cores.1 {
+        return Err("two processors are needed".into());
+    }
     let mut ones = [host(1, flows, tcp)?, host(1, flows, tcp)?];
     let (mut two, mut four) = (host(2, flows, tcp)?, host(2, flows, tcp)?);
     let mut own = [host(1, flows, tcp)?, host(1, flows, tcp)?];
@@ -347,30 +354,5 @@ fn report(kinds: &[Kind<'_>]) {
             two / one,
             two / own
         );
-    }
-}
-
-/// How often the scheduler took the processor from this thread.
-fn involuntary_switches() -> Result<u64, Error> {
-    let status = std::fs::read_to_string("/proc/thread-self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
-    Ok(line.ok_or("no count of context switches")?.trim().parse()?)
-}
-
-/// The first and the last processor this process may use.
-fn cores() -> Result<(usize, usize), Error> {
-    let set = sched_getaffinity(None)?;
-    let all: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect();
-    match all[..] {
-        [first, .., last] => Ok((first, last)),
-        _ => Err("two processors are needed".into()),
-    }
-}
-
-fn pin(core: usize) {
-    let mut set = CpuSet::new();
-    set.set(core);
-    if let Err(why) = sched_setaffinity(None, &set) {
-        eprintln!("cannot pin a thread to processor {core}: {why}");
     }
 }

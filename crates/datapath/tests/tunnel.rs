@@ -21,16 +21,6 @@ const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
 const C: Mac = Mac([2, 0, 0, 0, 0, 0xc]);
 const IP_A: [u8; 4] = [10, 0, 0, 1];
 const IP_B: [u8; 4] = [10, 0, 0, 2];
-const EMPTY: NetHeader = NetHeader {
-    flags: 0,
-    gso_type: 0,
-    hdr_len: 0,
-    gso_size: 0,
-    csum_start: 0,
-    csum_offset: 0,
-    num_buffers: 0,
-};
-
 fn link_mac(n: u8) -> Mac {
     Mac([2, 0xbf, 0, 0, 0, n])
 }
@@ -107,9 +97,10 @@ fn pair(v6: bool, a: &VnicPolicy, b: &VnicPolicy) -> (Host, Host) {
 
 /// Each learns where the other is.
 fn meet(one: &mut Host, two: &mut Host) {
-    one.send("a", &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B), EMPTY).unwrap();
+    one.send("a", &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B), NetHeader::NONE)
+        .unwrap();
     carry(&mut [one, two]);
-    two.send("b", &build::ethernet(B, A).arp_reply(IP_B, IP_A), EMPTY).unwrap();
+    two.send("b", &build::ethernet(B, A).arp_reply(IP_B, IP_A), NetHeader::NONE).unwrap();
     carry(&mut [one, two]);
     assert_eq!((frames_of(one, "a").len(), frames_of(two, "b").len()), (1, 1));
     one.moved();
@@ -121,7 +112,7 @@ fn a_broadcast_goes_to_the_group_and_its_answer_to_the_peer() {
     for v6 in [false, true] {
         let (mut one, mut two) = pair(v6, &bypass(), &bypass());
         let request = build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B);
-        one.send("a", &request, EMPTY).unwrap();
+        one.send("a", &request, NetHeader::NONE).unwrap();
         let left = one.left().unwrap();
         assert_eq!(left.len(), 1);
         let overhead = if v6 { 70 } else { 50 };
@@ -136,14 +127,14 @@ fn a_broadcast_goes_to_the_group_and_its_answer_to_the_peer() {
         two.arrive(&left).unwrap();
         assert_eq!(frames_of(&mut two, "b"), [request]);
         let reply = build::ethernet(B, A).arp_reply(IP_B, IP_A);
-        two.send("b", &reply, EMPTY).unwrap();
+        two.send("b", &reply, NetHeader::NONE).unwrap();
         let left = two.left().unwrap();
         assert_eq!(left.len(), 1);
         assert_eq!((&left[0][..6], &left[0][6..12]), (&link_mac(1).0[..], &link_mac(2).0[..]));
         one.arrive(&left).unwrap();
         assert_eq!(frames_of(&mut one, "a"), [reply]);
         let ping = a_to_b().ping(1, 1, &[7; 300]);
-        one.send("a", &ping, EMPTY).unwrap();
+        one.send("a", &ping, NetHeader::NONE).unwrap();
         carry(&mut [&mut one, &mut two]);
         assert_eq!(frames_of(&mut two, "b"), [ping]);
         assert!(one.moved().keys().chain(two.moved().keys()).all(|name| !name.contains("drop")));
@@ -157,8 +148,8 @@ fn named_peers_get_copies_and_a_frame_waits_for_its_next_hop() {
     let (two, three) = (endpoint(2, false), endpoint(3, false));
     one.set_peers(vec![two], BTreeMap::from([(42, vec![three])])).unwrap();
     let request = build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B);
-    one.send("a", &request, EMPTY).unwrap();
-    one.send("a", &request, EMPTY).unwrap();
+    one.send("a", &request, NetHeader::NONE).unwrap();
+    one.send("a", &request, NetHeader::NONE).unwrap();
     assert_eq!(one.left().unwrap().len(), 0);
     // One for each waits, complete but for the link address; the second ones are lost.
     let waiting = one.punted();
@@ -167,14 +158,14 @@ fn named_peers_get_copies_and_a_frame_waits_for_its_next_hop() {
     assert_eq!(one.moved()["vni-42.drop.no-neighbour"], 2);
     one.set_neighbour(two, link_mac(2)).unwrap();
     one.set_neighbour(three, link_mac(3)).unwrap();
-    one.send("a", &request, EMPTY).unwrap();
+    one.send("a", &request, NetHeader::NONE).unwrap();
     let to: Vec<Vec<u8>> = one.left().unwrap().iter().map(|frame| frame[30..34].to_vec()).collect();
     assert_eq!(to, [[192, 168, 0, 2], [192, 168, 0, 3]]);
     one.set_peers(vec![three], BTreeMap::new()).unwrap();
-    one.send("a", &request, EMPTY).unwrap();
+    one.send("a", &request, NetHeader::NONE).unwrap();
     assert_eq!(one.left().unwrap().len(), 1);
     one.set_peers(vec![], BTreeMap::new()).unwrap();
-    one.send("a", &request, EMPTY).unwrap();
+    one.send("a", &request, NetHeader::NONE).unwrap();
     assert_eq!(one.left().unwrap()[0][..6], [1, 0, 0x5e, 0, 0, 42]);
 }
 
@@ -193,21 +184,21 @@ fn a_large_segment_keeps_no_frame_from_waiting() {
         hdr_len: 54,
         csum_start: 34,
         csum_offset: 16,
-        ..EMPTY
+        ..NetHeader::NONE
     };
     one.send("a", &large, header).unwrap();
     one.send("a", &large, header).unwrap();
     let small = a_to_b().ping(1, 1, b"small");
-    one.send("a", &small, EMPTY).unwrap();
+    one.send("a", &small, NetHeader::NONE).unwrap();
     one.send("a", &large, header).unwrap();
-    one.send("a", &small, EMPTY).unwrap();
+    one.send("a", &small, NetHeader::NONE).unwrap();
     assert_eq!(one.left().unwrap().len(), 0);
     let asked = one.punted();
     assert_eq!(asked.iter().map(Vec::len).collect::<Vec<_>>(), [0, 50 + small.len()]);
     assert_eq!(asked[1][50..], small);
     assert_eq!(one.moved()["vni-42.drop.no-neighbour"], 4);
     one.set_neighbour(endpoint(2, false), link_mac(2)).unwrap();
-    one.send("a", &small, EMPTY).unwrap();
+    one.send("a", &small, NetHeader::NONE).unwrap();
     assert_eq!(one.left().unwrap().len(), 1);
 }
 
@@ -226,7 +217,7 @@ fn datagrams_of_one_frame_are_packets_of_their_own() {
             gso_size: 1200,
             csum_start: 34,
             csum_offset: 6,
-            ..EMPTY
+            ..NetHeader::NONE
         };
         one.send("a", &frame, header).unwrap();
         carry(&mut [&mut one, &mut two]);
@@ -272,9 +263,9 @@ fn connect(one: &mut Host, two: &mut Host) {
         (false, segment(b_to_a(), back, ACK, (501, 106), b"")),
     ] {
         if from_a {
-            one.send("a", &frame, EMPTY).unwrap()
+            one.send("a", &frame, NetHeader::NONE).unwrap()
         } else {
-            two.send("b", &frame, EMPTY).unwrap()
+            two.send("b", &frame, NetHeader::NONE).unwrap()
         };
         carry(&mut [one, two]);
         let got = if from_a { frames_of(two, "b") } else { frames_of(one, "a") };
@@ -287,18 +278,19 @@ fn both_ends_are_filtered_where_they_are() {
     let (mut one, mut two) = pair(false, &filtered(IP_A, &[]), &filtered(IP_B, &["web"]));
     meet(&mut one, &mut two);
     let syn = segment(a_to_b(), (4000, 80), SYN, (100, 0), b"");
-    one.send("a", &syn, EMPTY).unwrap();
+    one.send("a", &syn, NetHeader::NONE).unwrap();
     carry(&mut [&mut one, &mut two]);
     assert!(frames_of(&mut two, "b").is_empty());
     assert_eq!(two.moved()["b.drop.ingress-denied"], 1);
     two.change_group(&GroupName::new("web").unwrap(), GroupChange::Declare(open(80))).unwrap();
     connect(&mut one, &mut two);
     // The other direction may not be opened.
-    two.send("b", &segment(b_to_a(), (4001, 80), SYN, (1, 0), b""), EMPTY).unwrap();
+    two.send("b", &segment(b_to_a(), (4001, 80), SYN, (1, 0), b""), NetHeader::NONE).unwrap();
     carry(&mut [&mut one, &mut two]);
     assert_eq!(one.moved()["a.drop.ingress-denied"], 1);
     two.change_group(&GroupName::new("web").unwrap(), GroupChange::Forget).unwrap();
-    one.send("a", &segment(a_to_b(), (4000, 80), ACK, (106, 501), b"more"), EMPTY).unwrap();
+    one.send("a", &segment(a_to_b(), (4000, 80), ACK, (106, 501), b"more"), NetHeader::NONE)
+        .unwrap();
     carry(&mut [&mut one, &mut two]);
     assert!(frames_of(&mut two, "b").is_empty());
 }
@@ -314,24 +306,28 @@ fn a_vnic_that_moves_takes_its_connection_along() {
     // b goes to host one, where a is; then back.
     two.remove("b");
     declare(&mut one, "b", B, 42, &filtered(IP_B, &["web"]));
-    one.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 106), b"data"), EMPTY).unwrap();
+    one.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 106), b"data"), NetHeader::NONE)
+        .unwrap();
     assert_eq!(frames_of(&mut one, "a").len(), 1);
-    one.send("a", &segment(a_to_b(), (4000, 80), ACK, (106, 505), b""), EMPTY).unwrap();
+    one.send("a", &segment(a_to_b(), (4000, 80), ACK, (106, 505), b""), NetHeader::NONE).unwrap();
     assert_eq!(frames_of(&mut one, "b").len(), 1);
     one.pass(1000); // whoever attached a moment ago may pick up anything: not any more
     one.remove("b");
     declare(&mut two, "b", B, 42, &filtered(IP_B, &["web"]));
-    two.send("b", &build::ethernet(B, Mac::BROADCAST).arp_request(IP_B, IP_A), EMPTY).unwrap();
+    two.send("b", &build::ethernet(B, Mac::BROADCAST).arp_request(IP_B, IP_A), NetHeader::NONE)
+        .unwrap();
     carry(&mut [&mut one, &mut two]);
     assert_eq!(frames_of(&mut one, "a").len(), 1);
-    one.send("a", &segment(a_to_b(), (4000, 80), ACK, (106, 505), b"again"), EMPTY).unwrap();
+    one.send("a", &segment(a_to_b(), (4000, 80), ACK, (106, 505), b"again"), NetHeader::NONE)
+        .unwrap();
     carry(&mut [&mut one, &mut two]);
     assert_eq!(frames_of(&mut two, "b").len(), 1, "{:?} {:?}", one.moved(), two.moved());
-    two.send("b", &segment(b_to_a(), (80, 4000), ACK, (505, 111), b""), EMPTY).unwrap();
+    two.send("b", &segment(b_to_a(), (80, 4000), ACK, (505, 111), b""), NetHeader::NONE).unwrap();
     carry(&mut [&mut one, &mut two]);
     assert_eq!(frames_of(&mut one, "a").len(), 1, "{:?} {:?}", one.moved(), two.moved());
     // What is no part of the connection is no part of it after the move either.
-    one.send("a", &segment(a_to_b(), (4000, 80), ACK, (900_000, 505), b"x"), EMPTY).unwrap();
+    one.send("a", &segment(a_to_b(), (4000, 80), ACK, (900_000, 505), b"x"), NetHeader::NONE)
+        .unwrap();
     assert_eq!(one.moved()["a.drop.tcp-window"], 1);
 }
 
@@ -348,7 +344,7 @@ fn connected_on_one() -> (Host, Host) {
         ("b", segment(b_to_a(), (80, 4000), SYN | ACK, (500, 101), b"")),
         ("a", segment(a_to_b(), (4000, 80), ACK, (101, 501), b"")),
     ] {
-        one.send(from, &frame, EMPTY).unwrap();
+        one.send(from, &frame, NetHeader::NONE).unwrap();
         assert_eq!(frames_of(&mut one, if from == "a" { "b" } else { "a" }), [frame]);
     }
     one.pass(1000); // whoever attached a moment ago may pick up anything: not any more
@@ -359,7 +355,8 @@ fn connected_on_one() -> (Host, Host) {
 fn b_leaves(one: &mut Host, two: &mut Host) {
     one.remove("b");
     declare(two, "b", B, 42, &filtered(IP_B, &["web"]));
-    two.send("b", &build::ethernet(B, Mac::BROADCAST).arp_request(IP_B, IP_A), EMPTY).unwrap();
+    two.send("b", &build::ethernet(B, Mac::BROADCAST).arp_request(IP_B, IP_A), NetHeader::NONE)
+        .unwrap();
     carry(&mut [one, two]);
     assert_eq!(frames_of(one, "a").len(), 1);
 }
@@ -373,7 +370,8 @@ fn a_connection_that_rests_while_its_vnic_moves_goes_on() {
         b_leaves(&mut one, &mut two);
         one.pass(rest);
         two.pass(rest);
-        two.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
+        two.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), NetHeader::NONE)
+            .unwrap();
         carry(&mut [&mut one, &mut two]);
         assert_eq!(
             frames_of(&mut one, "a").len(),
@@ -396,7 +394,8 @@ fn a_connection_rests_whoever_had_the_slot_since() {
         }
         one.pass(2);
         two.pass(2);
-        two.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
+        two.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), NetHeader::NONE)
+            .unwrap();
         carry(&mut [&mut one, &mut two]);
         assert_eq!(
             frames_of(&mut one, "a").len(),
@@ -414,7 +413,8 @@ fn who_has_the_address_now_did_not_move() {
     // In b's place, and in one of its own.
     declare(&mut one, "e", Mac([2, 0, 0, 0, 0, 0xe]), 42, &bypass());
     declare(&mut one, "d", Mac([2, 0, 0, 0, 0, 0xd]), 42, &filtered(IP_B, &["web"]));
-    two.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
+    two.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), NetHeader::NONE)
+        .unwrap();
     carry(&mut [&mut one, &mut two]);
     assert_eq!(frames_of(&mut one, "a").len(), 0);
 }
@@ -433,18 +433,19 @@ fn between_vnics_of_one_host_nothing_moves() {
         ("b", segment(b_to_a(), (80, 4000), SYN | ACK, (500, 101), b"")),
         ("a", segment(a_to_b(), (4000, 80), ACK, (101, 501), b"")),
     ] {
-        one.send(from, &frame, EMPTY).unwrap();
+        one.send(from, &frame, NetHeader::NONE).unwrap();
     }
     one.pass(1000); // nothing is picked up any more
     frames_of(&mut one, "a");
     one.moved();
     let other = build::ethernet(E, A).ipv4(IP_B, IP_A);
-    one.send("e", &segment(other, (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
+    one.send("e", &segment(other, (80, 4000), ACK, (501, 101), b"data"), NetHeader::NONE).unwrap();
     assert_eq!(
         (frames_of(&mut one, "a").len(), one.moved().get("a.drop.ingress-denied")),
         (0, Some(&1))
     );
-    one.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
+    one.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), NetHeader::NONE)
+        .unwrap();
     assert_eq!(frames_of(&mut one, "a").len(), 1);
 }
 
@@ -459,7 +460,8 @@ fn versions_that_start_anew_leave_nothing_behind() {
         for n in 0..4 {
             declare(&mut one, &format!("e{n}"), Mac([2, 0, 0, 0, 1, n]), 43, &bypass());
         }
-        two.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
+        two.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), NetHeader::NONE)
+            .unwrap();
         carry(&mut [&mut one, &mut two]);
         assert_eq!(frames_of(&mut one, "a").len(), usize::from(!anew), "{anew}");
     }
@@ -478,9 +480,11 @@ fn a_connection_goes_there_and_back() {
     declare(&mut one, "b", B, 42, &filtered(IP_B, &["web"]));
     let (mut sequence, data) = (106u32, [7; 1000]);
     for _ in 0..200 {
-        one.send("a", &segment(a_to_b(), (4000, 80), ACK, (sequence, 501), &data), EMPTY).unwrap();
+        one.send("a", &segment(a_to_b(), (4000, 80), ACK, (sequence, 501), &data), NetHeader::NONE)
+            .unwrap();
         sequence += 1000;
-        one.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, sequence), b""), EMPTY).unwrap();
+        one.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, sequence), b""), NetHeader::NONE)
+            .unwrap();
         assert_eq!(
             (
                 frames_of(&mut one, "a").len(),
@@ -490,7 +494,8 @@ fn a_connection_goes_there_and_back() {
         );
     }
     b_leaves(&mut one, &mut two);
-    one.send("a", &segment(a_to_b(), (4000, 80), ACK, (sequence, 501), b"more"), EMPTY).unwrap();
+    one.send("a", &segment(a_to_b(), (4000, 80), ACK, (sequence, 501), b"more"), NetHeader::NONE)
+        .unwrap();
     carry(&mut [&mut one, &mut two]);
     assert_eq!(frames_of(&mut two, "b").len(), 1, "{:?}", one.moved());
 }
@@ -502,10 +507,11 @@ fn a_vnic_that_is_here_did_not_move() {
     declare(&mut two, "c", C, 42, &bypass());
     let claim =
         segment(build::ethernet(C, A).ipv4(IP_B, IP_A), (80, 4000), ACK, (501, 101), b"claim");
-    two.send("c", &claim, EMPTY).unwrap();
+    two.send("c", &claim, NetHeader::NONE).unwrap();
     carry(&mut [&mut one, &mut two]);
     assert!(frames_of(&mut one, "a").is_empty());
-    one.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"truth"), EMPTY).unwrap();
+    one.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"truth"), NetHeader::NONE)
+        .unwrap();
     assert_eq!(frames_of(&mut one, "a").len(), 1);
 }
 
@@ -526,7 +532,7 @@ fn what_leaves_is_complete() {
             flags: NetHeader::FLAG_NEEDS_CSUM,
             csum_start: 34,
             csum_offset: 6,
-            ..EMPTY
+            ..NetHeader::NONE
         };
         one.send("a", &partial, header).unwrap();
         carry(&mut [&mut one, &mut two]);
@@ -573,10 +579,10 @@ fn what_does_not_fit_is_too_big() {
         frame.truncate(len);
         frame
     };
-    one.send("a", &frame(1464), EMPTY).unwrap();
+    one.send("a", &frame(1464), NetHeader::NONE).unwrap();
     carry(&mut [&mut one, &mut two]);
     assert_eq!(frames_of(&mut two, "b").len(), 1);
-    one.send("a", &frame(1465), EMPTY).unwrap();
+    one.send("a", &frame(1465), NetHeader::NONE).unwrap();
     carry(&mut [&mut one, &mut two]);
     assert!(frames_of(&mut two, "b").is_empty());
     assert_eq!(one.moved()["a.drop.too-big"], 1);
@@ -590,7 +596,7 @@ fn what_does_not_fit_is_too_big() {
         (3, 4, &1450u16.to_be_bytes()[..], true)
     );
     for _ in 0..1000 {
-        one.send("a", &frame(1465), EMPTY).unwrap();
+        one.send("a", &frame(1465), NetHeader::NONE).unwrap();
         frames_of(&mut one, "a");
     }
     let moved = one.moved();
@@ -611,10 +617,10 @@ fn what_gets_no_answer_takes_none() {
         build::ethernet(A, B).payload(0x88b5, &data),
     ];
     for _ in 0..100 {
-        silent.iter().for_each(|frame| one.send("a", frame, EMPTY).unwrap());
+        silent.iter().for_each(|frame| one.send("a", frame, NetHeader::NONE).unwrap());
     }
     assert!(frames_of(&mut one, "a").is_empty());
-    one.send("a", &a_to_b().dont_fragment().udp(1, 2, &data), EMPTY).unwrap();
+    one.send("a", &a_to_b().dont_fragment().udp(1, 2, &data), NetHeader::NONE).unwrap();
     assert_eq!(frames_of(&mut one, "a").len(), 1);
     assert_eq!(one.moved()["a.drop.too-big"], 301);
 }
@@ -625,7 +631,7 @@ fn a_flood_that_is_too_big_is_one_drop_and_one_answer() {
     let mut one = host(&config(1, false));
     declare(&mut one, "a", A, 42, &bypass());
     one.set_peers(vec![endpoint(2, false), endpoint(3, false)], BTreeMap::new()).unwrap();
-    one.send("a", &a_to_b().dont_fragment().udp(1, 2, &[1; 1450]), EMPTY).unwrap();
+    one.send("a", &a_to_b().dont_fragment().udp(1, 2, &[1; 1450]), NetHeader::NONE).unwrap();
     assert_eq!(one.moved()["a.drop.too-big"], 1);
     assert_eq!(frames_of(&mut one, "a").len(), 1);
     assert!(one.left().unwrap().is_empty() && one.punted().is_empty());
@@ -635,7 +641,8 @@ fn a_flood_that_is_too_big_is_one_drop_and_one_answer() {
 fn what_arrives_is_looked_at() {
     let (mut one, mut two) = pair(false, &bypass(), &filtered(IP_B, &[]));
     meet(&mut one, &mut two);
-    one.send("a", &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B), EMPTY).unwrap();
+    one.send("a", &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B), NetHeader::NONE)
+        .unwrap();
     let good = one.left().unwrap().remove(0);
     let mut cases: Vec<(&str, Vec<u8>)> = Vec::new();
     let mut case = |reason: &'static str, change: &dyn Fn(&mut Vec<u8>)| {
@@ -725,17 +732,19 @@ fn nothing_goes_back_to_where_it_came_from() {
     let (mut one, mut two) = pair(false, &bypass(), &bypass());
     let mut three = host(&config(3, false));
     declare(&mut three, "c", C, 42, &bypass());
-    one.send("a", &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B), EMPTY).unwrap();
+    one.send("a", &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B), NetHeader::NONE)
+        .unwrap();
     carry(&mut [&mut one, &mut two, &mut three]);
     assert_eq!((frames_of(&mut two, "b").len(), frames_of(&mut three, "c").len()), (1, 1));
     three
-        .send("c", &build::ethernet(C, A).ipv4([10, 0, 0, 3], IP_A).udp(1, 2, b""), EMPTY)
+        .send("c", &build::ethernet(C, A).ipv4([10, 0, 0, 3], IP_A).udp(1, 2, b""), NetHeader::NONE)
         .unwrap();
     carry(&mut [&mut one, &mut two, &mut three]);
     assert_eq!(frames_of(&mut one, "a").len(), 1);
     assert_eq!(two.moved().get("uplink.drop.not-ours"), Some(&1));
     // Host two knows both; a frame from one for the other is none of its business.
-    one.send("a", &build::ethernet(A, C).ipv4(IP_A, [10, 0, 0, 3]).udp(1, 2, b""), EMPTY).unwrap();
+    one.send("a", &build::ethernet(A, C).ipv4(IP_A, [10, 0, 0, 3]).udp(1, 2, b""), NetHeader::NONE)
+        .unwrap();
     let mut left = one.left().unwrap();
     left[0][30..34].copy_from_slice(&[230, 0, 0, 42]);
     let sum = {
@@ -758,7 +767,7 @@ fn strict_peers_are_the_only_ones_heard() {
         if named {
             two.set_peers(vec![endpoint(1, false)], BTreeMap::new()).unwrap();
         }
-        one.send("a", &request, EMPTY).unwrap();
+        one.send("a", &request, NetHeader::NONE).unwrap();
         carry(&mut [&mut one, &mut two]);
         assert_eq!(frames_of(&mut two, "b").len(), arrives);
     }
@@ -779,7 +788,7 @@ fn the_underlay_is_one_vlan() {
         declare(&mut two, "b", B, 42, &bypass());
         meet(&mut one, &mut two);
         let ping = a_to_b().ping(1, 1, &[7; 300]);
-        one.send("a", &ping, EMPTY).unwrap();
+        one.send("a", &ping, NetHeader::NONE).unwrap();
         let left = one.left().unwrap().remove(0);
         let bare = if vlan == 0 { left.clone() } else { [&left[..12], &left[16..]].concat() };
         if vlan != 0 {
@@ -844,7 +853,7 @@ fn a_machine_that_migrated_is_reached_without_a_word_of_it() {
         two.send(
             "b",
             &build::ethernet(B, Mac::BROADCAST).ipv4(IP_B, [255; 4]).udp(1, 2, b"here"),
-            EMPTY,
+            NetHeader::NONE,
         )
         .unwrap();
         carry(&mut [&mut one, &mut two, &mut three]);
@@ -867,7 +876,7 @@ fn a_machine_that_migrated_is_reached_without_a_word_of_it() {
                     "d" => &mut *two,
                     _ => &mut *three,
                 };
-                sender.send(from, &syn, EMPTY).unwrap();
+                sender.send(from, &syn, NetHeader::NONE).unwrap();
                 carry(&mut [one, two, three]);
                 let [at, other] =
                     if moved { [&mut *three, &mut *two] } else { [&mut *two, &mut *three] };
@@ -975,7 +984,7 @@ fn forged_outer_sources_of_one_network_leave_room_for_the_hosts_of_others() {
         let station = Mac([2, 8, 0, 0, 0, n]);
         two.arrive(&[outer([192, 168, 1, n], [192, 168, 0, 2], 8, &ping(station, C))]).unwrap();
         frames_of(&mut two, "c");
-        two.send("c", &ping(C, station), EMPTY).unwrap();
+        two.send("c", &ping(C, station), NetHeader::NONE).unwrap();
         let left = two.left().unwrap();
         assert_eq!(left.len(), 1);
         assert_eq!(left[0][30..34], [192, 168, 1, n], "host {n}");
@@ -1044,7 +1053,7 @@ fn a_host_that_is_alone_again_forgets() {
     assert_eq!(one.learnt(), 1);
     one.remove("a");
     assert_eq!(one.learnt(), 0);
-    two.send("b", &build::ethernet(B, A).arp_reply(IP_B, IP_A), EMPTY).unwrap();
+    two.send("b", &build::ethernet(B, A).arp_reply(IP_B, IP_A), NetHeader::NONE).unwrap();
     carry(&mut [&mut one, &mut two]);
     assert_eq!(one.moved()["uplink.drop.unknown-vni"], 1);
     declare(&mut one, "a", A, 42, &bypass());
@@ -1063,7 +1072,7 @@ fn garbage_on_the_wire_stays_there() {
         random ^= random << 17;
         (random % n as u64) as usize
     };
-    one.send("a", &a_to_b().udp(1, 2, &[7; 100]), EMPTY).unwrap();
+    one.send("a", &a_to_b().udp(1, 2, &[7; 100]), NetHeader::NONE).unwrap();
     let good = one.left().unwrap().remove(0);
     let (mut sent, mut delivered) = (0u64, 0u64);
     for _ in 0..20_000 {

@@ -183,6 +183,16 @@ pub struct NetHeader {
 }
 
 impl NetHeader {
+    /// Nothing is left to do, and nothing is said.
+    pub const NONE: NetHeader = NetHeader {
+        flags: 0,
+        gso_type: NetHeader::GSO_NONE,
+        hdr_len: 0,
+        gso_size: 0,
+        csum_start: 0,
+        csum_offset: 0,
+        num_buffers: 0,
+    };
     /// Bytes on the ring with `num_buffers`.
     pub const LEN: usize = 12;
     /// Bytes on the ring of a legacy guest without mergeable buffers.

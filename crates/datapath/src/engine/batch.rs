@@ -65,15 +65,7 @@ impl Meta {
         peer: PeerRef(0),
         inside: Inside::NonIp,
         offload: false,
-        net: NetHeader {
-            flags: 0,
-            gso_type: 0,
-            hdr_len: 0,
-            gso_size: 0,
-            csum_start: 0,
-            csum_offset: 0,
-            num_buffers: 0,
-        },
+        net: NetHeader::NONE,
         l3: 0,
         payload: 0,
     };

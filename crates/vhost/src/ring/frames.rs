@@ -75,15 +75,7 @@ impl Frame {
 
     pub(super) const EMPTY: Frame = Frame {
         offload: false,
-        net: NetHeader {
-            flags: 0,
-            gso_type: 0,
-            hdr_len: 0,
-            gso_size: 0,
-            csum_start: 0,
-            csum_offset: 0,
-            num_buffers: 0,
-        },
+        net: NetHeader::NONE,
         len: 0,
         fault: None,
         head_len: 0,
