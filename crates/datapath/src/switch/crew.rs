@@ -80,13 +80,28 @@ fn exists(core: usize) -> bool {
     core < CpuSet::MAX_CPU && Path::new(&format!("/sys/devices/system/cpu/cpu{core}")).exists()
 }
 
-/// Pins a worker that runs, or lets it go where the scheduler puts it.
-pub(super) fn pin(handle: &Handle, core: Option<usize>) {
+/// Returns the processors that the process was started with: what is taken from its threads, and
+/// given back, is of those.
+fn started_with() -> Option<&'static CpuSet> {
+    static STARTED_WITH: OnceLock<Option<CpuSet>> = OnceLock::new();
+    STARTED_WITH.get_or_init(|| sched_getaffinity(None).ok()).as_ref()
+}
+
+/// Pins a worker that runs, or lets it go where the scheduler puts it: not where others of these
+/// processors are pinned, as if it had just been started.
+pub(super) fn pin(handle: &Handle, core: Option<usize>, taken: &[usize]) {
     handle.core.store(core.map_or(-1, |core| core as i32), Ordering::Relaxed);
     let mut set = CpuSet::new();
-    match core {
-        Some(core) => set.set(core),
-        None => (0..CpuSet::MAX_CPU).filter(|core| exists(*core)).for_each(|core| set.set(core)),
+    match (core, started_with()) {
+        (Some(core), _) => set.set(core),
+        (None, Some(all)) => {
+            set = *all;
+            taken.iter().filter(|core| exists(**core)).for_each(|core| set.unset(*core));
+            if set.count() == 0 {
+                set = *all;
+            }
+        }
+        (None, None) => return,
     }
     let thread = Pid::from_raw(handle.thread.load(Ordering::Relaxed));
     if let Some(thread) = thread
@@ -96,18 +111,12 @@ pub(super) fn pin(handle: &Handle, core: Option<usize>) {
     }
 }
 
-/// Processors that the process was started with: what is taken from its threads, and given back,
-/// is of those.
-static STARTED_WITH: OnceLock<Option<CpuSet>> = OnceLock::new();
-
 /// Keeps all threads but the workers off the processors that workers have to themselves, and gives
 /// them back those that workers had. Threads that are started later are like the ones that start
 /// them. A thread that has no other processor stays where it is.
 pub(super) fn keep_others_off(cores: &[usize], former: &[usize]) {
-    let started_with = STARTED_WITH.get_or_init(|| sched_getaffinity(None).ok());
-    let ours = |core: usize| {
-        core < CpuSet::MAX_CPU && started_with.as_ref().is_some_and(|set| set.is_set(core))
-    };
+    let all = started_with();
+    let ours = |core: usize| core < CpuSet::MAX_CPU && all.is_some_and(|set| set.is_set(core));
     let tasks = match std::fs::read_dir("/proc/self/task") {
         Ok(tasks) => tasks,
         Err(why) => {

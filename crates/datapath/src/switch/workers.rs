@@ -102,7 +102,7 @@ impl Switch {
         self.end_workers(&mut crew, workers);
         let handles = self.plane.board.handles();
         for handle in handles.iter().take(workers.min(before)).filter(|_| crew.goes) {
-            pin(handle, crew.core(handle.index));
+            pin(handle, crew.core(handle.index), crew.of(workers));
         }
         Ok(())
     }
