@@ -72,7 +72,7 @@ impl Play {
                 6 => self.daemon = self.between.lease().ok(),
                 7 => {
                     self.daemon = None;
-                    self.between.lose_daemon();
+                    self.between.lose_daemon(step >> 4 & 1 == 0);
                 }
                 8 | 9 => self.hear(),
                 10..13 => self.done(input, step >> 4),

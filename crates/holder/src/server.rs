@@ -56,7 +56,7 @@ use crate::{
 };
 use times::Times;
 use upgrade::NextProgram;
-use vnic::{Registered, Vnic};
+use vnic::{Left, Registered, Vnic};
 
 use crate::{HOLD_ALONE, HOLD_SERVICE, notify::Notify, say};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -477,12 +477,13 @@ impl Holder {
     /// The daemon's process is gone.
     fn leave(&mut self) {
         if let Some(owner) = self.owner.take() {
-            if !owner.stopping && !owner.renewing {
+            let left = if owner.stopping || owner.renewing { Left::InOrder } else { Left::Died };
+            if left == Left::Died {
                 self.crashes += 1;
             }
             self.alone.get_or_insert_with(Instant::now);
             for vnic in self.vnics.values_mut() {
-                vnic.lose_daemon();
+                vnic.lose_daemon(left);
             }
         }
     }
@@ -513,7 +514,7 @@ impl Holder {
         let gap = self.alone.map(|since| since.elapsed()).unwrap_or_default();
         if let Err(error) = self.tell_all(&lease, gap) {
             say(format_args!("daemon {pid:?} did not take what is held: {error}"));
-            self.vnics.values_mut().for_each(Vnic::lose_daemon);
+            self.vnics.values_mut().for_each(|vnic| vnic.lose_daemon(Left::Died));
             return;
         }
         self.alone = None;

@@ -277,6 +277,36 @@ fn a_successor_goes_on_in_the_middle_of_everything() {
     assert!(matches!(busy.channels[1].receive(), Ok(Some(Heard::Connected { .. }))));
 }
 
+/// A message has three daemons at most that die; one that leaves in order is none of them.
+#[test]
+fn a_daemon_that_leaves_in_order_blames_no_message() {
+    use super::vnic::Left;
+    let mut busy = Busy::new();
+    // It has the message: died, nobody, nobody, ..., died, died.
+    let ends = [[Left::Died].as_slice(), &[Left::InOrder; 5], &[Left::Died; 2]].concat();
+    for (nth, left) in ends.iter().enumerate() {
+        let Ok(Some(Heard::Message { bytes, .. })) = busy.channels[1].receive() else {
+            panic!("daemon {nth} gets the message")
+        };
+        assert_eq!(bytes, message(1, 0));
+        let (ours, theirs) = channel().unwrap();
+        // The channel's end is seen before that of the process, or after it.
+        busy.channels[1] = Channel::from(theirs);
+        if nth % 2 == 0 {
+            busy.turn();
+        }
+        let vnic = busy.holder.vnics.get_mut("vnic-1").unwrap();
+        vnic.lose_daemon(*left);
+        vnic.get_daemon(ours);
+        busy.turn();
+    }
+    busy.turn();
+    let Ok(Some(Heard::Gone { reason, .. })) = busy.channels[1].receive() else {
+        panic!("its front end is sent away")
+    };
+    assert_eq!(reason, "3 daemons ended while they carried out its message");
+}
+
 /// Nothing is gone on with that cannot be: cut off, with more behind it, of another form.
 #[test]
 fn what_is_not_understood_is_not_gone_on_with() {

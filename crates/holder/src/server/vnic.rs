@@ -39,6 +39,15 @@ use crate::{
 
 /// Daemons that may die on one message.
 const TRIES: u8 = 3;
+
+/// How a daemon left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// It said before that it ends, or becomes another program: no message is to blame.
+    InOrder,
+    /// Without a word. The message that it had may be why.
+    Died,
+}
 /// Words of a daemon that are heard in a turn.
 const WORDS: usize = 4;
 
@@ -241,14 +250,18 @@ impl Vnic {
     }
 
     pub fn get_daemon(&mut self, channel: OwnedFd) {
-        self.lose_daemon();
+        self.lose_daemon(Left::Died);
         self.channel = Some(channel);
     }
 
-    pub fn lose_daemon(&mut self) {
+    /// Takes the vnic from its daemon, and has the next one carry out what this one had not.
+    pub fn lose_daemon(&mut self, left: Left) {
         self.channel = None;
-        if let Some(pending) = &mut self.pending {
-            pending.handed = false;
+        if let Some(pending) = &mut self.pending
+            && std::mem::take(&mut pending.handed)
+            && left == Left::InOrder
+        {
+            pending.tries = pending.tries.saturating_sub(1);
         }
     }
 
@@ -346,11 +359,16 @@ impl Vnic {
             let (word, files) = match protocol::receive::<Word>(channel) {
                 Ok(Received::Nothing) => return,
                 Ok(Received::Packet(word, files)) => (word, files),
-                // Its lease ends, too, or it is mad: it hears nothing of this vnic any more.
-                Ok(Received::End) => return self.lose_daemon(),
+                // Its lease ends, too, or it is mad: it hears nothing of this vnic any more. What
+                // it has is the next one's when this one has left.
+                Ok(Received::End) => {
+                    self.channel = None;
+                    return;
+                }
                 Err(error) => {
                     say(format_args!("a daemon says of a vnic what nobody understands: {error}"));
-                    return self.lose_daemon();
+                    self.channel = None;
+                    return;
                 }
             };
             match (word, files) {

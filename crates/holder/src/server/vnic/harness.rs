@@ -8,7 +8,7 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::{Registered, TRIES, Vnic, What};
+use super::{Left, Registered, TRIES, Vnic, What};
 use crate::{
     closer::Closer,
     protocol::{MAX_KEPT, MAX_MESSAGE, MAX_STATE, Role},
@@ -76,9 +76,9 @@ impl Between {
         Ok(theirs)
     }
 
-    /// Takes the vnic from its daemon.
-    pub fn lose_daemon(&mut self) {
-        self.vnic.lose_daemon();
+    /// Takes the vnic from its daemon, which died or not.
+    pub fn lose_daemon(&mut self, died: bool) {
+        self.vnic.lose_daemon(if died { Left::Died } else { Left::InOrder });
     }
 
     /// Does what can be done without waiting.
