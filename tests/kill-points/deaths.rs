@@ -119,6 +119,13 @@ impl Traffic {
         })
     }
 
+    /// A daemon has ended, at any step of so many workers. What it cost is seen when frames that
+    /// are sent from now on arrive: until then those that it had delivered do.
+    fn daemon_ended(&mut self, workers: u64) {
+        self.may_cost += BATCH * workers;
+        self.from = self.arrived();
+    }
+
     /// Counts what deaths have cost, if that can be seen by now. Returns the frames.
     fn count(&mut self) -> u64 {
         if !self.goes_on() {
@@ -240,7 +247,7 @@ impl World<'_> {
             while !self.host.daemon_mut().has_ended() {
                 self.traffic.turn();
             }
-            self.traffic.may_cost += BATCH * self.workers;
+            self.traffic.daemon_ended(self.workers);
         }
         // After three deaths before it is ready, a daemon does without its store.
         self.replaced += 1;
@@ -270,7 +277,7 @@ impl World<'_> {
         while !self.host.daemon_mut().has_ended() {
             self.traffic.turn();
         }
-        self.traffic.may_cost += BATCH * self.workers;
+        self.traffic.daemon_ended(self.workers);
     }
 
     /// Works until all these counts have grown.
@@ -322,7 +329,7 @@ impl World<'_> {
             cost += self.traffic.count();
             if let Some(status) = self.host.daemon_mut().ended() {
                 assert_eq!(status.signal(), Some(9), "{death}: {status:?}\n{}", self.log());
-                self.traffic.may_cost += BATCH * self.workers;
+                self.traffic.daemon_ended(self.workers);
                 break;
             }
             if death.point.kills_the_writer() && self.writer_died(&mut changes) {
