@@ -459,12 +459,12 @@ impl Holder {
     fn way_for(&mut self, claim: &OwnedFd) -> Way {
         let Some(owner) = &self.owner else { return Way::Free { renewed: false } };
         if owner.is_dead() {
-            self.leave();
+            self.leave(owner.end());
             return Way::Free { renewed: false };
         }
         let of_owner = || socket_peercred(claim).is_ok_and(|peer| peer.pid == owner.pid);
         if owner.gone && owner.renewing && of_owner() {
-            self.leave();
+            self.leave(Left::InOrder);
             return Way::Free { renewed: true };
         }
         if !owner.gone {
@@ -474,11 +474,10 @@ impl Holder {
         Way::Soon
     }
 
-    /// The daemon's process is gone.
-    fn leave(&mut self) {
+    /// The daemon is gone.
+    fn leave(&mut self, left: Left) {
         if let Some(owner) = self.owner.take() {
-            let left = if owner.stopping || owner.renewing { Left::InOrder } else { Left::Died };
-            if left == Left::Died {
+            if !owner.stopping && !owner.renewing {
                 self.crashes += 1;
             }
             self.alone.get_or_insert_with(Instant::now);
@@ -582,9 +581,9 @@ impl Holder {
     /// Carries out what the daemon says. True if everything is to end.
     fn hear_owner(&mut self) -> bool {
         if self.owner.as_ref().is_some_and(Owner::is_dead) {
-            let stopping = self.owner.as_ref().is_some_and(|owner| owner.stopping);
-            self.leave();
-            if stopping && !self.stays {
+            let left = self.owner.as_ref().map_or(Left::Died, Owner::end);
+            self.leave(left);
+            if left == Left::InOrder && !self.stays {
                 self.ends = Some(Instant::now() + STOPPING);
             }
         }
@@ -710,6 +709,12 @@ enum Way {
 }
 
 impl Owner {
+    /// Returns how one left whose process is dead. One that died on its way into another program
+    /// may have died of a message that this program had.
+    fn end(&self) -> Left {
+        if self.stopping { Left::InOrder } else { Left::Died }
+    }
+
     fn is_dead(&self) -> bool {
         is_ready(&self.process)
     }

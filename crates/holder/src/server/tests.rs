@@ -277,27 +277,39 @@ fn a_successor_goes_on_in_the_middle_of_everything() {
     assert!(matches!(busy.channels[1].receive(), Ok(Some(Heard::Connected { .. }))));
 }
 
-/// A message has three daemons at most that die; one that leaves in order is none of them.
+/// A daemon whose process is dead, and what it had said before.
+fn dead(stopping: bool, renewing: bool) -> Owner {
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let pid = Pid::from_raw(child.id() as i32).unwrap();
+    let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+    child.wait().unwrap();
+    let (lease, _) = channel().unwrap();
+    Owner { lease, pid, process, gone: true, stopping, renewing }
+}
+
+/// A message has three daemons at most that die; one that leaves in order is none of them, and one
+/// that dies while it becomes another program is.
 #[test]
 fn a_daemon_that_leaves_in_order_blames_no_message() {
-    use super::vnic::Left;
     let mut busy = Busy::new();
-    // It has the message: died, nobody, nobody, ..., died, died.
-    let ends = [[Left::Died].as_slice(), &[Left::InOrder; 5], &[Left::Died; 2]].concat();
-    for (nth, left) in ends.iter().enumerate() {
+    let (died, stopped, on_the_way) = ((false, false), (true, false), (false, true));
+    let ends = [died, stopped, stopped, stopped, stopped, on_the_way, stopped, died];
+    for (nth, (stopping, renewing)) in ends.into_iter().enumerate() {
         let Ok(Some(Heard::Message { bytes, .. })) = busy.channels[1].receive() else {
             panic!("daemon {nth} gets the message")
         };
         assert_eq!(bytes, message(1, 0));
         let (ours, theirs) = channel().unwrap();
-        // The channel's end is seen before that of the process, or after it.
         busy.channels[1] = Channel::from(theirs);
+        // The channel's end is seen before that of the process, or after it; and this holder may
+        // have become another one in between.
         if nth % 2 == 0 {
             busy.turn();
+            busy.hand_over();
         }
-        let vnic = busy.holder.vnics.get_mut("vnic-1").unwrap();
-        vnic.lose_daemon(*left);
-        vnic.get_daemon(ours);
+        busy.holder.owner = Some(dead(stopping, renewing));
+        assert!(!busy.holder.hear_owner());
+        busy.holder.vnics.get_mut("vnic-1").unwrap().get_daemon(ours);
         busy.turn();
     }
     busy.turn();

@@ -40,16 +40,17 @@ use crate::{
 /// Daemons that may die on one message.
 const TRIES: u8 = 3;
 
+/// Words of a daemon that are heard in a turn.
+const WORDS: usize = 4;
+
 /// How a daemon left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// It said before that it ends, or becomes another program: no message is to blame.
+    /// It said before that it ends, or became another program: no message is to blame.
     InOrder,
     /// Without a word. The message that it had may be why.
     Died,
 }
-/// Words of a daemon that are heard in a turn.
-const WORDS: usize = 4;
 
 /// A vnic as the daemon registered it.
 pub struct Registered {
@@ -366,8 +367,8 @@ impl Vnic {
                     return;
                 }
                 Err(error) => {
-                    say(format_args!("a daemon says of a vnic what nobody understands: {error}"));
                     self.channel = None;
+                    say(format_args!("a daemon says of a vnic what nobody understands: {error}"));
                     return;
                 }
             };
