@@ -72,6 +72,10 @@ impl Play {
                 6 => self.daemon = self.between.lease().ok(),
                 7 => {
                     self.daemon = None;
+                    // The end of the channel may be seen first.
+                    if step >> 5 & 1 == 1 {
+                        self.between.turn();
+                    }
                     self.between.lose_daemon(step >> 4 & 1 == 0);
                 }
                 8 | 9 => self.hear(),

@@ -476,8 +476,8 @@ impl Holder {
 
     /// The daemon is gone.
     fn leave(&mut self, left: Left) {
-        if let Some(owner) = self.owner.take() {
-            if !owner.stopping && !owner.renewing {
+        if self.owner.take().is_some() {
+            if left == Left::Died {
                 self.crashes += 1;
             }
             self.alone.get_or_insert_with(Instant::now);

@@ -277,46 +277,110 @@ fn a_successor_goes_on_in_the_middle_of_everything() {
     assert!(matches!(busy.channels[1].receive(), Ok(Some(Heard::Connected { .. }))));
 }
 
-/// A daemon whose process is dead, and what it had said before.
-fn dead(stopping: bool, renewing: bool) -> Owner {
-    let mut child = std::process::Command::new("true").spawn().unwrap();
-    let pid = Pid::from_raw(child.id() as i32).unwrap();
-    let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
-    child.wait().unwrap();
-    let (lease, _) = channel().unwrap();
-    Owner { lease, pid, process, gone: true, stopping, renewing }
+/// Ends of a daemon: what it had said before, and whether its process is dead.
+#[derive(Clone, Copy, Debug)]
+enum Ends {
+    Died,
+    Stopped,
+    /// It had said that its process becomes another program.
+    DiedOnTheWay,
+    /// The same, and the process is that program, which claims.
+    Renewed,
 }
 
-/// A message has three daemons at most that die; one that leaves in order is none of them, and one
+impl Busy {
+    /// Has the daemon of now end, and another one take its place. `claims`: the successor is there
+    /// before the end is seen.
+    fn end(&mut self, how: Ends, claims: bool) {
+        let process = if let Ends::Renewed = how {
+            pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap()
+        } else {
+            let mut child = std::process::Command::new("true").spawn().unwrap();
+            let pid = Pid::from_raw(child.id() as i32).unwrap();
+            let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+            child.wait().unwrap();
+            process
+        };
+        let (lease, claim) = channel().unwrap();
+        self.holder.owner = Some(Owner {
+            lease,
+            pid: rustix::process::getpid(),
+            process,
+            gone: true,
+            stopping: matches!(how, Ends::Stopped),
+            renewing: matches!(how, Ends::Renewed | Ends::DiedOnTheWay),
+        });
+        let renewed = matches!(how, Ends::Renewed);
+        if renewed || claims {
+            let way = self.holder.way_for(&claim);
+            assert!(matches!(way, Way::Free { renewed: is } if is == renewed), "{how:?}");
+        } else {
+            assert!(!self.holder.hear_owner());
+        }
+        assert!(self.holder.owner.is_none());
+        let (ours, theirs) = channel().unwrap();
+        self.channels[1] = Channel::from(theirs);
+        self.holder.vnics.get_mut("vnic-1").unwrap().get_daemon(ours);
+        self.turn();
+        self.turn();
+    }
+
+    /// Returns whether the daemon of now gets the message of the second front end: otherwise that
+    /// one is gone.
+    fn gets_the_message(&self) -> bool {
+        match self.channels[1].receive() {
+            Ok(Some(Heard::Message { bytes, .. })) => {
+                assert_eq!(bytes, message(1, 0));
+                true
+            }
+            Ok(Some(Heard::Gone { reason, .. })) => {
+                let why = "3 daemons or more ended while they carried out its message";
+                assert_eq!(reason, why);
+                false
+            }
+            _ => panic!("the daemon hears something else, or nothing"),
+        }
+    }
+}
+
+/// A message has three daemons at most that die. One that leaves in order is none of them, and one
 /// that dies while it becomes another program is.
 #[test]
 fn a_daemon_that_leaves_in_order_blames_no_message() {
-    let mut busy = Busy::new();
-    let (died, stopped, on_the_way) = ((false, false), (true, false), (false, true));
-    let ends = [died, stopped, stopped, stopped, stopped, on_the_way, stopped, died];
-    for (nth, (stopping, renewing)) in ends.into_iter().enumerate() {
-        let Ok(Some(Heard::Message { bytes, .. })) = busy.channels[1].receive() else {
-            panic!("daemon {nth} gets the message")
-        };
-        assert_eq!(bytes, message(1, 0));
-        let (ours, theirs) = channel().unwrap();
-        busy.channels[1] = Channel::from(theirs);
-        // The channel's end is seen before that of the process, or after it; and this holder may
-        // have become another one in between.
-        if nth % 2 == 0 {
-            busy.turn();
-            busy.hand_over();
+    use Ends::{Died, DiedOnTheWay, Renewed, Stopped};
+    let ends =
+        [Died, Stopped, Renewed, Renewed, Stopped, DiedOnTheWay, Stopped, Renewed, Stopped, Died];
+    for claims in [false, true] {
+        let mut busy = Busy::new();
+        for (nth, how) in ends.into_iter().enumerate() {
+            assert!(busy.gets_the_message(), "{nth}");
+            // The channel's end is seen before that of the process, or after it; and this holder
+            // may have become another one in between.
+            if nth % 2 == 0 {
+                drop(std::mem::replace(&mut busy.channels[1], Channel::from(channel().unwrap().0)));
+                busy.turn();
+                busy.hand_over();
+            }
+            busy.end(how, claims);
         }
-        busy.holder.owner = Some(dead(stopping, renewing));
-        assert!(!busy.holder.hear_owner());
-        busy.holder.vnics.get_mut("vnic-1").unwrap().get_daemon(ours);
-        busy.turn();
+        assert!(!busy.gets_the_message());
+        let crashes = ends.iter().filter(|how| matches!(how, Died | DiedOnTheWay)).count();
+        assert_eq!(busy.holder.crashes, crashes as u64);
     }
-    busy.turn();
-    let Ok(Some(Heard::Gone { reason, .. })) = busy.channels[1].receive() else {
-        panic!("its front end is sent away")
-    };
-    assert_eq!(reason, "3 daemons ended while they carried out its message");
+}
+
+/// A message may be why daemons are stopped: they hang. It has no end of them, either.
+#[test]
+fn a_message_has_an_end_of_stops_too() {
+    for how in [Ends::Stopped, Ends::Renewed] {
+        let mut busy = Busy::new();
+        let daemons = (0..1000).take_while(|_| {
+            let gets = busy.gets_the_message();
+            busy.end(how, false);
+            gets
+        });
+        assert_eq!(daemons.count(), usize::from(vnic::TRIES * vnic::PARTS));
+    }
 }
 
 /// Nothing is gone on with that cannot be: cut off, with more behind it, of another form.

@@ -38,7 +38,10 @@ use crate::{
 };
 
 /// Daemons that may die on one message.
-const TRIES: u8 = 3;
+pub const TRIES: u8 = 3;
+/// Parts of a try. One that ends in order counts for a single part: as a rule nobody is to blame,
+/// but it may be stopped because the message made it hang.
+pub const PARTS: u8 = 16;
 
 /// Words of a daemon that are heard in a turn.
 const WORDS: usize = 4;
@@ -46,9 +49,9 @@ const WORDS: usize = 4;
 /// How a daemon left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// It said before that it ends, or became another program: no message is to blame.
+    /// It said before that it ends, or became another program.
     InOrder,
-    /// Without a word. The message that it had may be why.
+    /// Otherwise. The message that it had may be why.
     Died,
 }
 
@@ -72,8 +75,8 @@ struct Pending {
     what: What,
     /// The daemon of now knows it.
     handed: bool,
-    /// Daemons that got it.
-    tries: u8,
+    /// [`PARTS`] for each daemon that got it and has it, or died; one for each that ended in order.
+    blame: u8,
     since: Instant,
 }
 
@@ -133,7 +136,7 @@ impl Pass for Pending {
         to.number(self.number);
         self.what.give(to);
         to.flag(self.handed);
-        to.byte(self.tries);
+        to.byte(self.blame / PARTS);
         to.since(self.since);
     }
 
@@ -142,7 +145,7 @@ impl Pass for Pending {
             number: from.number()?,
             what: What::take(from)?,
             handed: from.flag()?,
-            tries: from.byte()?,
+            blame: from.byte()?.saturating_mul(PARTS),
             since: from.time()?,
         })
     }
@@ -262,7 +265,7 @@ impl Vnic {
             && std::mem::take(&mut pending.handed)
             && left == Left::InOrder
         {
-            pending.tries = pending.tries.saturating_sub(1);
+            pending.blame = pending.blame.saturating_sub(PARTS - 1);
         }
     }
 
@@ -443,7 +446,7 @@ impl Vnic {
         self.number += 1;
         let number = self.number;
         self.pending =
-            Some(Pending { number, what, handed: false, tries: 0, since: Instant::now() });
+            Some(Pending { number, what, handed: false, blame: 0, since: Instant::now() });
     }
 
     fn drop_pending(&mut self, closer: &mut Closer) {
@@ -548,8 +551,9 @@ impl Vnic {
         let Some(channel) = self.channel.as_ref().filter(|_| !pending.handed) else { return };
         let number = pending.number;
         let sent = match &pending.what {
-            What::Message { .. } if pending.tries >= TRIES => {
-                let why = format!("{TRIES} daemons ended while they carried out its message");
+            What::Message { .. } if pending.blame >= TRIES * PARTS => {
+                let why =
+                    format!("{TRIES} daemons or more ended while they carried out its message");
                 return self.send_away(why, closer);
             }
             What::Connected { pid } => {
@@ -568,7 +572,7 @@ impl Vnic {
         if sent.is_ok() {
             pending.handed = true;
             // Only a message has a bound: daemons may die while one front end waits, without end.
-            pending.tries = pending.tries.saturating_add(1);
+            pending.blame = pending.blame.saturating_add(PARTS);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::{Left, Registered, TRIES, Vnic, What};
+use super::{Left, PARTS, Registered, TRIES, Vnic, What};
 use crate::{
     closer::Closer,
     protocol::{MAX_KEPT, MAX_MESSAGE, MAX_STATE, Role},
@@ -102,8 +102,11 @@ impl Between {
             Some(pending) if pending.number > vnic.number => wrong("a number of the future"),
             Some(pending) => match &pending.what {
                 What::Message { bytes, .. } if bytes.len() > MAX_MESSAGE => wrong("too long"),
-                What::Message { .. } if pending.tries > TRIES => {
+                What::Message { .. } if pending.blame >= (TRIES + 1) * PARTS => {
                     wrong("it killed more daemons than it may")
+                }
+                What::Message { .. } if pending.handed && pending.blame < PARTS => {
+                    wrong("a daemon has it that does not count")
                 }
                 What::Message { .. } | What::Connected { .. } if vnic.front.is_none() => {
                     wrong("a message of nobody")
