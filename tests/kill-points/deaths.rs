@@ -120,10 +120,13 @@ impl Traffic {
     }
 
     /// A daemon has ended, at any step of so many workers. What it cost is seen when frames that
-    /// are sent from now on arrive: until then those that it had delivered do.
-    fn daemon_ended(&mut self, workers: u64) {
+    /// are sent from now on arrive: until then those that it had delivered do. Returns what those
+    /// before it cost, if that can be seen by now.
+    fn daemon_ended(&mut self, workers: u64) -> u64 {
+        let cost = self.count();
         self.may_cost += BATCH * workers;
         self.from = self.arrived();
+        cost
     }
 
     /// Counts what deaths have cost, if that can be seen by now. Returns the frames.
@@ -329,7 +332,7 @@ impl World<'_> {
             cost += self.traffic.count();
             if let Some(status) = self.host.daemon_mut().ended() {
                 assert_eq!(status.signal(), Some(9), "{death}: {status:?}\n{}", self.log());
-                self.traffic.daemon_ended(self.workers);
+                cost += self.traffic.daemon_ended(self.workers);
                 break;
             }
             if death.point.kills_the_writer() && self.writer_died(&mut changes) {
