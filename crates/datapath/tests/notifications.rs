@@ -95,8 +95,17 @@ fn with_flags() {
 #[test]
 fn a_ring_that_starts_is_polled() {
     for features in [LINUX, LINUX.without(Features::EVENT_IDX)] {
-        let mut host = host(features);
-        send(&mut host, 5);
-        assert!(sender(&mut host).kicks <= 1);
+        let (mut round, mut tries) = (0, 0);
+        while round < 20 {
+            tries += 1;
+            assert!(tries < 2000, "this machine never goes on for 5 frames");
+            let mut host = host(features);
+            let longest = send(&mut host, 5);
+            // Otherwise the test had no processor meanwhile, and the ring may rest by rights.
+            if longest <= Duration::from_micros(40) {
+                round += 1;
+                assert!(sender(&mut host).kicks <= 1, "round {round}");
+            }
+        }
     }
 }
