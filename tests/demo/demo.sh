@@ -69,6 +69,8 @@ cleanup() {
       for host in one two; do
         echo "host $host:"
         on "$host" daemon_log
+        on "$host" bf drops || true
+        on "$host" bf nic list --wide || true
       done
       echo "logs: $OUT    repeat with: make demo    to look around: make demo KEEP=1"
     } >&2
