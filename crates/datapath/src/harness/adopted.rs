@@ -6,6 +6,7 @@ use crate::harness::{Host, error::Error};
 use crate::ip::{Tuple, tcp::TcpState};
 use crate::session::{
     Admitted, FormerSessions, HashKey, Key, Life, NO_TRACK, Name, Past, State, Table, Timeouts,
+    Zone,
 };
 
 /// Records of a [`LeftTable`], and the second in which it is adopted.
@@ -107,7 +108,7 @@ fn add(table: &Table, n: u16, stamp: u32) {
         vlan: 0,
         protocol: 6,
     };
-    let key = Key::new(&tuple, 7, u32::from(n) % 4, (u32::from(n) + 1) % 4);
+    let key = Key::new(&tuple, Zone::of(7), u32::from(n) % 4, (u32::from(n) + 1) % 4);
     let admission = Admitted { stamp, cells: [1, 2], answers: true };
     let state = State::Tcp(TcpState::Established);
     let life = Life { now: NOW - 10, state, track: NO_TRACK, past: Past::NONE };

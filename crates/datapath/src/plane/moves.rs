@@ -20,7 +20,7 @@ use crate::ip::{
 };
 use crate::overlay::impossible;
 use crate::plane::{Plane, policies::copy_with};
-use crate::session::{Admitted, Key, Life, Line2, NotInserted, Past, State};
+use crate::session::{Admitted, Key, Life, Line2, NotInserted, Past, State, Zone};
 use crate::stages::filter::{counted, has_room};
 use crate::world::{
     fdb::{Learning, MAX_PER_NETWORK},
@@ -212,7 +212,7 @@ impl Plane {
             let [egress, ingress] = admission.cells;
             // Of the end that left no rule counts here any more.
             let cells = if opened { [0, ingress] } else { [egress, 0] };
-            let key = Key::new(&key.tuple(), key.vni(), from, to);
+            let key = Key::new(&key.tuple(), key.zone(), from, to);
             let life = Life { now, state: line.state, track: line.track, past: past(&line, now) };
             let _ = self.add_moved(snapshot, network, &key, Admitted { cells, ..admission }, &life);
         });
@@ -395,7 +395,7 @@ impl Import<'_> {
     /// Returns the key of a session between the vnics in two slots.
     fn key(&self, session: &MovedSession, own: u32, other: u32) -> Key {
         let (from, to) = if session.opened { (own, other) } else { (other, own) };
-        Key::new(&session.tuple, self.vnic.vni, from, to)
+        Key::new(&session.tuple, Zone::of(self.vnic.vni), from, to)
     }
 
     /// Returns the other end of a session, by its address.

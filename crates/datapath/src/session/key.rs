@@ -5,6 +5,42 @@ use crate::ip::Tuple;
 /// Stands for "not a vnic of this host" in place of a slot.
 pub(crate) const REMOTE: u32 = (1 << 20) - 1;
 
+/// Zone of a session: the network of its ends, or of one of them if a router joins two networks.
+///
+/// The same addresses in another zone are another conversation. Of two ends on this host in
+/// different networks, the zone has the smaller VNI, so that both directions have one zone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Zone(u32);
+
+impl Zone {
+    /// Bit that says that a router joins the ends.
+    const ROUTED: u32 = 1 << 31;
+
+    /// Returns the zone of what does not leave its network.
+    #[inline(always)]
+    pub const fn of(vni: u32) -> Zone {
+        Zone(vni & 0xff_ffff)
+    }
+
+    /// Returns the zone of what a router passes on.
+    #[cfg_attr(not(test), expect(dead_code, reason = "routers will do it"))]
+    pub const fn routed(vni: u32) -> Zone {
+        Zone(vni & 0xff_ffff | Zone::ROUTED)
+    }
+
+    /// Returns the network.
+    #[inline(always)]
+    pub const fn vni(self) -> u32 {
+        self.0 & !Zone::ROUTED
+    }
+
+    /// Returns whether a router joins the ends.
+    #[inline(always)]
+    pub const fn is_routed(self) -> bool {
+        self.0 & Zone::ROUTED != 0
+    }
+}
+
 /// Two ends of a flow in the orientation of one frame. The ends' vnics are part of it: the same
 /// addresses between other ports are another session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,11 +49,14 @@ pub(crate) struct Key {
     destination: [u64; 2],
     /// Source port 16, destination port 16, VNI 24, protocol 8.
     ports: u64,
-    /// Slot of the sender 20, of the receiver 20, VLAN 16, zeros 8.
+    /// Slot of the sender 20, of the receiver 20, 1 if a router joins them, VLAN 15, zeros 8.
     ends: u64,
 }
 
 const FLAGS: u64 = 0xff;
+/// Bit of the last word that says that a router joins the ends.
+const ROUTED: u64 = 1 << 23;
+const VLAN: u16 = 0x7fff;
 
 fn halves(address: u128) -> [u64; 2] {
     [(address >> 64) as u64, address as u64]
@@ -28,18 +67,22 @@ fn whole([high, low]: [u64; 2]) -> u128 {
 }
 
 impl Key {
-    /// Makes the key of a frame with this tuple in network `vni`, from the vnic in slot `from` to
-    /// the one in slot `to`.
+    /// Makes the key of a frame with this tuple in a zone, from the vnic in slot `from` to the one
+    /// in slot `to`.
     #[inline(always)]
-    pub fn new(tuple: &Tuple, vni: u32, from: u32, to: u32) -> Key {
+    pub fn new(tuple: &Tuple, zone: Zone, from: u32, to: u32) -> Key {
+        let routed = if zone.is_routed() { ROUTED } else { 0 };
         Key {
             source: halves(tuple.source),
             destination: halves(tuple.destination),
             ports: u64::from(tuple.source_port) << 48
                 | u64::from(tuple.destination_port) << 32
-                | u64::from(vni & 0xff_ffff) << 8
+                | u64::from(zone.vni()) << 8
                 | u64::from(tuple.protocol),
-            ends: u64::from(from) << 44 | u64::from(to & REMOTE) << 24 | u64::from(tuple.vlan) << 8,
+            ends: u64::from(from) << 44
+                | u64::from(to & REMOTE) << 24
+                | routed
+                | u64::from(tuple.vlan & VLAN) << 8,
         }
     }
 
@@ -57,7 +100,7 @@ impl Key {
         }
     }
 
-    /// Returns whether both have the same addresses, ports, protocol and VLAN in one network, in
+    /// Returns whether both have the same addresses, ports, protocol and VLAN in one zone, in
     /// either direction. The vnics may differ.
     pub fn is_copy_of(&self, other: &Key) -> bool {
         let flow = |key: &Key| Key { ends: key.ends & 0xff_ff00, ..*key };
@@ -107,12 +150,18 @@ impl Key {
             destination: whole(self.destination),
             source_port: (self.ports >> 48) as u16,
             destination_port: (self.ports >> 32) as u16,
-            vlan: (self.ends >> 8) as u16,
+            vlan: (self.ends >> 8) as u16 & VLAN,
             protocol: self.ports as u8,
         }
     }
 
-    /// Returns the network.
+    /// Returns the zone.
+    pub fn zone(&self) -> Zone {
+        let zone = Zone::of(self.vni());
+        if self.ends & ROUTED == 0 { zone } else { Zone(zone.0 | Zone::ROUTED) }
+    }
+
+    /// Returns the network of [`Self::zone`].
     pub fn vni(&self) -> u32 {
         (self.ports >> 8) as u32 & 0xff_ffff
     }
@@ -134,17 +183,19 @@ mod tests {
     use proptest::prelude::*;
 
     prop_compose! {
-        fn any_key()(source: u128, destination: u128, ports: (u16, u16), vlan: u16, protocol: u8, vni in 0u32..1 << 24,
-            from in 0..=REMOTE, to in 0..=REMOTE) -> (Tuple, u32, u32, u32) {
-            (Tuple { source, destination, source_port: ports.0, destination_port: ports.1, vlan, protocol }, vni, from, to)
+        fn any_key()(source: u128, destination: u128, ports: (u16, u16), vlan in 0..=VLAN, protocol: u8, vni in 0u32..1 << 24,
+            routed: bool, from in 0..=REMOTE, to in 0..=REMOTE) -> (Tuple, Zone, u32, u32) {
+            let zone = if routed { Zone::routed(vni) } else { Zone::of(vni) };
+            (Tuple { source, destination, source_port: ports.0, destination_port: ports.1, vlan, protocol }, zone, from, to)
         }
     }
 
     proptest! {
         #[test]
-        fn nothing_of_a_key_is_lost((tuple, vni, from, to) in any_key(), flags: u8) {
-            let key = Key::new(&tuple, vni, from, to);
-            prop_assert_eq!((key.tuple(), key.vni(), key.slots()), (tuple, vni, (from, to)));
+        fn nothing_of_a_key_is_lost((tuple, zone, from, to) in any_key(), flags: u8) {
+            let key = Key::new(&tuple, zone, from, to);
+            prop_assert_eq!((key.tuple(), key.zone(), key.slots()), (tuple, zone, (from, to)));
+            prop_assert_eq!(key.vni(), zone.vni());
             let mut words = key.words();
             words[5] |= u64::from(flags);
             prop_assert_eq!(Key::from_words(words), key);
@@ -152,18 +203,18 @@ mod tests {
             prop_assert_eq!(back.reversed(), key);
             let other = Tuple { source: tuple.destination, destination: tuple.source, source_port: tuple.destination_port,
                 destination_port: tuple.source_port, ..tuple };
-            prop_assert_eq!(back, Key::new(&other, vni, to, from));
+            prop_assert_eq!(back, Key::new(&other, zone, to, from));
         }
     }
 
     #[test]
     fn copies_are_of_one_flow_whatever_the_vnics() {
         let tuple = SAMPLE;
-        let key = Key::new(&tuple, 7, 8, 9);
+        let key = Key::new(&tuple, Zone::of(7), 8, 9);
         for other in [
-            Key::new(&tuple, 7, 8, 9),
-            Key::new(&tuple, 7, 0, REMOTE),
-            Key::new(&tuple.reversed(), 7, 1, 1),
+            Key::new(&tuple, Zone::of(7), 8, 9),
+            Key::new(&tuple, Zone::of(7), 0, REMOTE),
+            Key::new(&tuple.reversed(), Zone::of(7), 1, 1),
         ] {
             assert!(key.is_copy_of(&other) && other.is_copy_of(&key));
         }
@@ -177,9 +228,10 @@ mod tests {
             Tuple { vlan: 0x1005, ..tuple },
             Tuple { protocol: 17, ..tuple },
         ] {
-            assert!(!key.is_copy_of(&Key::new(&other, 7, 8, 9)), "{other:?}");
+            assert!(!key.is_copy_of(&Key::new(&other, Zone::of(7), 8, 9)), "{other:?}");
         }
-        assert!(!key.is_copy_of(&Key::new(&tuple, 8, 8, 9)));
+        assert!(!key.is_copy_of(&Key::new(&tuple, Zone::of(8), 8, 9)));
+        assert!(!key.is_copy_of(&Key::new(&tuple, Zone::routed(7), 8, 9)));
     }
 
     #[test]
@@ -192,7 +244,7 @@ mod tests {
             vlan: 5,
             protocol: 6,
         };
-        let key = Key::new(&tuple, 7, 8, 9);
+        let key = Key::new(&tuple, Zone::of(7), 8, 9);
         for (words, direction) in [(key.words(), 0), (key.reversed().words(), 1)] {
             assert_eq!(key.direction_of(&words), Some(direction));
             for at in 0..6 {

@@ -22,7 +22,7 @@ pub(crate) use config::SessionTimes;
 pub use former::{FormerSessions, FormerTable, Unusable, look_at};
 pub(crate) use hash::HashKey;
 pub(crate) use held::{BatchChanges, FIRST_NOT_TCP, is_unsettled};
-pub(crate) use key::Key;
+pub(crate) use key::{Key, Zone};
 pub(crate) use layout::Here;
 pub(crate) use names::Name;
 pub(crate) use open::open;

@@ -398,10 +398,13 @@ pub(super) fn track_of(seen: u64, load: impl Fn(usize) -> u64) -> Track {
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
-    use crate::{ip::Tuple, session::key::SAMPLE};
+    use crate::{
+        ip::Tuple,
+        session::key::{SAMPLE, Zone},
+    };
 
     fn key() -> Key {
-        Key::new(&Tuple { source: 1 << 100 | 1, ..SAMPLE }, 7, 8, 9)
+        Key::new(&Tuple { source: 1 << 100 | 1, ..SAMPLE }, Zone::of(7), 8, 9)
     }
 
     const ADMISSION: Admitted =

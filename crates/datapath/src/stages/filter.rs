@@ -24,7 +24,7 @@ use crate::engine::{
     reason::ReasonInfo,
 };
 use crate::ip::frame::inside;
-use crate::session::Key;
+use crate::session::{Key, Zone};
 use crate::stages::{
     context::Context,
     stage::{Stage, StageConfig},
@@ -170,7 +170,7 @@ fn read<'a>(
             if let Some(segment) = segment {
                 flow.segment = segment;
             }
-            flow.key = Key::new(&tuple, sender.vni, sender.place.slot, receiver);
+            flow.key = Key::new(&tuple, Zone::of(sender.vni), sender.place.slot, receiver);
             pending.fast = true;
         } else {
             pending.slow = true;

@@ -19,7 +19,7 @@ use crate::engine::{
 };
 use crate::ip::{Address, L4, Packet, frame::inside};
 use crate::plane::{Plane, sessions::Admission};
-use crate::session::{Found, Key};
+use crate::session::{Found, Key, Zone};
 use crate::stages::{
     antispoof::Antispoof,
     claims::{self, Claims},
@@ -178,9 +178,14 @@ impl<'a> Recorder<'a> {
         };
         self.world.take_stations(vni, [mac(0), mac(6)]);
         if let Some(packet) = &self.packet {
-            self.world.take_sessions(&Key::new(&packet.tuple, vni, self.from, self.from));
+            self.world.take_sessions(&Key::new(&packet.tuple, Zone::of(vni), self.from, self.from));
             if let L4::Error(quoted) = &packet.l4 {
-                self.world.take_sessions(&Key::new(&quoted.tuple, vni, self.from, self.from));
+                self.world.take_sessions(&Key::new(
+                    &quoted.tuple,
+                    Zone::of(vni),
+                    self.from,
+                    self.from,
+                ));
             }
         }
     }
@@ -193,7 +198,7 @@ impl<'a> Recorder<'a> {
     fn key(&self, context: &Context<'_>) -> Option<Key> {
         let packet = self.packet.as_ref()?;
         let receiver = self.receiver(context)?;
-        Some(Key::new(&packet.tuple, context.sender.vni, self.from, receiver.place.slot))
+        Some(Key::new(&packet.tuple, Zone::of(context.sender.vni), self.from, receiver.place.slot))
     }
 
     fn find(&self, context: &Context<'_>) -> Option<Found> {

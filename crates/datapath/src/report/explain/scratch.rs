@@ -18,7 +18,7 @@ use crate::engine::{
 use crate::engine::{budget::Budget, tap::TapNotes};
 use crate::ip::{frame::inside, parse::parse, tcp::Track};
 use crate::plane::policies::copy_with;
-use crate::session::{Key, Life, Past, Shares, Table};
+use crate::session::{Key, Life, Past, Shares, Table, Zone};
 use crate::stages::{context::Context, filter::FragmentTable};
 use crate::worker::Shared;
 use crate::world::{
@@ -134,7 +134,7 @@ impl<'a> World<'a> {
         let Inside::Ip { at, vlan } = inside(frame) else { return None };
         let tuple = parse(frame, at.into(), vlan, frame.len() as u32).ok()?.tuple;
         let real = &self.shared.table;
-        let key = Key::new(&tuple, vni, from, from);
+        let key = Key::new(&tuple, Zone::of(vni), from, from);
         real.find_map(real.hash(&key), |index, stored, _| {
             let direction = match stored.slots() {
                 _ if stored.vni() != vni => return None,

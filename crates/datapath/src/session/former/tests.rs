@@ -9,6 +9,7 @@ use crate::ip::{Tuple, tcp::UNKNOWN};
 use crate::session::{
     former::*,
     hash::HashKey,
+    key::Zone,
     layout::HEAD_HASH_KEY,
     memory::Fate,
     record::{Admitted, Life, NO_TRACK, Past},
@@ -79,7 +80,7 @@ fn key(port: u16, protocol: u8, slots: (u32, u32)) -> Key {
         vlan: 0,
         protocol,
     };
-    Key::new(&tuple, 7, slots.0, slots.1)
+    Key::new(&tuple, Zone::of(7), slots.0, slots.1)
 }
 
 fn add(table: &Table, key: &Key, stamp: u32, now: u32, state: State) {

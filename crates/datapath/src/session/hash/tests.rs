@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::ip::Tuple;
+use crate::session::key::Zone;
 
 /// Returns both functions, or one where the processor has no AES rounds.
 fn hashers(key: HashKey) -> Vec<Hasher> {
@@ -54,11 +55,11 @@ proptest! {
     ) {
         let tuple = Tuple { source, destination, source_port: ports.0, destination_port: ports.1, vlan, protocol };
         let [from, to, other_from, other_to] = slots.map(|slot| slot & 0xf_ffff);
-        let key = Key::new(&tuple, vni, from, to);
+        let key = Key::new(&tuple, Zone::of(vni), from, to);
         for hasher in hashers(HashKey(secret)) {
             let hash = hasher.hash(&key);
             prop_assert_eq!(hasher.hash(&key.reversed()), hash);
-            prop_assert_eq!(hasher.hash(&Key::new(&tuple, vni, other_from, other_to)), hash);
+            prop_assert_eq!(hasher.hash(&Key::new(&tuple, Zone::of(vni), other_from, other_to)), hash);
             let mut batch = Vec::new();
             hasher.hash_each([key, key.reversed()].iter(), |key| key, |_, hash| batch.push(hash));
             prop_assert_eq!(batch, [hash, hash]);
@@ -173,7 +174,7 @@ fn ports_do_not_make_up_for_interface_identifiers() {
                 vlan: 0,
                 protocol: 6,
             };
-            *seen.entry(hasher.hash(&Key::new(&tuple, 7, 1, 2))).or_insert(0) += 1;
+            *seen.entry(hasher.hash(&Key::new(&tuple, Zone::of(7), 1, 2))).or_insert(0) += 1;
         }
         assert_eq!(seen.len(), 1000, "{:?}", hasher.kind());
     }
@@ -203,7 +204,7 @@ fn the_hash_spreads_neighbours() {
                     protocol: 6,
                 };
                 *used
-                    .entry((hasher.hash(&Key::new(&tuple, 7, 1, 2)) >> part) as u16)
+                    .entry((hasher.hash(&Key::new(&tuple, Zone::of(7), 1, 2)) >> part) as u16)
                     .or_insert(0u32) += 1;
             }
             // 65,536 keys in as many cells: Poisson with a mean of one.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::ip::tcp::{ACK, ADRIFT, FIN, RST, SYN, open};
 use crate::session::{
-    key::{Key, SAMPLE},
+    key::{Key, SAMPLE, Zone},
     memory::Unit,
     record::{Admitted, Life, NO_TRACK, Past},
 };
@@ -18,7 +18,7 @@ const TRACK: Track = Track {
 };
 
 fn key() -> Key {
-    Key::new(&SAMPLE, 7, 8, 9)
+    Key::new(&SAMPLE, Zone::of(7), 8, 9)
 }
 
 fn write(record: &Record<'_>, state: State, track: Track) {

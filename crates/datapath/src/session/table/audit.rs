@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::*;
 use crate::ip::Tuple;
-use crate::session::{NO_TRACK, Past, State};
+use crate::session::{NO_TRACK, Past, State, key::Zone};
 
 pub(super) const HASH_KEY: HashKey = HashKey([
     0x9e37_79b9_7f4a_7c15,
@@ -23,7 +23,7 @@ pub(super) fn key(n: u32) -> Key {
         vlan: 0,
         protocol: 17,
     };
-    Key::new(&tuple, 7, n % 1000, 1000 + n % 7)
+    Key::new(&tuple, Zone::of(7), n % 1000, 1000 + n % 7)
 }
 
 /// Returns the number of a [`key`].

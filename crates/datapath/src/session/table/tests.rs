@@ -3,6 +3,7 @@ use std::collections::HashSet;
 use crate::ip::{Tuple, tcp::TcpState};
 use crate::session::{
     BatchChanges, State,
+    key::Zone,
     table::{audit::*, *},
 };
 
@@ -200,7 +201,7 @@ fn nobody_s_buckets_can_be_filled_by_choice() {
                 vlan: 0,
                 protocol: 17,
             },
-            7,
+            Zone::of(7),
             1,
             2,
         )
@@ -228,7 +229,7 @@ fn sessions_of_one_tuple_between_other_vnics_are_few() {
     let table = table(1000);
     let copy = |vni: u32, to: u32| {
         let tuple = key(5).tuple();
-        Key::new(&tuple, vni, 1, to)
+        Key::new(&tuple, Zone::of(vni), 1, to)
     };
     let add = |key: Key| {
         table.insert(

@@ -12,7 +12,9 @@ use crate::ip::{
     fragments::FragmentKey,
     tcp::{Segment, Track},
 };
-use crate::session::{BatchChanges, FIRST_NOT_TCP, Found, Key, NO_TRACK, Timeouts, is_unsettled};
+use crate::session::{
+    BatchChanges, FIRST_NOT_TCP, Found, Key, NO_TRACK, Timeouts, Zone, is_unsettled,
+};
 use crate::stages::context::Context;
 
 /// Path by which a frame's session is found.
@@ -108,7 +110,7 @@ impl FilterRoom {
             receiver: 0,
             hash: 0,
             candidate: None,
-            key: Key::new(&tuple, 0, 0, 0),
+            key: Key::new(&tuple, Zone::of(0), 0, 0),
             segment,
         };
         FilterRoom {

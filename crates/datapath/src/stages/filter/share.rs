@@ -9,7 +9,7 @@ use crate::stages::filter::reasons::{SESSION_SHARE, SESSIONS_FULL};
 
 use crate::engine::{bucket::Bucket, reason::DropReason};
 use crate::ip::{Address, Tuple};
-use crate::session::{Key, Record, Shares, Table, less};
+use crate::session::{Key, Record, Shares, Table, Zone, less};
 use crate::stages::context::Context;
 use crate::world::snapshot::{Network, Snapshot, Vnic};
 
@@ -191,7 +191,7 @@ pub(crate) fn opener_number(table: &Table, key: &Key, remote: bool) -> u64 {
         vlan: 0,
         protocol: 0,
     };
-    table.hash(&Key::new(&tuple, 0, 0, 0))
+    table.hash(&Key::new(&tuple, Zone::of(0), 0, 0))
 }
 
 /// Counts a session that was made: with its opener, its receiver, and their network.

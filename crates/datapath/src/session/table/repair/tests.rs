@@ -10,7 +10,7 @@ use crate::ip::{
 use crate::session::{
     former::FormerSessions,
     hash::HashKey,
-    key::Key,
+    key::{Key, Zone},
     layout::{HEAD_FREE, HEAD_USED},
     names::Name,
     pen::{Died, Pen},
@@ -41,7 +41,7 @@ fn key(n: u32) -> Key {
         vlan: 0,
         protocol: 6,
     };
-    Key::new(&tuple, 7, n % VNICS, (n + 1) % VNICS)
+    Key::new(&tuple, Zone::of(7), n % VNICS, (n + 1) % VNICS)
 }
 
 fn admission(stamp: u32, n: u32) -> Admitted {
@@ -173,7 +173,7 @@ fn a_session_that_was_being_changed_stays_unless_it_is_being_opened() {
         (State::OtherNew, 0, 47, true, true),
     ] {
         let table = table(64);
-        let key = Key::new(&Tuple { protocol, ..key(1).tuple() }, 7, 1, 2);
+        let key = Key::new(&Tuple { protocol, ..key(1).tuple() }, Zone::of(7), 1, 2);
         let tcp = match state {
             State::Tcp(state) => state,
             _ => New,

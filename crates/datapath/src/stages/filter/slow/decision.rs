@@ -5,7 +5,7 @@ use crate::ip::{
     L4, Packet, Piece,
     tcp::{self, Track},
 };
-use crate::session::{Admitted, Key, State};
+use crate::session::{Admitted, Key, State, Zone};
 use crate::stages::context::Context;
 use crate::stages::filter::slow::rules::{enters, is_dhcp, leaves};
 use crate::stages::filter::{dhcp, known::Judgement, room::FilterRoom};
@@ -88,7 +88,12 @@ impl Decision<'_> {
     }
 
     pub(super) fn key(&self) -> Key {
-        Key::new(&self.packet.tuple, self.context.sender.vni, self.own(), self.receiver.place.slot)
+        Key::new(
+            &self.packet.tuple,
+            Zone::of(self.context.sender.vni),
+            self.own(),
+            self.receiver.place.slot,
+        )
     }
 
     pub(super) fn segment(&self) -> Option<&tcp::Segment> {

@@ -107,7 +107,7 @@ impl Decision<'_> {
             return None;
         }
         Some(Session {
-            key: Key::new(&opening.tuple, stored.vni(), opener.place.slot, responder.place.slot),
+            key: Key::new(&opening.tuple, stored.zone(), opener.place.slot, responder.place.slot),
             direction,
             admission: Admitted { stamp: context.snapshot.version, cells, answers },
             state: State::Tcp(track.state),
