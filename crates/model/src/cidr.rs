@@ -50,6 +50,11 @@ impl Cidr {
         }
     }
 
+    /// Makes a block of parts that fit each other.
+    pub(crate) fn from_parts(address: IpAddr, mask_size: u8) -> Self {
+        Self { address, mask_size }
+    }
+
     /// Returns the address as declared.
     pub fn address(&self) -> IpAddr {
         self.address
@@ -77,6 +82,29 @@ impl Cidr {
     pub fn contains(&self, address: IpAddr) -> bool {
         let of = Self { address, ..*self };
         address.is_ipv4() == self.address.is_ipv4() && of.network() == self.network()
+    }
+
+    /// True if some address is in both blocks.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.contains(other.network()) || other.contains(self.network())
+    }
+
+    /// True if `address`, one of the block, can be a host's there: not the first one (of IPv6 the
+    /// routers' anycast address: RFC 4291, 2.6.1), nor the last one of IPv4, the broadcast address.
+    /// In the smallest blocks, of one or two addresses, each can (RFC 3021, RFC 6164).
+    pub fn is_host(&self, address: IpAddr) -> bool {
+        let host_bits = width(self.address) - u32::from(self.mask_size);
+        let last = match address {
+            IpAddr::V4(v4) => v4.to_bits() | !u32::MAX.checked_shl(host_bits).unwrap_or(0),
+            IpAddr::V6(_) => 0,
+        };
+        let broadcast = matches!(address, IpAddr::V4(v4) if v4.to_bits() == last);
+        self.contains(address) && (host_bits < 2 || address != self.network() && !broadcast)
+    }
+
+    /// Returns the same block without bits beyond its length.
+    pub fn without_host_bits(&self) -> Self {
+        Self { address: self.network(), ..*self }
     }
 }
 
@@ -127,6 +155,42 @@ mod tests {
         ] {
             let contains = Cidr::new(block, bits).unwrap().contains(address.parse().unwrap());
             assert_eq!(contains, inside, "{address} in {block}/{bits}");
+        }
+    }
+
+    #[test]
+    fn blocks_overlap_if_one_is_in_the_other() {
+        for (one, other, overlap) in [
+            (("10.0.0.0", 8), ("10.7.0.0", 16), true),
+            (("10.0.0.0", 24), ("10.0.1.0", 24), false),
+            (("0.0.0.0", 0), ("10.0.1.7", 32), true),
+            (("0.0.0.0", 0), ("::", 0), false),
+            (("fd00::", 64), ("fd00::7", 128), true),
+            (("fd00::", 64), ("fd00:0:0:1::", 64), false),
+        ] {
+            let [one, other] = [one, other].map(|(text, bits)| Cidr::new(text, bits).unwrap());
+            assert_eq!((one.overlaps(&other), other.overlaps(&one)), (overlap, overlap));
+        }
+    }
+
+    #[test]
+    fn the_first_and_the_broadcast_address_are_no_host_s() {
+        for (block, bits, address, host) in [
+            ("10.0.0.0", 24, "10.0.0.0", false),
+            ("10.0.0.0", 24, "10.0.0.1", true),
+            ("10.0.0.0", 24, "10.0.0.255", false),
+            ("10.0.0.0", 24, "10.0.1.1", false),
+            ("10.0.0.0", 31, "10.0.0.0", true),
+            ("10.0.0.0", 31, "10.0.0.1", true),
+            ("10.0.0.7", 32, "10.0.0.7", true),
+            ("0.0.0.0", 0, "255.255.255.255", false),
+            ("fd00::", 64, "fd00::", false),
+            ("fd00::", 64, "fd00::ffff:ffff:ffff:ffff", true),
+            ("fd00::", 127, "fd00::", true),
+            ("::", 0, "fd00::1", true),
+        ] {
+            let is_host = Cidr::new(block, bits).unwrap().is_host(address.parse().unwrap());
+            assert_eq!(is_host, host, "{address} in {block}/{bits}");
         }
     }
 

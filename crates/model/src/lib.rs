@@ -12,8 +12,10 @@ mod hash;
 mod limits;
 mod mac;
 mod netns;
+mod network;
 mod nic;
 mod nic_id;
+mod router;
 mod rule;
 mod security_group;
 mod socket;
@@ -25,8 +27,12 @@ pub use hash::libstdcxx_hash;
 pub use limits::{Limit, LimitError, Limits};
 pub use mac::{Mac, MacError};
 pub use netns::{Netns, NetnsError};
+pub use network::{MtuError, Network, Subnet, SubnetError};
 pub use nic::{Bench, Kind, Nic, NicUpdate, Role, TraceOptions};
 pub use nic_id::{NicId, NicIdError};
+pub use router::{
+    Router, RouterAddresses, RouterAddressesError, RouterId, RouterIdError, is_reserved_mac,
+};
 pub use rule::{Direction, Peer, Protocol, Rule, RuleError};
 pub use security_group::{GroupName, GroupNameError, GroupNames, SecurityGroup};
 pub use socket::{SocketDir, SocketPath, SocketPathError};

@@ -1,0 +1,272 @@
+//! Declared routers: the networks that they join, and their addresses there.
+
+use crate::{
+    address::{AddressError, canonical, parse_ip},
+    network::Network,
+    vni::Vni,
+};
+use std::{
+    borrow::Borrow,
+    collections::BTreeMap,
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+/// First two bytes of the MAC addresses that routers have in networks.
+const GATEWAY_PREFIX: [u8; 2] = [0xb2, 0xf0];
+/// First two bytes of the MAC addresses by which hosts send what they routed.
+const HOST_PREFIX: [u8; 2] = [0xb2, 0xf1];
+
+/// The name of a router. It stands in lines that programs read, so control characters are refused.
+///
+/// ```
+/// use butterfly_model::RouterId;
+/// assert_eq!(RouterId::new("r1")?.as_str(), "r1");
+/// assert!(RouterId::new("").is_err());
+/// # Ok::<(), butterfly_model::RouterIdError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RouterId(Box<str>);
+
+/// Error of a text that cannot name a router.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("router id {id:?} is refused: {reason}")]
+pub struct RouterIdError {
+    id: String,
+    reason: &'static str,
+}
+
+impl RouterId {
+    /// Checks a name: any text that is not empty and has no control character in it. Fails for
+    /// others.
+    pub fn new(id: &str) -> Result<Self, RouterIdError> {
+        let reason = if id.is_empty() {
+            "it is empty"
+        } else if id.contains(char::is_control) {
+            "it has a control character in it"
+        } else {
+            return Ok(Self(id.into()));
+        };
+        Err(RouterIdError { id: id.to_owned(), reason })
+    }
+
+    /// Returns the id as it was declared.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Returns the MAC address that the router has in each of its networks, on all hosts, in the
+    /// order of transmission: a reserved prefix and the FNV-1a hash of the id.
+    ///
+    /// ```
+    /// use butterfly_model::RouterId;
+    /// let mac = RouterId::new("r1").unwrap().gateway_mac();
+    /// assert_eq!(mac, [0xb2, 0xf0, 0x0c, 0x53, 0xfd, 0xac]);
+    /// ```
+    pub fn gateway_mac(&self) -> [u8; 6] {
+        let [first, second] = GATEWAY_PREFIX;
+        let [a, b, c, d] = fnv_1a(self.0.as_bytes()).to_be_bytes();
+        [first, second, a, b, c, d]
+    }
+}
+
+/// Orders and compares ids as their texts: byte by byte.
+impl Borrow<str> for RouterId {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for RouterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Returns the 32-bit FNV-1a hash of `bytes`. Part of what hosts agree on: it never changes.
+fn fnv_1a(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+/// True if a MAC address, in the order of transmission, is one that only routers and hosts have.
+pub fn is_reserved_mac(octets: [u8; 6]) -> bool {
+    let [first, second, ..] = octets;
+    [GATEWAY_PREFIX, HOST_PREFIX].contains(&[first, second])
+}
+
+/// The addresses that a router is given in a network: one of each family, or none. With none it has
+/// the gateways of the network's subnets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RouterAddresses {
+    v4: Option<Ipv4Addr>,
+    v6: Option<Ipv6Addr>,
+}
+
+/// Reason why addresses of a router are refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RouterAddressesError {
+    /// A text that is no address.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// Two of one family.
+    #[error("{} and {} are of one family: a router has one address of each in a network", canonical(*.0), canonical(*.1))]
+    Two(IpAddr, IpAddr),
+}
+
+impl RouterAddresses {
+    /// Reads `texts`. Fails for one that is no address, and for two of one family.
+    pub fn parse<T: AsRef<str>>(
+        texts: impl IntoIterator<Item = T>,
+    ) -> Result<Self, RouterAddressesError> {
+        let mut all = Self::default();
+        for text in texts {
+            let address = parse_ip(text.as_ref())?;
+            let before = match address {
+                IpAddr::V4(v4) => all.v4.replace(v4).map(IpAddr::V4),
+                IpAddr::V6(v6) => all.v6.replace(v6).map(IpAddr::V6),
+            };
+            if let Some(before) = before {
+                return Err(RouterAddressesError::Two(before, address));
+            }
+        }
+        Ok(all)
+    }
+
+    /// True if none is given.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Returns the given addresses, that of IPv4 first.
+    pub fn iter(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        let v4 = self.v4.map(IpAddr::V4);
+        v4.into_iter().chain(self.v6.map(IpAddr::V6))
+    }
+
+    /// Returns the addresses that a router with these has in `network`.
+    pub fn in_network<'a>(&self, network: &'a Network) -> impl Iterator<Item = IpAddr> + use<'a> {
+        let gateways = self.is_empty().then(|| network.gateways());
+        self.iter().chain(gateways.into_iter().flatten())
+    }
+
+    /// Returns the given addresses as they are echoed.
+    pub fn texts(&self) -> Vec<String> {
+        self.iter().map(canonical).collect()
+    }
+}
+
+/// A router, and the networks that it joins.
+///
+/// ```
+/// use butterfly_model::{Router, RouterAddresses, RouterId, Vni};
+/// let mut router = Router::new(RouterId::new("r1").unwrap());
+/// router.attach(Vni::new(42).unwrap(), RouterAddresses::default());
+/// assert_eq!(router.attachments().count(), 1);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Router {
+    id: RouterId,
+    attachments: BTreeMap<Vni, RouterAddresses>,
+}
+
+impl Router {
+    /// Makes a router that joins nothing.
+    pub fn new(id: RouterId) -> Self {
+        Self { id, attachments: BTreeMap::new() }
+    }
+
+    /// Returns its name.
+    pub fn id(&self) -> &RouterId {
+        &self.id
+    }
+
+    /// Returns the networks that it joins, in the order of their numbers, and its addresses there.
+    pub fn attachments(&self) -> impl ExactSizeIterator<Item = (Vni, RouterAddresses)> {
+        self.attachments.iter().map(|(vni, addresses)| (*vni, *addresses))
+    }
+
+    /// Returns the addresses that it is given in a network, if it joins it.
+    pub fn attachment(&self, vni: Vni) -> Option<RouterAddresses> {
+        self.attachments.get(&vni).copied()
+    }
+
+    /// Attaches it to a network, with these addresses from now on. Returns those before, if it was
+    /// attached.
+    pub fn attach(&mut self, vni: Vni, addresses: RouterAddresses) -> Option<RouterAddresses> {
+        self.attachments.insert(vni, addresses)
+    }
+
+    /// Detaches it from a network. Returns whether it was attached.
+    pub fn detach(&mut self, vni: Vni) -> bool {
+        self.attachments.remove(&vni).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::Subnet;
+
+    #[test]
+    fn names_are_texts_of_one_line() {
+        for id in ["r1", "é b", "a/b", "-"] {
+            assert_eq!(RouterId::new(id).unwrap().as_str(), id);
+        }
+        for id in ["", "a\nb", "\0", "\u{85}"] {
+            let text = RouterId::new(id).unwrap_err().to_string();
+            assert!(text.starts_with(&format!("router id {id:?} is refused: it ")), "{text}");
+        }
+    }
+
+    /// Values of the authors' page; the last two are a known collision.
+    #[test]
+    fn the_gateway_address_is_that_of_the_name() {
+        for (text, hash) in [("", 0x811c_9dc5), ("a", 0xe40c_292c), ("foobar", 0xbf9c_f968)] {
+            assert_eq!(fnv_1a(text.as_bytes()), hash, "{text}");
+        }
+        let mac = |id: &str| RouterId::new(id).unwrap().gateway_mac();
+        assert_eq!(mac("a"), [0xb2, 0xf0, 0xe4, 0x0c, 0x29, 0x2c]);
+        assert_eq!(mac("costarring"), mac("liquid"));
+        assert_ne!(mac("a"), mac("b"));
+    }
+
+    #[test]
+    fn two_prefixes_are_reserved() {
+        assert!(
+            is_reserved_mac([0xb2, 0xf0, 0, 0, 0, 0]) && is_reserved_mac([0xb2, 0xf1, 1, 2, 3, 4])
+        );
+        assert!(
+            !is_reserved_mac([0xb2, 0xf2, 0, 0, 0, 0])
+                && !is_reserved_mac([0xb0, 0xf0, 0, 0, 0, 0])
+        );
+        assert!(is_reserved_mac(RouterId::new("r").unwrap().gateway_mac()));
+    }
+
+    #[test]
+    fn a_router_has_given_addresses_or_the_gateways() {
+        let subnets = [("10.0.0.0/24", Some("10.0.0.1")), ("fd00::/64", Some("fd00::1"))]
+            .map(|(block, gateway)| Subnet::parse(block, gateway).unwrap());
+        let network = Network::new(Vni::new(42).unwrap(), subnets.into(), None).unwrap();
+        let has = |given: &[&str]| -> Vec<String> {
+            RouterAddresses::parse(given).unwrap().in_network(&network).map(canonical).collect()
+        };
+        assert_eq!(has(&[]), ["10.0.0.1", "fd00::1"]);
+        assert_eq!(has(&["10.0.0.2"]), ["10.0.0.2"]);
+        assert_eq!(has(&["fd00::2", "10.0.0.2"]), ["10.0.0.2", "fd00::2"]);
+        let two = RouterAddresses::parse(["10.0.0.2", "10.0.0.3"]).unwrap_err().to_string();
+        assert!(two.starts_with("10.0.0.2 and 10.0.0.3 are of one family"), "{two}");
+        assert!(matches!(RouterAddresses::parse(["x"]), Err(RouterAddressesError::Address(_))));
+    }
+
+    #[test]
+    fn networks_are_joined_once() {
+        let (vni, given) = (Vni::new(42).unwrap(), RouterAddresses::parse(["10.0.0.2"]).unwrap());
+        let mut router = Router::new(RouterId::new("r").unwrap());
+        assert_eq!(router.attach(vni, RouterAddresses::default()), None);
+        assert_eq!(router.attach(vni, given), Some(RouterAddresses::default()));
+        assert_eq!(router.attachments().collect::<Vec<_>>(), [(vni, given)]);
+        assert_eq!(router.attachment(vni), Some(given));
+        assert!(router.detach(vni) && !router.detach(vni));
+        assert_eq!(router, Router::new(RouterId::new("r").unwrap()));
+    }
+}
