@@ -11,6 +11,33 @@ pub const REQUEST: u16 = 1;
 /// Operation of the answer: the sender has the address.
 pub const REPLY: u16 = 2;
 
+/// Bytes of a frame with an ARP packet, without padding.
+pub const FRAME_LEN: usize = crate::ethernet::HEADER_LEN + LEN;
+
+/// Returns the frame that answers a request: `owner` has the address that `asker` asked for.
+///
+/// ```
+/// use butterfly_packet::{Mac, arp::reply, build};
+/// let (a, b) = ((Mac([2; 6]), [10, 0, 0, 2].into()), (Mac([4; 6]), [10, 0, 0, 1].into()));
+/// assert_eq!(reply(a, b)[..], build::ethernet(b.0, a.0).arp_reply(b.1, a.1));
+/// ```
+pub fn reply(asker: (Mac, Ipv4Addr), owner: (Mac, Ipv4Addr)) -> [u8; FRAME_LEN] {
+    let mut frame = [0; FRAME_LEN];
+    let ends = [owner, asker].map(|(mac, ip)| (mac.0, ip.octets()));
+    let parts: [&[u8]; 8] = [
+        &asker.0.0,
+        &owner.0.0,
+        &crate::ethernet::ARP.to_be_bytes(),
+        &[0, 1, 8, 0, 6, 4, 0, REPLY as u8],
+        &ends[0].0,
+        &ends[0].1,
+        &ends[1].0,
+        &ends[1].1,
+    ];
+    frame.iter_mut().zip(parts.into_iter().flatten()).for_each(|(to, byte)| *to = *byte);
+    frame
+}
+
 /// An ARP packet.
 ///
 /// ```

@@ -31,6 +31,30 @@ pub(crate) enum Verdict {
     /// The frame waits in a queue of the worker: a flood of another host for which this turn has
     /// no time, or a fragment that came before its first one.
     Later,
+    /// To a router of this host, which answers it: nobody else gets it.
+    Consumed(Consumed),
+}
+
+/// What a router of this host answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Consumed {
+    /// A machine asks for the MAC address of a gateway (RFC 826).
+    Arp,
+}
+
+/// What a router does to a frame: it leaves by another network, with other MAC addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hop {
+    /// Network by which the frame leaves.
+    pub exit: NetworkRef,
+    /// Destination address that it gets, as [`crate::engine::mac::number`].
+    pub destination: u64,
+    /// Source address that it gets, likewise: that of the gateway there.
+    pub source: u64,
+}
+
+impl Hop {
+    const NONE: Hop = Hop { exit: NetworkRef(0), destination: 0, source: 0 };
 }
 
 /// Facts about a frame.
@@ -76,13 +100,13 @@ const _: () = assert!(size_of::<Meta>() <= 64, "facts about a frame are one cach
 /// A worker's room for one batch.
 pub(crate) struct Metas {
     each: [Meta; BATCH],
-    /// Networks by which some frames leave: see [`Exits`].
-    exits: [NetworkRef; BATCH],
+    /// Ways of the frames that leave by another network: see [`Exits`].
+    hops: [Hop; BATCH],
 }
 
 impl Metas {
     pub fn new() -> Box<Metas> {
-        Box::new(Metas { each: [Meta::NEW; BATCH], exits: [NetworkRef(0); BATCH] })
+        Box::new(Metas { each: [Meta::NEW; BATCH], hops: [Hop::NONE; BATCH] })
     }
 
     /// Returns the facts, for what is known before the batch begins.
@@ -97,7 +121,7 @@ impl Metas {
 pub(crate) struct Exits<'a> {
     /// A bit for each frame that leaves by another network.
     crossed: u64,
-    networks: &'a [NetworkRef; BATCH],
+    hops: &'a [Hop; BATCH],
 }
 
 const _: () = assert!(BATCH <= u64::BITS as usize, "a mask has a bit for each frame");
@@ -106,13 +130,10 @@ impl Exits<'_> {
     /// Returns the network by which a frame leaves; `None` if it came by the same.
     #[inline(always)]
     pub fn of(&self, index: usize) -> Option<NetworkRef> {
-        if self.crossed == 0 { None } else { self.look_up(index) }
-    }
-
-    #[cold]
-    fn look_up(&self, index: usize) -> Option<NetworkRef> {
-        let crossed = self.crossed.wrapping_shr(index as u32) & 1 == 1;
-        self.networks.get(index).copied().filter(|_| crossed)
+        if !is_set(self.crossed, index) {
+            return None;
+        }
+        self.hops.get(index).map(|hop| hop.exit)
     }
 
     /// Returns whether any frame leaves by another network than the one by which it came.
@@ -126,6 +147,12 @@ impl Exits<'_> {
     pub fn crossed(&self) -> u64 {
         self.crossed
     }
+}
+
+/// Returns whether a mask has the bit of a frame.
+#[inline(always)]
+fn is_set(mask: u64, index: usize) -> bool {
+    mask.wrapping_shr(index as u32) & 1 == 1
 }
 
 /// Origin of the frames of a batch.
@@ -161,6 +188,8 @@ pub(crate) struct Batch<'a> {
     /// True if [`Meta::inside`] was read.
     read: bool,
     crossed: u64,
+    /// A bit for each frame that a router passes on.
+    routed: u64,
     metas: &'a mut Metas,
 }
 
@@ -180,6 +209,7 @@ impl<'a> Batch<'a> {
             origin,
             read: false,
             crossed: 0,
+            routed: 0,
             metas,
         }
     }
@@ -207,21 +237,43 @@ impl<'a> Batch<'a> {
     }
 
     /// Has a frame leave by this network.
-    #[cfg_attr(
-        not(any(test, feature = "every-second")),
-        expect(dead_code, reason = "routers will do it")
-    )]
+    #[cfg_attr(not(any(test, feature = "every-second")), expect(dead_code, reason = "tests do it"))]
     pub fn cross(&mut self, index: usize, network: NetworkRef) {
-        if let Some(exit) = self.metas.exits.get_mut(index) {
-            *exit = network;
+        if let Some(hop) = self.metas.hops.get_mut(index) {
+            *hop = Hop { exit: network, ..Hop::NONE };
             self.crossed |= 1 << index;
         }
+    }
+
+    /// Has a router pass a frame on, by another network than it came by, to where `verdict` says.
+    /// [`Self::hop`] tells how its header is to be rewritten.
+    #[inline(always)]
+    pub fn route(&mut self, index: usize, hop: Hop, verdict: Verdict) {
+        let metas = &mut *self.metas;
+        if let (Some(to), Some(meta)) = (metas.hops.get_mut(index), metas.each.get_mut(index)) {
+            *to = hop;
+            meta.verdict = verdict;
+            self.crossed |= 1 << index;
+            self.routed |= 1 << index;
+        }
+    }
+
+    /// Returns a bit for each frame that a router passes on.
+    #[inline(always)]
+    pub fn routed(&self) -> u64 {
+        self.routed
+    }
+
+    /// Returns the way of a frame that leaves by another network.
+    #[inline(always)]
+    pub fn hop(&self, index: usize) -> Option<Hop> {
+        self.metas.hops.get(index).copied().filter(|_| is_set(self.crossed, index))
     }
 
     /// Rewrites the header of a frame in its slot, from where receivers get it. The length stays,
     /// and so do the contents that [`Meta::inside`] tells and the source by which it came: that is
     /// what is learnt, and whose budgets are used.
-    #[cfg_attr(not(feature = "every-second"), expect(dead_code, reason = "routers will do it"))]
+    #[cfg_attr(not(feature = "every-second"), expect(dead_code, reason = "tests do it"))]
     pub fn rewrite(&mut self, index: usize, rewrite: impl FnOnce(&mut [u8])) {
         let head = self.frames.head_mut(index);
         rewrite(head);
@@ -235,7 +287,7 @@ impl<'a> Batch<'a> {
     /// Returns the networks by which the frames leave.
     #[inline(always)]
     pub fn exits(&self) -> Exits<'_> {
-        Exits { crossed: self.crossed, networks: &self.metas.exits }
+        Exits { crossed: self.crossed, hops: &self.metas.hops }
     }
 
     #[inline(always)]
@@ -254,7 +306,7 @@ impl<'a> Batch<'a> {
     #[inline(always)]
     pub fn all_parts(&mut self) -> (&mut Frames<'a>, &mut [Meta], Exits<'_>) {
         let len = self.frames.len();
-        let exits = Exits { crossed: self.crossed, networks: &self.metas.exits };
+        let exits = Exits { crossed: self.crossed, hops: &self.metas.hops };
         (&mut self.frames, self.metas.each.get_mut(..len).unwrap_or_default(), exits)
     }
 }

@@ -20,6 +20,7 @@ pub(crate) mod pace;
 pub(crate) mod place;
 pub(crate) mod quota;
 pub(crate) mod reason;
+pub(crate) mod reserved;
 pub(crate) mod slab;
 pub(crate) mod tap;
 pub(crate) mod writer;

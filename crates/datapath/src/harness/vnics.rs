@@ -23,7 +23,7 @@ use crate::harness::{
     error::Error,
     rings::{Attached, attach_pair, attach_rings, setups},
 };
-use crate::plane::AddError;
+use crate::plane::{AddError, routing::RoutingChange};
 use crate::world::{policy::VnicPolicy, rules::GroupChange};
 
 /// Makes the driver of another pair of queues, as Linux makes them.
@@ -70,6 +70,11 @@ impl Host {
     /// Changes a vnic's policy.
     pub fn update(&mut self, id: &str, policy: &VnicPolicy) -> Result<(), AddError> {
         self.plane.update(id, policy)
+    }
+
+    /// Changes what is declared of a network or router.
+    pub fn change_routing(&self, change: RoutingChange) {
+        self.plane.change_routing(change);
     }
 
     /// Changes a security group.

@@ -15,6 +15,7 @@ mod mirrors;
 pub(crate) mod moves;
 mod networks;
 pub(crate) mod policies;
+pub(crate) mod routing;
 pub(crate) mod sessions;
 mod trunks;
 pub(crate) mod updates;
@@ -43,7 +44,8 @@ use crate::engine::{
 };
 use crate::overlay::Tunnel;
 use crate::plane::{
-    board::Board, departed::Departed, drop_window::DropWindow, gone::Gone, updates::Updates,
+    board::Board, departed::Departed, drop_window::DropWindow, gone::Gone, routing::Routed,
+    updates::Updates,
 };
 use crate::session::{
     self, FIRST_STAMP, FormerTable, HashKey, SessionConfig, SessionTimes, Shares, tally::Tally,
@@ -99,6 +101,7 @@ struct State {
     /// Tunnel endpoints that get floods: of all networks, and of some.
     peers: Vec<IpAddr>,
     peers_of: BTreeMap<u32, Vec<IpAddr>>,
+    routed: Routed,
 }
 
 impl State {
@@ -172,6 +175,7 @@ impl Plane {
                 groups: Groups::default(),
                 peers: Vec::new(),
                 peers_of: BTreeMap::new(),
+                routed: Routed::default(),
             }),
             departed: Mutex::default(),
             announced: AtomicU32::default(),

@@ -72,6 +72,7 @@ pub(super) fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote
             vni,
             members: members.iter().map(|vnic| vnic.place.slot).collect(),
             filtered: members.iter().any(|vnic| !vnic.rules.bypass),
+            routing: snapshot.routings.get(&vni).cloned(),
             macs: Numbers::new(stations.clone().map(|vnic| (number(vnic.mac), vnic.place.slot))),
             waiting: waiting.clone(),
             holders,

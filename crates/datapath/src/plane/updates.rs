@@ -10,6 +10,7 @@ pub(crate) enum Update {
     VnicRemoved,
     GroupChanged,
     PeersChanged,
+    RoutingChanged,
 }
 
 /// Counters of changes, by kind.
@@ -18,8 +19,14 @@ pub(crate) struct Updates([AtomicU64; Self::NAMES.len()]);
 
 impl Updates {
     /// Names in the order of [`Update`].
-    const NAMES: [&str; 5] =
-        ["nic-added", "nic-changed", "nic-removed", "group-changed", "peers-changed"];
+    const NAMES: [&str; 6] = [
+        "nic-added",
+        "nic-changed",
+        "nic-removed",
+        "group-changed",
+        "peers-changed",
+        "routing-changed",
+    ];
 
     /// Counts a change that was published.
     pub fn add(&self, update: Update) {
@@ -60,6 +67,7 @@ mod tests {
             Update::VnicRemoved,
             Update::GroupChanged,
             Update::PeersChanged,
+            Update::RoutingChanged,
         ];
         for (n, update) in all.into_iter().enumerate() {
             (0..=n).for_each(|_| updates.add(update));

@@ -20,6 +20,7 @@ use crate::engine::{
     reason::{DropReason, drop_reasons},
 };
 use crate::stages::{
+    answers::consume,
     context::Context,
     filter::{FilterRoom, admits_flooded, note_flooded},
     forward::nobody,
@@ -183,6 +184,7 @@ struct Planned {
     floods: bool,
     tunnelled: bool,
     drops: bool,
+    consumed: bool,
 }
 
 /// Counts the receivers that get frames of their own, with the number of frames.
@@ -199,6 +201,7 @@ fn plan(batch: &Batch<'_>, receivers: &mut Receivers) -> Planned {
             Verdict::Tunnel(_) => planned.tunnelled = true,
             Verdict::Flood { .. } => planned.floods = true,
             Verdict::Drop(..) => planned.drops = true,
+            Verdict::Consumed(_) => planned.consumed = true,
             Verdict::Undecided | Verdict::Later => {}
         }
     }
@@ -305,6 +308,9 @@ pub(crate) fn deliver<O: Outlet>(
     let mut pairs = steer::<O>(batch, context, &mut receivers);
     if planned.drops {
         count_drops(batch, context);
+    }
+    if planned.consumed {
+        consume(batch, context, departures);
     }
     if planned.floods {
         flood_all(batch, context, room, calls, turn, outlet);

@@ -127,7 +127,7 @@ fn read<'a>(
     let bypass = sender.rules.bypass;
     let mut pending = Pending::default();
     let (frames, metas, exits) = batch.all_parts();
-    let mut last = (u32::MAX, false);
+    let mut last = (u32::MAX, false, Zone::of(sender.vni));
     let each = frames.each().zip(metas.iter_mut()).zip(room.flows.iter_mut()).enumerate();
     for (index, (((frame, slot), meta), flow)) in each {
         flow.path = Path::Done;
@@ -145,9 +145,11 @@ fn read<'a>(
             _ => continue,
         };
         if last.0 != receiver {
+            let vnic = context.snapshot.vnics.get(receiver);
             last = (
                 receiver,
-                context.snapshot.vnics.get(receiver).is_some_and(|vnic| vnic.rules.bypass),
+                vnic.is_some_and(|vnic| vnic.rules.bypass),
+                vnic.map_or(Zone::of(sender.vni), |vnic| zone(sender, vnic)),
             );
         }
         if bypass && last.1 {
@@ -170,13 +172,19 @@ fn read<'a>(
             if let Some(segment) = segment {
                 flow.segment = segment;
             }
-            flow.key = Key::new(&tuple, Zone::of(sender.vni), sender.place.slot, receiver);
+            flow.key = Key::new(&tuple, last.2, sender.place.slot, receiver);
             pending.fast = true;
         } else {
             pending.slow = true;
         }
     }
     pending
+}
+
+/// Returns the zone of a session between two vnics of this host: both directions have the same.
+#[inline(always)]
+pub(crate) fn zone(one: &Vnic, other: &Vnic) -> Zone {
+    if one.vni == other.vni { Zone::of(one.vni) } else { Zone::routed(one.vni.min(other.vni)) }
 }
 
 /// Does the second and the third pass for a batch of one, for which nothing is fetched ahead.

@@ -13,6 +13,7 @@ use crate::engine::{
     mac::number,
     place::{PeerRef, PortRef},
     reason::{DropReason, ReasonInfo, drop_reasons},
+    reserved::is_reserved,
 };
 use crate::stages::{
     context::Context,
@@ -49,6 +50,12 @@ drop_reasons! { 3;
     NO_RECEIVER = "no-receiver" {
         cause: "a wrong VNI, a destination that is not declared or not started, a vnic that is alone in its network; of a network: another host flooded an address that is not here, which is normal",
         remedy: "compare the packet's destination with `butterfly fdb VNI`; declare it there (`butterfly nic add --vni VNI ...`), or if it is on another host see `butterfly tunnels VNI`",
+        charged: "the sender, or the network if the frame came from another host",
+    }
+    /// To the address of a router that the network does not have.
+    GATEWAY_NOT_HERE = "gateway-not-here" {
+        cause: "a router that was detached from the network while the machine remembers its address, or that this host does not know",
+        remedy: "`butterfly router list` tells who routes in the network: attach the router again; else the machine forgets it within a minute",
         charged: "the sender, or the network if the frame came from another host",
     }
     /// Multicast, and no other vnic or host is in the network.
@@ -305,6 +312,9 @@ fn lookup(destination: u64, exit: &Network, floods: &Cell<bool>, context: &Conte
             .then(|| on_another_host(destination, exit, context))
             .flatten()
             .unwrap_or(Verdict::Deliver(slot));
+    }
+    if is_reserved(destination) {
+        return drop(GATEWAY_NOT_HERE);
     }
     let Some(place) = context.fdb.lookup(exit.vni, destination, context.now) else {
         return flood(true);

@@ -63,7 +63,7 @@ impl Stage for Headers {
 /// contents if the network has a filter, which will ask: the first bytes are at hand.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
-    let classify = context.entry.filtered;
+    let classify = context.entry.is_read();
     let (mut unusual, mut offloads) = (false, false);
     let (frames, metas) = batch.parts();
     for (index, (meta, (frame, slot))) in metas.iter_mut().zip(frames.each()).enumerate() {

@@ -37,8 +37,8 @@ const ANSWERS: usize = 4;
 const ANSWER: usize = 320;
 /// Identifications that a worker takes at once from those of all.
 const IDENTIFICATIONS: u16 = 64;
-/// Most such answers to a vnic per second.
-const ANSWERS_PER_SECOND: u32 = 100;
+/// Most answers to a vnic per second.
+pub(crate) const ANSWERS_PER_SECOND: u32 = 100;
 
 /// A frame that answers the sender.
 pub(crate) type Answer = ArrayVec<u8, ANSWER>;

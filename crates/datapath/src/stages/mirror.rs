@@ -85,7 +85,11 @@ fn sent_to(
             (receiver.rules.bypass || !unknown)
                 && admits_flooded(room, index, receiver, context).is_ok()
         }
-        Verdict::Drop(..) | Verdict::Tunnel(_) | Verdict::Undecided | Verdict::Later => false,
+        Verdict::Drop(..)
+        | Verdict::Tunnel(_)
+        | Verdict::Undecided
+        | Verdict::Later
+        | Verdict::Consumed(_) => false,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Stages: each decides one thing about the frames of a batch.
 
+pub(crate) mod answers;
 pub(crate) mod antispoof;
 pub(crate) mod claims;
 pub(crate) mod context;
@@ -14,11 +15,13 @@ pub(crate) mod headers;
 pub(crate) mod join;
 pub(crate) mod leave;
 pub(crate) mod leaving;
+pub(crate) mod masquerade;
 pub(crate) mod mirror;
 pub(crate) mod offload;
 pub(crate) mod outlet;
 pub(crate) mod pipeline;
 pub(crate) mod reasons;
+pub(crate) mod route;
 pub(crate) mod segment;
 pub(crate) mod stage;
 pub(crate) mod take;

@@ -9,7 +9,9 @@ use crate::stages::{
     filter::Filter,
     forward::Forward,
     headers::Headers,
+    masquerade::Masquerade,
     offload::Offload,
+    route::Route,
     stage::{Stage, StageConfig},
     turn::Cut,
 };
@@ -84,7 +86,9 @@ pipeline! {
     every_second: crate::stages::every_second::EverySecond,
     #[cfg(feature = "every-second")]
     crossover: crate::stages::crossover::Crossover,
+    route: Route,
     forward: Forward,
     turn: Cut,
     filter: Filter,
+    masquerade: Masquerade,
 }

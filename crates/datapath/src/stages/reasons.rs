@@ -11,8 +11,12 @@ use crate::stages::pipeline::STAGES;
 
 /// Reasons of delivery, which ends the pipeline, and of code that reads and carries packets for
 /// several stages.
-const OTHERS: [&[ReasonInfo]; 3] =
-    [crate::stages::deliver::REASONS, crate::ip::REASONS, crate::overlay::REASONS];
+const OTHERS: [&[ReasonInfo]; 4] = [
+    crate::stages::answers::REASONS,
+    crate::stages::deliver::REASONS,
+    crate::ip::REASONS,
+    crate::overlay::REASONS,
+];
 
 impl DropReason {
     /// Returns its name in every output.

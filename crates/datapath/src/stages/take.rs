@@ -51,7 +51,9 @@ impl<'a> Taken<'_, 'a, '_> {
             Verdict::Drop(reason, slot) => (Some(slot), Some(reason)),
             Verdict::Deliver(slot) => (Some(slot), refusals.first),
             Verdict::Tunnel(_) => (None, refusals.first),
-            Verdict::Flood { .. } | Verdict::Undecided | Verdict::Later => (None, None),
+            Verdict::Flood { .. } | Verdict::Undecided | Verdict::Later | Verdict::Consumed(_) => {
+                (None, None)
+            }
         };
         let mut wanted = Takers::new();
         tap.whole(sender.vni, reason, &mut wanted);
@@ -94,7 +96,7 @@ impl<'a> Taken<'_, 'a, '_> {
             Verdict::Tunnel(peer) => (FrameFate::Tunnel, peer.0),
             Verdict::Flood { .. } => (FrameFate::Flood, 0),
             Verdict::Drop(..) => (FrameFate::Drop, 0),
-            Verdict::Undecided | Verdict::Later => (FrameFate::Open, 0),
+            Verdict::Undecided | Verdict::Later | Verdict::Consumed(_) => (FrameFate::Open, 0),
         };
         let mut record = TapRecord {
             vni: context.sender.vni,

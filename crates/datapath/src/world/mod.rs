@@ -12,6 +12,7 @@ pub(crate) mod limits;
 pub(crate) mod policy;
 pub(crate) mod presence;
 pub(crate) mod relay;
+pub(crate) mod routing;
 pub(crate) mod rules;
 pub(crate) mod serving;
 pub(crate) mod snapshot;

@@ -36,6 +36,7 @@ use crate::world::{
     policy::VnicPolicy,
     presence::Presence,
     relay::Relay,
+    routing::Routing,
     rules::{Members, Policy, number as number_of_ip},
     serving::Serving,
     steering::Steering,
@@ -249,6 +250,8 @@ pub(crate) struct Network {
     pub waiting: Box<[u32]>,
     /// True if any of them is filtered.
     pub filtered: bool,
+    /// What is declared of it, and who routes there.
+    pub routing: Option<Arc<Routing>>,
     /// Slots of the vnics that own MAC addresses.
     pub macs: Numbers,
     /// Holders of IP addresses.
@@ -267,6 +270,12 @@ pub(crate) struct Network {
 }
 
 impl Network {
+    /// Returns whether stages ask for the contents of frames that come by it.
+    #[inline(always)]
+    pub fn is_read(&self) -> bool {
+        self.filtered || self.routing.is_some()
+    }
+
     /// Returns whether frames of other hosts may have to be passed on.
     #[inline(always)]
     pub fn relays(&self, now: u32) -> bool {
@@ -304,6 +313,9 @@ pub(crate) struct Snapshot {
     pub kept: Option<Claim>,
     /// Times of sessions.
     pub times: SessionTimes,
+    /// Routing of declared networks by VNI, also of those without vnics here. For the threads that
+    /// change the snapshot; workers go through [`Network::routing`].
+    pub routings: Arc<HashMap<u32, Arc<Routing>>>,
     /// Vnics of an adopted table of sessions, until all are declared.
     pub adopted: Option<Arc<Adopted<VnicShared>>>,
 }
@@ -324,7 +336,6 @@ impl Snapshot {
     }
 
     /// Returns the place of a VNI's network, for frames that leave by it.
-    #[cfg_attr(not(feature = "every-second"), expect(dead_code, reason = "routers will ask"))]
     pub fn network_ref(&self, vni: u32) -> Option<NetworkRef> {
         self.vnis.get(vni.into()).map(NetworkRef)
     }

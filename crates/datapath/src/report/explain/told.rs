@@ -142,6 +142,7 @@ pub(super) fn lookup(verdict: Verdict, frame: &[u8], context: &Context<'_>) -> S
         Verdict::Flood { unknown: false } => {
             format!("{mac} is a group address: it goes to everybody in VNI {}", context.sender.vni)
         }
+        Verdict::Consumed(_) => format!("the router of VNI {} answers", context.sender.vni),
         Verdict::Drop(..) | Verdict::Undecided | Verdict::Later => format!("{mac}"),
     };
     step("lookup", Mark::Pass, text)

@@ -8,7 +8,7 @@ use crate::ip::{
 use crate::session::{Admitted, Key, State, Zone};
 use crate::stages::context::Context;
 use crate::stages::filter::slow::rules::{enters, is_dhcp, leaves};
-use crate::stages::filter::{dhcp, known::Judgement, room::FilterRoom};
+use crate::stages::filter::{dhcp, known::Judgement, room::FilterRoom, zone};
 use crate::world::snapshot::Vnic;
 
 /// One packet on its way to one receiver.
@@ -88,12 +88,12 @@ impl Decision<'_> {
     }
 
     pub(super) fn key(&self) -> Key {
-        Key::new(
-            &self.packet.tuple,
-            Zone::of(self.context.sender.vni),
-            self.own(),
-            self.receiver.place.slot,
-        )
+        Key::new(&self.packet.tuple, self.zone(), self.own(), self.receiver.place.slot)
+    }
+
+    /// Returns the zone of the packet's session.
+    pub(super) fn zone(&self) -> Zone {
+        zone(self.context.sender, self.receiver)
     }
 
     pub(super) fn segment(&self) -> Option<&tcp::Segment> {

@@ -44,7 +44,7 @@ impl Decision<'_> {
         let context = self.context;
         let (sender, receiver, tuple) = (context.sender, self.receiver, self.packet.tuple);
         let (opener, responder) = stored.slots();
-        if stored.vni() != sender.vni {
+        if stored.zone() != self.zone() {
             return None;
         }
         let (direction, mine, theirs) = if stored.tuple() == tuple {

@@ -2,7 +2,7 @@
 
 use crate::ip::tcp::{self};
 use crate::ip::{Packet, Quoted};
-use crate::session::{Admitted, Found, Key, State, Zone};
+use crate::session::{Admitted, Found, Key, State};
 use crate::stages::filter::known::{Judgement, is_current};
 use crate::stages::filter::room::FilterRoom;
 use crate::stages::filter::slow::decision::Decision;
@@ -29,12 +29,11 @@ impl Decision<'_> {
         let context = self.context;
         // Changes that the batch did not write yet count.
         room.notes.flush(context);
-        let key =
-            Key::new(&quoted.tuple, Zone::of(context.sender.vni), self.receiver.place.slot, 0);
+        let key = Key::new(&quoted.tuple, self.zone(), self.receiver.place.slot, 0);
         // The quoted packet may have gone to any vnic: there may be sessions with several, over or
         // not.
         let found = context.table.find_map(context.table.hash(&key), |index, stored, admission| {
-            self.quotes(quoted, index, &stored, admission).filter(|_| stored.vni() == key.vni())
+            self.quotes(quoted, index, &stored, admission).filter(|_| stored.zone() == key.zone())
         });
         found.is_some()
     }

@@ -1,0 +1,139 @@
+//! Routing: what joins the networks of this host, as workers see it.
+
+use std::sync::Arc;
+
+use butterfly_model as model;
+use butterfly_packet::Mac;
+
+use crate::engine::mac::number;
+use crate::ip::Address;
+use crate::world::rules::number as number_of_ip;
+
+/// A block of addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Block {
+    first: Address,
+    last: Address,
+}
+
+impl Block {
+    /// Makes a block of one that was declared.
+    pub fn new(cidr: &model::Cidr) -> Block {
+        let first = number_of_ip(cidr.network());
+        let bits = if cidr.network().is_ipv4() { 32 } else { 128 };
+        let free = bits - u32::from(cidr.mask_size()).min(bits);
+        let beyond = 1u128.checked_shl(free).map_or(u128::MAX, |all| all - 1);
+        Block { first, last: first | beyond }
+    }
+
+    /// Returns whether an address is in the block.
+    #[inline(always)]
+    pub fn has(&self, address: Address) -> bool {
+        (self.first..=self.last).contains(&address)
+    }
+
+    /// Returns whether no machine has an address: the network's own, or its broadcast (RFC 1122,
+    /// 3.2.1.3), of a block of IPv4 that has more than two.
+    #[inline(always)]
+    fn is_nobodys(&self, address: Address, v4: bool) -> bool {
+        v4 && self.last - self.first > 1 && (address == self.first || address == self.last)
+    }
+}
+
+/// Place of a router in a network that it joins.
+#[derive(Debug)]
+struct Interface {
+    block: Block,
+    vni: u32,
+}
+
+/// A router: the networks that it joins.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    /// Blocks of all its networks, ascending. No two of them overlap.
+    interfaces: Box<[Interface]>,
+}
+
+impl Joined {
+    /// Makes a router. `networks` returns what is declared of a network.
+    pub fn new<'a>(
+        router: &model::Router,
+        networks: impl Fn(model::Vni) -> Option<&'a model::Network>,
+    ) -> Joined {
+        let joined = router.attachments().filter_map(|(vni, _)| Some((vni, networks(vni)?)));
+        let mut interfaces: Vec<Interface> = joined
+            .flat_map(|(vni, network)| {
+                let blocks = network.subnets().iter().map(|subnet| Block::new(&subnet.cidr()));
+                blocks.map(move |block| Interface { block, vni: vni.number() })
+            })
+            .collect();
+        interfaces.sort_unstable_by_key(|interface| interface.block.first);
+        Joined { interfaces: interfaces.into() }
+    }
+
+    /// Returns the network to which an address belongs, by its number. `None` if no network of the
+    /// router has it.
+    #[inline]
+    pub fn network_of(&self, address: Address) -> Option<u32> {
+        let after = self.interfaces.partition_point(|it| it.block.first <= address);
+        let nearest = self.interfaces.get(after.checked_sub(1)?)?;
+        nearest.block.has(address).then_some(nearest.vni)
+    }
+}
+
+/// A router's place in one network.
+#[derive(Debug)]
+pub(crate) struct Gateway {
+    /// Its MAC address, as [`number`].
+    pub mac: u64,
+    /// Its addresses there.
+    pub addresses: Box<[Address]>,
+    pub router: Arc<Joined>,
+}
+
+/// What is declared of a network, and who routes there.
+#[derive(Debug)]
+pub(crate) struct Routing {
+    pub gateways: Box<[Gateway]>,
+    /// Blocks that its machines have addresses of.
+    subnets: Box<[Block]>,
+    /// Longest IP packet, in bytes; `u32::MAX` if none is declared.
+    pub mtu: u32,
+}
+
+impl Routing {
+    /// Makes the routing of a declared network. `routers` are those that join it.
+    pub fn new<'a>(
+        network: &model::Network,
+        routers: impl Iterator<Item = (&'a model::Router, Arc<Joined>)>,
+    ) -> Routing {
+        let gateway = |(router, joined): (&model::Router, Arc<Joined>)| {
+            let given = router.attachment(network.vni())?;
+            let addresses = given.in_network(network).map(number_of_ip).collect();
+            let mac = number(Mac(router.id().gateway_mac()));
+            Some(Gateway { mac, addresses, router: joined })
+        };
+        Routing {
+            gateways: routers.filter_map(gateway).collect(),
+            subnets: network.subnets().iter().map(|subnet| Block::new(&subnet.cidr())).collect(),
+            mtu: network.mtu().map_or(u32::MAX, u32::from),
+        }
+    }
+
+    /// Returns the gateway with this MAC address.
+    #[inline(always)]
+    pub fn by_mac(&self, mac: u64) -> Option<&Gateway> {
+        self.gateways.iter().find(|gateway| gateway.mac == mac)
+    }
+
+    /// Returns the gateway that has an address.
+    pub fn by_address(&self, address: Address) -> Option<&Gateway> {
+        self.gateways.iter().find(|gateway| gateway.addresses.contains(&address))
+    }
+
+    /// Returns whether a machine of the network may have an address.
+    #[inline(always)]
+    pub fn owns(&self, address: Address, v4: bool) -> bool {
+        self.subnets.iter().any(|block| block.has(address) && !block.is_nobodys(address, v4))
+    }
+}

@@ -1,0 +1,123 @@
+//! What does not pass, by name. Nobody gets a byte of it.
+
+use butterfly_datapath::Mac;
+use butterfly_packet::build;
+
+use crate::net::*;
+
+fn net() -> Net {
+    Net::new(&[A, B, C], true)
+}
+
+#[test]
+fn no_route() {
+    let frame = build::ethernet(A.1, gateway()).ipv4(A.3, [192, 0, 2, 1]).udp(1, 2, b"x");
+    net().drops(A, &frame, "no-route");
+}
+
+#[test]
+fn next_hop_unknown() {
+    let frame = build::ethernet(A.1, gateway()).ipv4(A.3, [10, 1, 0, 77]).udp(1, 2, b"x");
+    net().drops(A, &frame, "next-hop-unknown");
+    let mut net = net();
+    net.host.detach("b");
+    net.host.moved();
+    let [sent, _] = routed(A, B, |ip| ip.udp(1, 2, b"x"));
+    net.drops(A, &sent, "next-hop-unknown");
+}
+
+#[test]
+fn foreign_source() {
+    for source in [[10, 1, 0, 11], [192, 0, 2, 1], [10, 0, 0, 255], [10, 0, 0, 0]] {
+        let frame = build::ethernet(A.1, gateway()).ipv4(source, B.3).udp(1, 2, b"x");
+        net().drops(A, &frame, "foreign-source");
+    }
+}
+
+#[test]
+fn route_group() {
+    for destination in [[224, 0, 0, 1], [255; 4], [127, 0, 0, 1], [0; 4], [10, 1, 0, 255]] {
+        let frame = build::ethernet(A.1, gateway()).ipv4(A.3, destination).udp(1, 2, b"x");
+        net().drops(A, &frame, "route-group");
+    }
+}
+
+#[test]
+fn route_back() {
+    let [sent, _] = routed(A, C, |ip| ip.udp(1, 2, b"x"));
+    net().drops(A, &sent, "route-back");
+}
+
+#[test]
+fn ttl_expired() {
+    for ttl in [0, 1] {
+        let [mut sent, _] = routed(A, B, |ip| ip.udp(1, 2, b"x"));
+        sent[22] = ttl;
+        sent[24..26].copy_from_slice(&[0, 0]);
+        let sum = butterfly_packet::checksum::Sum::of(&sent[14..34]).checksum();
+        sent[24..26].copy_from_slice(&sum.to_be_bytes());
+        net().drops(A, &sent, "ttl-expired");
+    }
+}
+
+#[test]
+fn ip_checksum() {
+    for (at, bit) in [(24, 1), (16, 1), (22, 4), (14, 1)] {
+        let [mut sent, _] = routed(A, B, |ip| ip.udp(1, 2, b"x"));
+        sent[at] ^= bit;
+        net().drops(A, &sent, "ip-checksum");
+    }
+}
+
+#[test]
+fn route_too_big() {
+    let mut net = net();
+    let [sent, arrives] = routed(A, B, |ip| ip.udp(1, 2, &[7; 1400 - 28]));
+    net.passes(A, &sent, B, &arrives);
+    let [sent, _] = routed(A, B, |ip| ip.udp(1, 2, &[7; 1400 - 27]));
+    net.drops(A, &sent, "route-too-big");
+}
+
+#[test]
+fn gateway_claimed() {
+    let me = |to| build::ethernet(A.1, to).arp_reply(GATEWAYS[0], C.3);
+    for frame in [
+        me(C.1),
+        me(gateway()),
+        build::ethernet(A.1, Mac::BROADCAST).arp_request(GATEWAYS[0], GATEWAYS[0]),
+    ] {
+        net().drops(A, &frame, "gateway-claimed");
+    }
+}
+
+#[test]
+fn gateway_tagged() {
+    let [sent, _] = routed(A, B, |ip| ip.udp(1, 2, b"x"));
+    let tagged = [&sent[..12], &[0x81, 0, 0, 5], &sent[12..]].concat();
+    net().drops(A, &tagged, "gateway-tagged");
+}
+
+#[test]
+fn gateway_not_ip() {
+    let frame = build::ethernet(A.1, gateway()).payload(0x88b5, &[0; 46]);
+    net().drops(A, &frame, "gateway-not-ip");
+}
+
+/// Not flooded, whatever it is, and with and without routers in the network.
+#[test]
+fn gateway_not_here() {
+    let other = Mac([0xb2, 0xf0, 9, 9, 9, 9]);
+    let frame = build::ethernet(A.1, other).ipv4(A.3, B.3).udp(1, 2, b"x");
+    net().drops(A, &frame, "gateway-not-here");
+    Net::apart(&[A, B, C], true).drops(A, &frame, "gateway-not-here");
+}
+
+#[test]
+fn born_full() {
+    let mut net = net();
+    let ask = build::ethernet(A.1, Mac::BROADCAST).arp_request(A.3, GATEWAYS[0]);
+    let answered = (0..150).filter(|_| !net.send(A, &ask).is_empty()).count();
+    let full = net.host.moved().get("a.drop.born-full").copied().unwrap_or(0);
+    assert_eq!(answered as u64 + full, 150);
+    assert!((100..=110).contains(&answered), "{answered} answers");
+}

@@ -1,0 +1,6 @@
+//! Routers in packet walks: what passes from one network to another, what of it is rewritten, and
+//! which drop everything else is.
+
+mod dropped;
+mod net;
+mod walks;

@@ -1,0 +1,69 @@
+//! What passes.
+
+use butterfly_packet::{Mac, build};
+
+use crate::net::*;
+
+#[test]
+fn a_machine_finds_its_gateway_and_nobody_else_hears_it_ask() {
+    let mut net = Net::new(&[A, B, C], true);
+    let ask = build::ethernet(A.1, Mac::BROADCAST).arp_request(A.3, GATEWAYS[0]);
+    let answer = build::ethernet(gateway(), A.1).arp_reply(GATEWAYS[0], A.3);
+    net.passes(A, &ask, A, &answer);
+    // The gateway of another network is nobody there.
+    let other = build::ethernet(A.1, Mac::BROADCAST).arp_request(A.3, GATEWAYS[1]);
+    net.passes(A, &other, C, &other);
+}
+
+#[test]
+fn a_packet_passes_from_one_network_to_the_other() {
+    let mut net = Net::new(&[A, B, C], true);
+    for payload in [&b""[..], &[7; 1000]] {
+        let [sent, arrives] = routed(A, B, |ip| ip.udp(1000, 53, payload));
+        net.passes(A, &sent, B, &arrives);
+        let [sent, arrives] = routed(B, A, |ip| ip.udp(53, 1000, payload));
+        net.passes(B, &sent, A, &arrives);
+    }
+    assert_eq!(net.sessions(), 0, "ends without filters have no sessions");
+}
+
+/// Both directions are one session, whichever end opens it; a stranger's answer needs a rule.
+#[test]
+fn both_ways_are_one_session() {
+    let mut net = Net::new(&[A, B, C], false);
+    let [there, there_arrives] = routed(A, B, |ip| ip.udp(1000, 53, b"?"));
+    let [back, back_arrives] = routed(B, A, |ip| ip.udp(53, 1000, b"!"));
+    net.admit("10.0.0.0/24");
+    // The group lets in what comes from network 42 alone.
+    assert_eq!(net.send(B, &back).len(), 0);
+    assert_eq!(net.host.moved().get("a.drop.ingress-denied"), Some(&1));
+    net.passes(A, &there, B, &there_arrives);
+    assert_eq!(net.sessions(), 1);
+    net.passes(B, &back, A, &back_arrives);
+    net.passes(A, &there, B, &there_arrives);
+    assert_eq!(net.sessions(), 1);
+}
+
+/// In any order, and again after what joined them was away.
+#[test]
+fn networks_are_joined_in_any_order() {
+    let [sent, arrives] = routed(A, B, |ip| ip.udp(1, 2, b"x"));
+    let changes = [
+        network(42, "10.0.0.0/24", "10.0.0.1", None),
+        network(50, "10.1.0.0/24", "10.1.0.1", None),
+        router("r", &[42, 50]),
+    ];
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        let mut net = Net::apart(&[A, B], true);
+        for at in order {
+            assert!(net.send(A, &sent).is_empty());
+            net.host.change_routing(changes[at].clone());
+        }
+        net.host.moved();
+        net.passes(A, &sent, B, &arrives);
+        net.host.change_routing(router("r", &[42]));
+        net.drops(A, &sent, "no-route");
+        net.host.change_routing(router("r", &[42, 50]));
+        net.passes(A, &sent, B, &arrives);
+    }
+}
