@@ -14,7 +14,7 @@ use crate::engine::clock::Clock;
 use crate::ip::tcp::TcpState;
 use crate::session::{
     hash::HashKind,
-    key::Key,
+    key::{Key, Zone},
     layout::{
         HEAD_BOOT, HEAD_CAPACITY, HEAD_FRESH, HEAD_HASH, HEAD_HOST, HEAD_MAGIC, HEAD_SLOTS,
         HEAD_VERSION, Here, Layout, MAGIC, MAX_SESSIONS, REPAIRING, version,
@@ -264,6 +264,16 @@ fn check(header: &[u64; 16], here: &Here) -> Result<Header, Unusable> {
     consistent.then_some(header).ok_or(Unusable::Header)
 }
 
+/// Returns whether two vnics may be the ends of a session of a zone: both are of its network, or a
+/// router joins them, and it is that of one of them.
+fn are_of(zone: Zone, ends: [&Name; 2]) -> bool {
+    let vnis = ends.map(|name| name.vni);
+    match zone.is_routed() {
+        false => vnis == [zone.vni(); 2],
+        true => vnis.contains(&zone.vni()) && vnis != [zone.vni(); 2],
+    }
+}
+
 /// Returns the session of a record, if it can go on. `again`: a process died while it repaired the
 /// table, and may have found the session good already.
 pub(super) fn survivor<'a>(
@@ -279,10 +289,13 @@ pub(super) fn survivor<'a>(
         let owner = owners.get(slot as usize)?.as_ref()?;
         // Otherwise the record is about a vnic that was in this slot before.
         let good = again && admission.stamp == FOUND_GOOD;
-        ((good || owner.born <= admission.stamp) && owner.vni == key.vni()).then_some(owner)
+        (good || owner.born <= admission.stamp).then_some(owner)
     };
     let (opener, responder) = key.slots();
     let ends = [owner(opener)?, owner(responder)?];
+    if !are_of(key.zone(), ends) {
+        return None;
+    }
     let line = record.line2();
     let in_order = 0 < line.made && line.made <= line.seen && line.seen <= now;
     // A thread was changing the line when it died. Only marks that workers set under its lock can

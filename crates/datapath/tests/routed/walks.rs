@@ -44,6 +44,24 @@ fn both_ways_are_one_session() {
     assert_eq!(net.sessions(), 1);
 }
 
+/// A session counts in the network of its zone, whichever end opened it, and until it is over.
+#[test]
+fn sessions_are_counted_where_they_are_released() {
+    let mut net = Net::new(&[A, B, C], false);
+    net.admit("10.0.0.0/8");
+    for port in 1..=20 {
+        for (from, to) in [(A, B), (B, A)] {
+            let [sent, arrives] = routed(from, to, |ip| ip.udp(port, 1000 + port, b"x"));
+            net.passes(from, &sent, to, &arrives);
+        }
+    }
+    assert_eq!(net.sessions(), 40);
+    assert_eq!(net.host.count_sessions().unwrap(), 40);
+    net.host.remove("b");
+    net.host.settle();
+    net.host.count_sessions().unwrap();
+}
+
 /// In any order, and again after what joined them was away.
 #[test]
 fn networks_are_joined_in_any_order() {

@@ -258,7 +258,7 @@ impl<'a> Recorder<'a> {
             && after.is_some()
             && made
             && let Some(key) = self.key(context)
-            && !real.has_room(real.hash(&key), |record| may_give_way(record, context))
+            && !real.has_room(real.hash(&key), |record| may_give_way(record, key.vni(), context))
         {
             self.drop = Some((SESSIONS_FULL, self.from));
         }

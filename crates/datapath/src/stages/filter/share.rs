@@ -24,6 +24,8 @@ pub(crate) struct Share {
     pub reason: DropReason,
     pub slot: u32,
     whose: Whose,
+    /// Network of the session.
+    vni: u32,
 }
 
 /// Sessions that count in a share.
@@ -56,9 +58,9 @@ impl Share {
                 }
                 Whose::Receiver(slot) => responder == slot,
                 Whose::Network => true,
-                Whose::Common => return gives_way(key, context),
+                Whose::Common => return gives_way(key, self.vni, context),
             };
-            whose && key.vni() == context.sender.vni
+            whose && key.vni() == self.vni
         };
         record.read().is_some_and(|(key, _)| of_these(&key)) && may_go(record, context)
     }
@@ -74,11 +76,12 @@ pub(crate) fn full_shares<'a>(
     let (shares, snapshot, own) = (context.shares, context.snapshot, context.sender.place.slot);
     let (opener, responder) = key.slots();
     let most = |vnic: &Vnic| if vnic.is_trunk() { shares.network } else { shares.vnic };
+    let home = home_of(key, context);
     let ends = move || Some((snapshot.vnics.get(opener)?, snapshot.vnics.get(responder)?));
-    let share = |reason, slot, whose| Share { reason, slot, whose };
+    let share = move |reason, slot, whose| Share { reason, slot, whose, vni: home.vni };
     (0..5).filter_map(move |which| {
         let (from, to) = ends()?;
-        let sessions = context.entry.sessions.load(Relaxed);
+        let sessions = home.sessions.load(Relaxed);
         let (full, share) = match which {
             0 => (
                 from.shared.sessions.opened.load(Relaxed) >= most(from),
@@ -90,11 +93,8 @@ pub(crate) fn full_shares<'a>(
                 // Other hosts are many: none of them is a receiver.
                 let full = !to.is_trunk()
                     && shares.opener < u32::MAX
-                    && to.shared.sessions.openers.count(opener_of(
-                        context.table,
-                        context.entry,
-                        key,
-                    )) >= shares.opener;
+                    && to.shared.sessions.openers.count(opener_of(context.table, home, key))
+                        >= shares.opener;
                 (full, share(SESSION_SHARE, opener, whose))
             }
             2 => {
@@ -103,12 +103,21 @@ pub(crate) fn full_shares<'a>(
             }
             3 => (sessions >= shares.network, share(SESSION_SHARE, own, Whose::Network)),
             _ => {
-                let full = sessions >= shares.part(context.entry.filtered) && !shares.has_common();
+                let full = sessions >= shares.part(home.filtered) && !shares.has_common();
                 (full, share(SESSIONS_FULL, own, Whose::Common))
             }
         };
         full.then_some(share)
     })
+}
+
+/// Returns the network that a session counts in: that of its zone.
+#[inline(always)]
+fn home_of<'a>(key: &Key, context: &Context<'a>) -> &'a Network {
+    if key.vni() == context.entry.vni {
+        return context.entry;
+    }
+    context.snapshot.network(key.vni()).map_or(context.entry, |network| network)
 }
 
 /// Returns whether a session may go for another one of its kind: it is over, or not established.
@@ -121,8 +130,8 @@ fn is_over(record: &Record<'_>, context: &Context<'_>) -> bool {
     context.timeouts().over(state, seen, context.now)
 }
 
-/// Returns whether a session may go for another one of the sender's network when the table is full.
-pub(crate) fn may_give_way(record: &Record<'_>, context: &Context<'_>) -> bool {
+/// Returns whether a session may go for another one, of this network, when the table is full.
+pub(crate) fn may_give_way(record: &Record<'_>, vni: u32, context: &Context<'_>) -> bool {
     let may = |key: &Key, stamp| {
         // The network is gone, and the sweep has not come by yet.
         let network = context.snapshot.network(key.vni()).filter(|network| network.born <= stamp);
@@ -130,18 +139,17 @@ pub(crate) fn may_give_way(record: &Record<'_>, context: &Context<'_>) -> bool {
         // A session whose vnics are not declared again yet ends as others do.
         let waits = |slot| context.snapshot.waits(slot).is_some();
         (network.is_none() && !waits(opener) && !waits(responder))
-            || (may_go(record, context) && gives_way(key, context))
+            || (may_go(record, context) && gives_way(key, vni, context))
     };
     is_over(record, context)
         || record.read().is_some_and(|(key, admission)| may(&key, admission.stamp))
 }
 
-/// Returns whether a session is of the sender's network, or of one that has more than its part.
-fn gives_way(key: &Key, context: &Context<'_>) -> bool {
+/// Returns whether a session is of this network, or of one that has more than its part.
+fn gives_way(key: &Key, vni: u32, context: &Context<'_>) -> bool {
     let beyond =
         |network: &Network| network.sessions.load(Relaxed) > context.shares.part(network.filtered);
-    key.vni() == context.sender.vni
-        || context.snapshot.network(key.vni()).is_none_or(|network| beyond(network))
+    key.vni() == vni || context.snapshot.network(key.vni()).is_none_or(|network| beyond(network))
 }
 
 /// Returns whether the sender's rate allows another session now.
@@ -196,8 +204,8 @@ pub(crate) fn opener_number(table: &Table, key: &Key, remote: bool) -> u64 {
 
 /// Counts a session that was made: with its opener, its receiver, and their network.
 pub(super) fn acquired(context: &Context<'_>, key: &Key) {
-    let Context { snapshot, table, shares, entry, .. } = *context;
-    counted(snapshot, table, shares, entry, key);
+    let Context { snapshot, table, shares, .. } = *context;
+    counted(snapshot, table, shares, home_of(key, context), key);
 }
 
 /// Returns whether a session that came from another host fits all shares. None goes for it.

@@ -204,7 +204,7 @@ impl Decision<'_> {
             return Err((SESSION_RATE, self.own()));
         }
         self.share(&key, hash, room)?;
-        let may_evict = |record: &Record<'_>| may_give_way(record, context);
+        let may_evict = |record: &Record<'_>| may_give_way(record, key.vni(), context);
         let mut evicted = None;
         let inserted = context.table.insert(
             hash,
