@@ -201,6 +201,28 @@ def groups(client, asked):
 
 
 @check
+def networks_are_joined_by_routers():
+    for client in clients():
+        four = {"cidr": {"address": "10.0.0.0", "mask_size": 24}, "gateway": "10.0.0.1"}
+        client.ask(network_add={"vni": 42, "subnet": [four], "mtu": 1400})
+        (network,) = client.ask(network_list=True).network_list
+        same((network.vni, network.mtu, network.subnet[0].gateway), (42, 1400, "10.0.0.1"), "as it was said")
+        client.ask(router_add={"id": "r"})
+        client.ask(router_attach={"router": "r", "vni": 42})
+        (router,) = client.ask(router_list=True).router_list
+        same((router.id, [each.vni for each in router.attachment]), ("r", [42]))
+        taken = '10.0.0.1 of network 42 belongs to router "r": choose another address'
+        same(client.refused(nic_add=nic(vni=42, ip=["10.0.0.1"])), taken)
+        attached = 'router "r" is attached to network 42: detach it first'
+        same(client.refused(network_del=42), attached)
+        client.ask(router_detach={"router": "r", "vni": 42})
+        for _ in range(2):
+            client.ask(network_del=42)
+            client.ask(router_del="r")
+        same(len(client.ask(network_list=True).network_list) + len(client.ask(router_list=True).router_list), 0)
+
+
+@check
 def a_state_is_applied_or_refused():
     for client in clients():
         state = {"nic": [nic(ip=["10.0.0.1"])], "security_group": [{"id": "web", "member": ["::1"]}]}

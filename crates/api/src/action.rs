@@ -1,10 +1,10 @@
 //! Action that a request asks for.
 
 use crate::proto::{
-    AppConfigReq, ApplyReq, CaptureReq, DropListReq, EventListReq, ExplainReq, FdbListReq, Nic,
-    NicExportToReq, NicImportReq, NicUpdateReq, Request, SessionFilter, SessionListReq, Sg,
-    SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, TraceReq, TunnelPeer,
-    TunnelShowReq, UpgradeReq,
+    AppConfigReq, ApplyReq, Attachment, CaptureReq, DropListReq, EventListReq, ExplainReq,
+    FdbListReq, Network, Nic, NicExportToReq, NicImportReq, NicUpdateReq, Request, Router,
+    SessionFilter, SessionListReq, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq,
+    TraceReq, TunnelPeer, TunnelShowReq, UpgradeReq,
 };
 
 /// The one thing a [`Request`] asks for; the fields of [`Request`] say what each means.
@@ -58,6 +58,14 @@ pub enum Action<'a> {
     NicImport(&'a NicImportReq),
     Upgrade(&'a UpgradeReq),
     UpgradeCommit,
+    NetworkAdd(&'a Network),
+    NetworkDel(u32),
+    NetworkList,
+    RouterAdd(&'a Router),
+    RouterDel(&'a str),
+    RouterList,
+    RouterAttach(&'a Attachment),
+    RouterDetach(&'a Attachment),
 }
 
 impl<'a> Action<'a> {
@@ -109,6 +117,14 @@ impl<'a> Action<'a> {
             .or_else(|| request.nic_import.as_ref().map(Self::NicImport))
             .or_else(|| request.upgrade.as_ref().map(Self::Upgrade))
             .or_else(|| request.upgrade_commit.map(|_| Self::UpgradeCommit))
+            .or_else(|| request.network_add.as_ref().map(Self::NetworkAdd))
+            .or_else(|| request.network_del.map(Self::NetworkDel))
+            .or_else(|| request.network_list.map(|_| Self::NetworkList))
+            .or_else(|| request.router_add.as_ref().map(Self::RouterAdd))
+            .or_else(|| request.router_del.as_deref().map(Self::RouterDel))
+            .or_else(|| request.router_list.map(|_| Self::RouterList))
+            .or_else(|| request.router_attach.as_ref().map(Self::RouterAttach))
+            .or_else(|| request.router_detach.as_ref().map(Self::RouterDetach))
     }
 
     /// True if it changes what is declared, which a store keeps, or how.
@@ -125,6 +141,12 @@ impl<'a> Action<'a> {
             | Self::SgMemberDel(_)
             | Self::PeerAdd(_)
             | Self::PeerDel(_)
+            | Self::NetworkAdd(_)
+            | Self::NetworkDel(_)
+            | Self::RouterAdd(_)
+            | Self::RouterDel(_)
+            | Self::RouterAttach(_)
+            | Self::RouterDetach(_)
             | Self::UpgradeCommit => true,
             Self::Apply(request) => !request.dry_run(),
             _ => false,
@@ -155,6 +177,12 @@ impl<'a> Action<'a> {
             | Self::NicExportTo(_)
             | Self::NicImport(_)
             | Self::Upgrade(_)
+            | Self::NetworkAdd(_)
+            | Self::NetworkDel(_)
+            | Self::RouterAdd(_)
+            | Self::RouterDel(_)
+            | Self::RouterAttach(_)
+            | Self::RouterDetach(_)
             | Self::UpgradeCommit => true,
             Self::NicList
             | Self::NicDetails(_)
@@ -177,7 +205,9 @@ impl<'a> Action<'a> {
             | Self::Explain(_)
             | Self::DropList(_)
             | Self::EventList(_)
-            | Self::AppHealth => false,
+            | Self::AppHealth
+            | Self::NetworkList
+            | Self::RouterList => false,
         }
     }
 
@@ -228,6 +258,14 @@ impl<'a> Action<'a> {
             Self::NicRelease(_) => "nic_release",
             Self::NicExportTo(_) => "nic_export_to",
             Self::NicImport(_) => "nic_import",
+            Self::NetworkAdd(_) => "network_add",
+            Self::NetworkDel(_) => "network_del",
+            Self::NetworkList => "network_list",
+            Self::RouterAdd(_) => "router_add",
+            Self::RouterDel(_) => "router_del",
+            Self::RouterList => "router_list",
+            Self::RouterAttach(_) => "router_attach",
+            Self::RouterDetach(_) => "router_detach",
         }
     }
 }
@@ -238,7 +276,7 @@ mod tests {
     use crate::text;
 
     /// Every field of the request, in number order, as text and as what it must become.
-    const FIELDS: [(&str, &str); 44] = [
+    const FIELDS: [(&str, &str); 52] = [
         (r#"nic_add { id: "x" mac: "m" vni: 1 }"#, "NicAdd"),
         (r#"nic_update { id: "x" }"#, "NicUpdate"),
         (r#"nic_del: "x""#, r#"NicDel("x")"#),
@@ -283,6 +321,14 @@ mod tests {
         ("nic_import { }", "NicImport"),
         ("upgrade { }", "Upgrade"),
         ("upgrade_commit: true", "UpgradeCommit"),
+        ("network_add { vni: 42 }", "NetworkAdd"),
+        ("network_del: 42", "NetworkDel(42)"),
+        ("network_list: false", "NetworkList"),
+        (r#"router_add { id: "r" }"#, "RouterAdd"),
+        (r#"router_del: "r""#, r#"RouterDel("r")"#),
+        ("router_list: false", "RouterList"),
+        (r#"router_attach { router: "r" vni: 42 }"#, "RouterAttach"),
+        (r#"router_detach { router: "r" vni: 42 }"#, "RouterDetach"),
     ];
 
     #[test]

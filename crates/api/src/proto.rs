@@ -10,15 +10,16 @@ include!(concat!(env!("OUT_DIR"), "/proto/mod.rs"));
 pub use encryption::{Encrypted, Sealed, encrypted, sealed};
 pub use envelope::{Error, Message, Messages, error};
 pub use payload::{
-    AppConfigReq, AppHealthRes, AppStatusRes, ApplyReq, ApplyRes, CaptureReq, CaptureRes, Cidr,
-    Counter, DropListReq, DropListRes, Event, EventListReq, EventListRes, ExplainReq, ExplainRes,
-    ExplainWalk, FdbEntry, FdbListReq, FwData, MessageV0, Nic, NicAddRes, NicExportRes,
-    NicExportToReq, NicImportReq, NicImportRes, NicLimit, NicLimits, NicReleaseRes, NicShow,
-    NicStats, NicUpdateReq, PacketTrace, Pings, Request, Response, Rule, Session, SessionAdmission,
-    SessionFilter, SessionFlushRes, SessionListReq, SessionListRes, SessionTable, Sg,
-    SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, SgRuleStats, Status, TraceOptions,
-    TraceReq, TraceRes, TraceTarget, TracedPacket, TunnelPeer, TunnelShow, TunnelShowReq,
-    UpgradeCommitRes, UpgradeReq, UplinkShow, Worker, WorkerRing, apply_res, capture_req,
-    drop_list_res, explain_walk, fdb_entry, message_v0, nic, nic_show, rule, session,
-    session_admission, session_table, trace_req, traced_packet, tunnel_show,
+    AppConfigReq, AppHealthRes, AppStatusRes, ApplyReq, ApplyRes, Attachment, CaptureReq,
+    CaptureRes, Cidr, Counter, DropListReq, DropListRes, Event, EventListReq, EventListRes,
+    ExplainReq, ExplainRes, ExplainWalk, FdbEntry, FdbListReq, FwData, MessageV0, Network, Nic,
+    NicAddRes, NicExportRes, NicExportToReq, NicImportReq, NicImportRes, NicLimit, NicLimits,
+    NicReleaseRes, NicShow, NicStats, NicUpdateReq, PacketTrace, Pings, Request, Response, Router,
+    Rule, Session, SessionAdmission, SessionFilter, SessionFlushRes, SessionListReq,
+    SessionListRes, SessionTable, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq,
+    SgRuleStats, Status, Subnet, TraceOptions, TraceReq, TraceRes, TraceTarget, TracedPacket,
+    TunnelPeer, TunnelShow, TunnelShowReq, UpgradeCommitRes, UpgradeReq, UplinkShow, Worker,
+    WorkerRing, apply_res, capture_req, drop_list_res, explain_walk, fdb_entry, message_v0, nic,
+    nic_show, rule, session, session_admission, session_table, trace_req, traced_packet,
+    tunnel_show,
 };

@@ -6,8 +6,22 @@ use butterfly_datapath::{
     Timeouts, TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec,
     WorkerReport,
 };
-use butterfly_model::{GroupName, Rule, Vni};
+use butterfly_model::{GroupName, Network, Router, RouterId, Rule, Vni};
 use std::{net::IpAddr, sync::Arc};
+
+/// A change of the networks that are declared, or of the routers that join them. It was checked
+/// against everything that is declared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RoutingChange {
+    /// A network comes, or has these subnets and this MTU from now on.
+    DeclareNetwork(Network),
+    /// A network is not declared any more; no router joins it.
+    RemoveNetwork(Vni),
+    /// A router comes, or joins exactly these networks from now on, which are declared.
+    DeclareRouter(Router),
+    /// A router goes.
+    RemoveRouter(RouterId),
+}
 
 /// Something that moves frames between vnics. Every call returns when its effect is complete.
 pub trait Dataplane {
@@ -102,6 +116,9 @@ pub trait Dataplane {
 
     /// Takes that back. Says whether it was named.
     fn remove_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError>;
+
+    /// Changes what is routed.
+    fn change_routing(&mut self, change: RoutingChange);
 
     /// Gives what outlasts the process the layout in force.
     fn follow_layout(&self);
@@ -226,6 +243,9 @@ impl Dataplane for Arc<Switch> {
     fn remove_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {
         Switch::remove_peer(self, peer, vni)
     }
+
+    /// Does nothing yet: the switch has no routers.
+    fn change_routing(&mut self, _: RoutingChange) {}
 
     fn follow_layout(&self) {
         Switch::follow_layout(self);

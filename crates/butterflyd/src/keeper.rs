@@ -289,6 +289,10 @@ impl Keeper {
             | Change::AddMember(name, _)
             | Change::RemoveMember(name, _) => (Sort::Group, name.as_str().to_owned()),
             Change::NamePeer(peer) | Change::UnnamePeer(peer) => (Sort::Peer, peer_name(peer)),
+            Change::DeclareNetwork(network) => (Sort::Network, network.vni().to_string()),
+            Change::RemoveNetwork(vni) => (Sort::Network, vni.to_string()),
+            Change::DeclareRouter(router) => (Sort::Router, router.id().as_str().to_owned()),
+            Change::RemoveRouter(id) => (Sort::Router, id.as_str().to_owned()),
         };
         let key = Key { sort, name };
         (!self.is_configured(&key)).then_some(key)
@@ -370,5 +374,8 @@ fn keys_of(state: &Desired) -> impl Iterator<Item = Key> + '_ {
     let vnics = state.vnics().iter().map(move |nic| key(Sort::Vnic, nic.id.as_str().to_owned()));
     let groups = state.groups().keys().map(move |name| key(Sort::Group, name.as_str().to_owned()));
     let peers = state.peers().iter().map(move |peer| key(Sort::Peer, peer_name(&peer)));
-    vnics.chain(groups).chain(peers)
+    let routed = state.routed();
+    let networks = routed.networks().map(move |it| key(Sort::Network, it.vni().to_string()));
+    let routers = routed.routers().map(move |it| key(Sort::Router, it.id().as_str().to_owned()));
+    vnics.chain(groups).chain(peers).chain(networks).chain(routers)
 }

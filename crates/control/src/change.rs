@@ -1,7 +1,9 @@
 //! Changes of the desired state, and what one declaration of a vnic makes of another.
 
 use crate::peers::TunnelPeer;
-use butterfly_model::{GroupName, Kind, Netns, Nic, NicId, Rule, SecurityGroup};
+use butterfly_model::{
+    GroupName, Kind, Netns, Network, Nic, NicId, Router, RouterId, Rule, SecurityGroup, Vni,
+};
 use std::net::IpAddr;
 
 /// One change of the desired state.
@@ -35,6 +37,14 @@ pub enum Change {
     NamePeer(TunnelPeer),
     /// A tunnel endpoint is not named any more.
     UnnamePeer(TunnelPeer),
+    /// A network comes, or has these subnets and this MTU from now on.
+    DeclareNetwork(Network),
+    /// A declared network goes; its vnics stay, as in a network that was never declared.
+    RemoveNetwork(Vni),
+    /// A router comes, or joins exactly these networks from now on.
+    DeclareRouter(Router),
+    /// A router goes.
+    RemoveRouter(RouterId),
 }
 
 /// The way from one declared state of a vnic to another.
@@ -110,7 +120,7 @@ fn kind(kind: &Kind) -> impl PartialEq {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use butterfly_model::{GroupNames, IpSet, Mac, Role, SocketDir, SocketPath, TraceOptions, Vni};
+    use butterfly_model::{GroupNames, IpSet, Mac, Role, SocketDir, SocketPath, TraceOptions};
     use std::path::Path;
 
     fn nic() -> Nic {

@@ -4,9 +4,10 @@ use crate::{
     change::{Change, NicChange},
     peers::{Peers, TunnelPeer},
     refused::Refused,
+    routed::Routed,
     vnics::Vnics,
 };
-use butterfly_model::{GroupName, Nic, NicId, Rule, SecurityGroup};
+use butterfly_model::{GroupName, Network, Nic, NicId, Router, RouterId, Rule, SecurityGroup, Vni};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Everything that is declared on a host. Holds only what is valid together.
@@ -15,6 +16,7 @@ pub struct Desired {
     vnics: Vnics,
     groups: BTreeMap<GroupName, SecurityGroup>,
     peers: Peers,
+    routed: Routed,
     /// Counts changes: a change is prepared for one state.
     version: u64,
 }
@@ -28,6 +30,7 @@ impl PartialEq for Desired {
             && self.vnics == other.vnics
             && self.groups == other.groups
             && self.peers == other.peers
+            && self.routed == other.routed
     }
 }
 
@@ -57,12 +60,20 @@ pub struct Declaration {
     pub groups: Vec<SecurityGroup>,
     /// Tunnel endpoints of other hosts.
     pub peers: Vec<TunnelPeer>,
+    /// Networks.
+    pub networks: Vec<Network>,
+    /// Routers, each with all its attachments.
+    pub routers: Vec<Router>,
 }
 
 impl Declaration {
     /// True if it declares nothing.
     pub fn is_empty(&self) -> bool {
-        self.vnics.is_empty() && self.groups.is_empty() && self.peers.is_empty()
+        self.vnics.is_empty()
+            && self.groups.is_empty()
+            && self.peers.is_empty()
+            && self.networks.is_empty()
+            && self.routers.is_empty()
     }
 
     /// Adds what another one declares.
@@ -70,6 +81,8 @@ impl Declaration {
         self.vnics.extend(other.vnics);
         self.groups.extend(other.groups);
         self.peers.extend(other.peers);
+        self.networks.extend(other.networks);
+        self.routers.extend(other.routers);
     }
 }
 
@@ -102,6 +115,11 @@ impl Desired {
     /// The tunnel endpoints that were named.
     pub fn peers(&self) -> &Peers {
         &self.peers
+    }
+
+    /// The networks and routers.
+    pub fn routed(&self) -> &Routed {
+        &self.routed
     }
 
     /// The change that declares `nic`: an addition, or what [`NicChange`] says; none if it is
@@ -151,12 +169,12 @@ impl Desired {
             Change::AddVnic(nic) if self.vnics.get(nic.id.as_str()).is_some() => {
                 Err(Refused::NicExists(nic.id.as_str().to_owned()))
             }
-            Change::AddVnic(nic) => self.vnics.check(nic),
+            Change::AddVnic(nic) => self.check_vnic(nic),
             Change::ChangeVnic(nic) => match NicChange::between(there(&nic.id)?, nic) {
-                NicChange::Nothing | NicChange::InPlace => self.vnics.check(nic),
+                NicChange::Nothing | NicChange::InPlace => self.check_vnic(nic),
                 NicChange::Recreate(_) => Err(Refused::NotInPlace(nic.id.as_str().to_owned())),
             },
-            Change::RemakeVnic(nic) => there(&nic.id).and_then(|_| self.vnics.check(nic)),
+            Change::RemakeVnic(nic) => there(&nic.id).and_then(|_| self.check_vnic(nic)),
             Change::RemoveVnic(id) => there(id).map(drop),
             Change::DeclareGroup(_) => Ok(()),
             Change::RemoveGroup(name)
@@ -166,7 +184,17 @@ impl Desired {
             | Change::RemoveMember(name, _) => group(name),
             Change::NamePeer(peer) => self.peers.check(peer),
             Change::UnnamePeer(_) => Ok(()),
+            Change::DeclareNetwork(network) => self.routed.check_network(network, &self.vnics),
+            Change::RemoveNetwork(vni) => self.routed.check_removal(*vni),
+            Change::DeclareRouter(router) => self.routed.check_router(router, &self.vnics),
+            Change::RemoveRouter(id) => self.routed.check_there(id),
         }
+    }
+
+    /// Checks a vnic by itself, against all others, and against the routers of its network.
+    fn check_vnic(&self, nic: &Nic) -> Result<(), Refused> {
+        self.vnics.check(nic)?;
+        Vnics::check_routed(nic, &self.routed)
     }
 
     fn make(&mut self, change: Change) {
@@ -187,6 +215,10 @@ impl Desired {
             }
             Change::NamePeer(peer) => self.peers.insert(peer),
             Change::UnnamePeer(peer) => self.peers.remove(&peer),
+            Change::DeclareNetwork(network) => self.routed.insert_network(network),
+            Change::RemoveNetwork(vni) => self.routed.remove_network(vni),
+            Change::DeclareRouter(router) => self.routed.insert_router(router),
+            Change::RemoveRouter(id) => self.routed.remove_router(&id),
         }
     }
 
@@ -204,13 +236,15 @@ impl Desired {
     ///
     /// Fails with the first rule that the new state would break, and if an object is named twice.
     pub fn with(&self, declaration: Declaration, unnamed: Unnamed) -> Result<Self, Refused> {
-        let Declaration { vnics, groups, peers } = declaration;
+        let Declaration { vnics, groups, peers, networks, routers } = declaration;
         let mut new = match unnamed {
             Unnamed::Stay => self.clone(),
             Unnamed::Go => Self::default(),
         };
         new.version = self.version + 1;
+        let named = new.name_routed(networks, routers)?;
         new.declare_vnics(&self.vnics, vnics)?;
+        new.check_named(&named)?;
         let mut names = BTreeSet::new();
         for group in groups {
             if !names.insert(group.name().clone()) {
@@ -229,6 +263,42 @@ impl Desired {
         Ok(new)
     }
 
+    /// Declares networks and routers, unchecked. Returns those that have to be.
+    fn name_routed(
+        &mut self,
+        networks: Vec<Network>,
+        routers: Vec<Router>,
+    ) -> Result<(BTreeSet<Vni>, BTreeSet<RouterId>), Refused> {
+        let (mut vnis, mut ids) = (BTreeSet::new(), BTreeSet::new());
+        for network in networks {
+            if !vnis.insert(network.vni()) {
+                return Err(Refused::NetworkTwice(network.vni()));
+            }
+            self.routed.insert_network(network);
+        }
+        for router in routers {
+            if !ids.insert(router.id().clone()) {
+                return Err(Refused::RouterTwice(router.id().as_str().to_owned()));
+            }
+            self.routed.insert_router(router);
+        }
+        Ok((vnis, ids))
+    }
+
+    /// Checks the named networks and routers against everything, once all of it is there.
+    fn check_named(
+        &self,
+        (vnis, ids): &(BTreeSet<Vni>, BTreeSet<RouterId>),
+    ) -> Result<(), Refused> {
+        for network in vnis.iter().filter_map(|vni| self.routed.network(*vni)) {
+            self.routed.check_network(network, &self.vnics)?;
+        }
+        for router in ids.iter().filter_map(|id| self.routed.router(id.as_str())) {
+            self.routed.check_router(router, &self.vnics)?;
+        }
+        Ok(())
+    }
+
     /// Each is checked against those that stay and those before it. As all rules are about pairs,
     /// that is enough.
     fn declare_vnics(&mut self, old: &Vnics, vnics: Vec<Nic>) -> Result<(), Refused> {
@@ -241,7 +311,7 @@ impl Desired {
         }
         let mut behind = old.next_order();
         for nic in vnics {
-            self.vnics.check(&nic)?;
+            self.check_vnic(&nic)?;
             let order = old.order(&nic);
             let order = if order < old.next_order() {
                 order

@@ -6,7 +6,9 @@ use crate::{
     peers::TunnelPeer,
     words::{difference, limit, member_of, rule_of},
 };
-use butterfly_model::{Nic, SecurityGroup, canonical};
+use butterfly_model::{
+    Network, Nic, Router, RouterAddresses, RouterId, SecurityGroup, Vni, canonical,
+};
 use std::collections::{BTreeSet, HashSet};
 
 /// The kind of a declared object.
@@ -18,6 +20,10 @@ pub enum Object {
     Group,
     /// A tunnel endpoint of another host.
     Peer,
+    /// A network.
+    Network,
+    /// A router.
+    Router,
 }
 
 /// The way in which an object differs.
@@ -38,7 +44,8 @@ pub enum What {
 pub struct Difference {
     /// Its kind.
     pub object: Object,
-    /// Its name: the id of a vnic, the name of a group, the address of a peer.
+    /// Its name: the id of a vnic or a router, the name of a group, the address of a peer, the
+    /// number of a network.
     pub name: String,
     /// The way in which it differs.
     pub what: What,
@@ -46,8 +53,9 @@ pub struct Difference {
     pub text: String,
 }
 
-/// Lists the objects that differ between `old` and `new`: vnics, groups, peers, each in byte order
-/// of their names. `changes` is their [`plan`](crate::plan()): it knows which VMs are cut off.
+/// Lists the objects that differ between `old` and `new`: networks, routers, vnics, groups, peers,
+/// each in the order of their names. `changes` is their [`plan`](crate::plan()): it knows which VMs
+/// are cut off.
 ///
 /// ```
 /// # use butterfly_control::{Declaration, Desired, TunnelPeer, Unnamed, What, differences, plan};
@@ -58,7 +66,9 @@ pub struct Difference {
 /// assert_eq!((all[0].name.as_str(), all[0].what), ("192.0.2.7", What::Added));
 /// ```
 pub fn differences(old: &Desired, new: &Desired, changes: &[Change]) -> Vec<Difference> {
-    let mut all = vnics(old, new, changes);
+    let mut all = networks(old, new);
+    all.extend(routers(old, new));
+    all.extend(vnics(old, new, changes));
     all.extend(groups(old, new));
     all.extend(peers(old, new));
     all
@@ -220,4 +230,80 @@ fn peers(old: &Desired, new: &Desired) -> Vec<Difference> {
     let come = new.peers().iter().filter(|peer| !old.peers().contains(peer));
     let gone = gone.map(|peer| row(What::Removed, peer));
     gone.chain(come.map(|peer| row(What::Added, peer))).collect()
+}
+
+fn networks(old: &Desired, new: &Desired) -> Vec<Difference> {
+    let vnis: BTreeSet<Vni> =
+        old.routed().networks().chain(new.routed().networks()).map(Network::vni).collect();
+    let of = |vni: Vni| {
+        let (what, text) = match (old.routed().network(vni), new.routed().network(vni)) {
+            (None, Some(new)) => (What::Added, about_network(new)),
+            (Some(_), None) => (What::Removed, String::new()),
+            (Some(old), Some(new)) if old != new => (What::Changed, changed_network(old, new)),
+            _ => return None,
+        };
+        Some(Difference { object: Object::Network, name: vni.to_string(), what, text })
+    };
+    vnis.into_iter().filter_map(of).collect()
+}
+
+/// The subnets and the MTU of a network, in words.
+pub fn about_network(network: &Network) -> String {
+    let mut parts: Vec<String> =
+        network.subnets().iter().map(|subnet| format!("subnet {subnet}")).collect();
+    parts.extend(network.mtu().map(|mtu| format!("MTU {mtu}")));
+    if parts.is_empty() { "no subnets".to_owned() } else { parts.join(", ") }
+}
+
+fn changed_network(old: &Network, new: &Network) -> String {
+    let only = |of: &Network, other: &Network, sign: char| -> Vec<String> {
+        let only = of.subnets().iter().filter(|subnet| !other.subnets().contains(subnet));
+        only.map(|subnet| format!("{sign}subnet {subnet}")).collect()
+    };
+    let mut parts = only(new, old, '+');
+    parts.extend(only(old, new, '-'));
+    if old.mtu() != new.mtu() {
+        let word = |mtu: Option<u16>| mtu.map_or("none".to_owned(), |mtu| mtu.to_string());
+        parts.push(format!("MTU {} -> {}", word(old.mtu()), word(new.mtu())));
+    }
+    parts.join(", ")
+}
+
+fn routers(old: &Desired, new: &Desired) -> Vec<Difference> {
+    let ids: BTreeSet<_> =
+        old.routed().routers().chain(new.routed().routers()).map(Router::id).collect();
+    let of = |id: &RouterId| {
+        let (was, will) = (old.routed().router(id.as_str()), new.routed().router(id.as_str()));
+        let (what, text) = match (was, will) {
+            (None, Some(new)) => (What::Added, about_router(new)),
+            (Some(_), None) => (What::Removed, String::new()),
+            (Some(old), Some(new)) if old != new => (What::Changed, changed_router(old, new)),
+            _ => return None,
+        };
+        Some(Difference { object: Object::Router, name: id.as_str().to_owned(), what, text })
+    };
+    ids.into_iter().filter_map(of).collect()
+}
+
+/// The networks that a router joins, in words.
+pub fn about_router(router: &Router) -> String {
+    let parts: Vec<String> = router.attachments().map(attached).collect();
+    if parts.is_empty() { "attached to no network".to_owned() } else { parts.join(", ") }
+}
+
+fn attached((vni, given): (Vni, RouterAddresses)) -> String {
+    match given.is_empty() {
+        true => format!("network {vni}"),
+        false => format!("network {vni} as {}", given.texts().join(" ")),
+    }
+}
+
+fn changed_router(old: &Router, new: &Router) -> String {
+    let only = |of: &Router, other: &Router, sign: char| -> Vec<String> {
+        let only = of.attachments().filter(|(vni, given)| other.attachment(*vni) != Some(*given));
+        only.map(|attachment| format!("{sign}{}", attached(attachment))).collect()
+    };
+    let mut parts = only(new, old, '+');
+    parts.extend(only(old, new, '-'));
+    parts.join(", ")
 }

@@ -34,14 +34,16 @@ mod difference;
 mod peers;
 mod plan;
 mod refused;
+mod routed;
 mod vnics;
 mod words;
 
 pub use change::{Change, NicChange};
 pub use desired::{Declaration, Desired, Prepared, Unnamed};
-pub use difference::{Difference, Object, What, differences};
+pub use difference::{Difference, Object, What, about_network, about_router, differences};
 pub use peers::{Peers, TunnelPeer};
 pub use plan::plan;
 pub use refused::Refused;
+pub use routed::Routed;
 pub use vnics::Vnics;
 pub use words::{difference, member_of, rule_of};

@@ -9,12 +9,17 @@
 //! OUTBOUND rules are the exception: the first one of a vnic's groups ends "everything may leave".
 //! A group that has such rules in one of the states has one while the vnics change, if need be one
 //! that allows nothing.
+//!
+//! Attachments of routers that go, go first, and those that come, come last: no moment routes what
+//! neither state does.
 
 mod groups;
+mod routed;
 mod vnics;
 
 use crate::{change::Change, desired::Desired, peers::TunnelPeer};
 use groups::Stages;
+use routed::Routing;
 
 /// The changes that lead from `old` to `new`, in an order in which each of them is valid.
 ///
@@ -36,12 +41,13 @@ use groups::Stages;
 /// ```
 pub fn plan(old: &Desired, new: &Desired) -> Vec<Change> {
     let Stages { fresh, shrink, early, late, grow } = Stages::between(old, new);
+    let Routing { go, come: joined } = Routing::between(old.routed(), new.routed());
     let vnics = vnics::plan(old.vnics(), new.vnics());
     let gone = |peer: &TunnelPeer| !new.peers().contains(peer);
     let come = |peer: &TunnelPeer| !old.peers().contains(peer);
     let unnamed = old.peers().iter().filter(gone).map(Change::UnnamePeer);
     let named = new.peers().iter().filter(come).map(Change::NamePeer);
-    let before = fresh.into_iter().chain(shrink).chain(early);
+    let before = go.into_iter().chain(fresh).chain(shrink).chain(early);
     let after = late.into_iter().chain(grow);
-    before.chain(vnics).chain(after).chain(unnamed).chain(named).collect()
+    before.chain(vnics).chain(after).chain(unnamed).chain(named).chain(joined).collect()
 }

@@ -1,7 +1,7 @@
 //! Why a state, or a change of it, is refused.
 
 use crate::peers::MAX_NAMED;
-use butterfly_model::Vni;
+use butterfly_model::{Cidr, Vni, canonical};
 use std::net::IpAddr;
 
 /// Why something cannot be declared beside everything else, or at all.
@@ -106,6 +106,102 @@ pub enum Refused {
         "peers are named for single networks {MAX_NAMED} times already; name this one for all networks, or remove others"
     )]
     TooManyPeers,
+    /// A MAC address that only routers, or hosts that route, have.
+    #[error(
+        "nic {nic:?} cannot have the MAC address {mac}, nor send to it: those that begin with b2:f0 or b2:f1 are of routers; choose another"
+    )]
+    ReservedMac {
+        /// The vnic.
+        nic: String,
+        /// Its address, or that of a traffic generator's target, as declared.
+        mac: String,
+    },
+    /// A router's address in no subnet of its network.
+    #[error(
+        "{} is in no subnet of network {vni}: choose an address of one, or declare its subnet", canonical(*.address)
+    )]
+    NotInSubnet {
+        /// The address.
+        address: IpAddr,
+        /// The network.
+        vni: Vni,
+    },
+    /// A router that would have no address in a network.
+    #[error(
+        "router {router:?} would have no address in network {vni}: declare a gateway of a subnet, or attach it with an address"
+    )]
+    NoGateway {
+        /// The router.
+        router: String,
+        /// The network.
+        vni: Vni,
+    },
+    /// Two subnets between which a router could not choose.
+    #[error(
+        "subnet {cidr} of network {vni} overlaps {other} of network {other_vni}, and both are reached by the same routers: change one of them"
+    )]
+    Overlap {
+        /// A subnet.
+        cidr: Cidr,
+        /// Its network.
+        vni: Vni,
+        /// The other subnet.
+        other: Cidr,
+        /// Its network; the same for two subnets of one.
+        other_vni: Vni,
+    },
+    /// An address of a network that a vnic and a router, or two routers, would have.
+    #[error("{} of network {vni} belongs to {owner}: choose another address", canonical(*.address))]
+    AddressTaken {
+        /// The address.
+        address: IpAddr,
+        /// The network.
+        vni: Vni,
+        /// The vnic or router that has it.
+        owner: String,
+    },
+    /// Two routers of a network whose ids have one hash.
+    #[error(
+        "routers {router:?} and {other:?} would have one MAC address in network {vni}, as it is made of their ids: give one of them another id"
+    )]
+    MacClash {
+        /// The network.
+        vni: Vni,
+        /// The router that is declared.
+        router: String,
+        /// The router that is there.
+        other: String,
+    },
+    /// There is no declared network with this number.
+    #[error("network {0} is not declared: butterfly network add --vni {0}")]
+    NetworkMissing(Vni),
+    /// There is no router of this id.
+    #[error("there is no router {0:?}: butterfly router add")]
+    RouterMissing(String),
+    /// A network that a router joins.
+    #[error("router {router:?} is attached to network {vni}: detach it first")]
+    StillAttached {
+        /// The network.
+        vni: Vni,
+        /// One of its routers.
+        router: String,
+    },
+    /// More than there can be.
+    #[error("{owner} would have more than {most} {what}, which is the most: remove others first")]
+    TooMany {
+        /// The object that would have them.
+        owner: String,
+        /// Name of what would be too many.
+        what: &'static str,
+        /// The most that there can be.
+        most: usize,
+    },
+    /// A declaration names one network twice.
+    #[error("network {0} is declared twice")]
+    NetworkTwice(Vni),
+    /// A declaration names one router twice.
+    #[error("router {0:?} is declared twice")]
+    RouterTwice(String),
 }
 
 impl Refused {

@@ -1,8 +1,11 @@
 //! The vnics as declared, and what two of them must not share.
 
-use crate::refused::Refused;
-use butterfly_model::{Bench, Kind, Nic, NicId, SocketPath, Vni};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use crate::{refused::Refused, routed::Routed};
+use butterfly_model::{Bench, Kind, Nic, NicId, SocketPath, Vni, is_reserved_mac};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+};
 
 /// All vnics, in byte order of their ids.
 ///
@@ -15,6 +18,8 @@ pub struct Vnics {
     lines: HashMap<Station, BTreeMap<u64, NicId>>,
     by_socket: HashMap<SocketPath, NicId>,
     by_target: HashMap<String, BTreeSet<NicId>>,
+    /// Those that declare an address of a network; mirrors do not count. Never with an empty set.
+    by_address: HashMap<(Vni, IpAddr), BTreeSet<NicId>>,
     next_order: u64,
 }
 
@@ -116,6 +121,24 @@ impl Vnics {
         }
     }
 
+    /// Checks that no router has an address of `nic` in its network. Sharing addresses is for vnics
+    /// alone: a router answers for its own.
+    pub(crate) fn check_routed(nic: &Nic, routed: &Routed) -> Result<(), Refused> {
+        let addresses = nic.ips.addresses().filter(|_| station(nic).is_some());
+        for address in addresses {
+            if let Some(router) = routed.has_address(nic.vni, address) {
+                let owner = format!("router {:?}", router.as_str());
+                return Err(Refused::AddressTaken { address, vni: nic.vni, owner });
+            }
+        }
+        Ok(())
+    }
+
+    /// A vnic that declares an address of a network, mirrors apart.
+    pub(crate) fn with_address(&self, vni: Vni, address: IpAddr) -> Option<&NicId> {
+        self.by_address.get(&(vni, address))?.first()
+    }
+
     /// A mirror and its target are of one network, and only one of them is a mirror, whichever is
     /// declared first.
     fn check_mirror(&self, nic: &Nic) -> Result<(), Refused> {
@@ -158,6 +181,9 @@ impl Vnics {
         self.remove(nic.id.as_str());
         if let Some(station) = station(&nic) {
             self.lines.entry(station).or_default().insert(order, nic.id.clone());
+            for address in nic.ips.addresses() {
+                self.by_address.entry((nic.vni, address)).or_default().insert(nic.id.clone());
+            }
         }
         if let Some(socket) = nic.kind.socket() {
             self.by_socket.insert(socket.clone(), nic.id.clone());
@@ -178,6 +204,13 @@ impl Vnics {
             if line.is_empty() {
                 self.lines.remove(&station);
             }
+            for at in nic.ips.addresses().map(|address| (nic.vni, address)) {
+                let Some(ids) = self.by_address.get_mut(&at) else { continue };
+                ids.remove(&nic.id);
+                if ids.is_empty() {
+                    self.by_address.remove(&at);
+                }
+            }
         }
         if let Some(socket) = nic.kind.socket() {
             self.by_socket.remove(socket);
@@ -196,6 +229,15 @@ impl Vnics {
 
 /// Checks what can be said of a vnic without knowing others.
 fn check_alone(nic: &Nic) -> Result<(), Refused> {
+    let target = match &nic.kind {
+        Kind::Bench(Bench::IcmpSender { mac, .. }) => Some(mac),
+        _ => None,
+    };
+    let mut macs = [&nic.mac].into_iter().chain(target);
+    if let Some(mac) = macs.find(|mac| is_reserved_mac(mac.octets())) {
+        let (nic, mac) = (nic.id.as_str().to_owned(), mac.text().to_owned());
+        return Err(Refused::ReservedMac { nic, mac });
+    }
     if let Kind::Bench(bench) = &nic.kind {
         let own = nic.ips.addresses().next().ok_or(Refused::BenchWithoutAddress)?;
         match bench {
@@ -311,12 +353,16 @@ mod tests {
     #[test]
     fn a_replaced_vnic_leaves_nothing_behind() {
         let mut vnics = Vnics::default();
-        vnics.insert(nic("a", MAC, 1, false));
-        vnics.insert(nic("a", MAC, 2, false));
+        let ips = butterfly_model::IpSet::parse(["10.0.0.1"]).unwrap();
+        vnics.insert(Nic { ips: ips.clone(), ..nic("a", MAC, 1, false) });
+        vnics.insert(Nic { ips, ..nic("a", MAC, 2, false) });
+        let having = |vni| vnics.with_address(Vni::new(vni).unwrap(), [10, 0, 0, 1].into());
+        assert!(having(1).is_none() && having(2).is_some());
         assert!(vnics.sharing(&nic("b", MAC, 1, false)).is_empty());
         assert_eq!(vnics.sharing(&nic("b", MAC, 2, false)).len(), 1);
         assert_eq!(vnics.remove("a").unwrap().vni.number(), 2);
         assert_eq!(vnics.remove("a"), None);
         assert!(vnics.lines.is_empty() && vnics.by_socket.is_empty() && vnics.by_target.is_empty());
+        assert!(vnics.by_address.is_empty());
     }
 }

@@ -4,8 +4,8 @@ use butterfly_control::{
     Change, Declaration, Desired, NicChange, Refused, TunnelPeer, Unnamed, differences, plan,
 };
 use butterfly_model::{
-    Cidr, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Nic, NicId, Peer, Role, Rule,
-    SecurityGroup, SocketPath, TraceOptions, Vni,
+    Cidr, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Network, Nic, NicId, Peer, Role,
+    Router, RouterAddresses, RouterId, Rule, SecurityGroup, SocketPath, Subnet, TraceOptions, Vni,
 };
 use proptest::{collection::vec, prelude::*, sample::select};
 use std::{collections::BTreeSet, path::Path};
@@ -82,20 +82,79 @@ fn any_peer() -> impl Strategy<Value = TunnelPeer> {
         .prop_map(|(address, vni)| peer(address, vni))
 }
 
+fn vni(number: u32) -> Vni {
+    Vni::new(number).unwrap()
+}
+
+/// So few subnets, gateways and networks that they meet, and meet addresses of vnics.
+fn any_network() -> impl Strategy<Value = Network> {
+    let subnet = select(vec![
+        ("10.0.0.0/24", Some("10.0.0.1")),
+        ("10.0.0.0/24", Some("10.0.0.3")),
+        ("10.0.0.0/24", None),
+        ("10.0.0.0/25", Some("10.0.0.4")),
+        ("10.0.1.0/24", Some("10.0.1.1")),
+        ("10.0.2.0/24", Some("10.0.2.1")),
+        ("fd00::/64", Some("fd00::1")),
+    ]);
+    let mtu = select(vec![None, Some(1400), Some(1500)]);
+    (1..5u32, vec(subnet, 0..3), mtu).prop_map(|(number, subnets, mtu)| {
+        let read = |(block, gateway)| Subnet::parse(block, gateway).unwrap();
+        Network::new(vni(number), subnets.into_iter().map(read).collect(), mtu).unwrap()
+    })
+}
+
+fn any_router() -> impl Strategy<Value = Router> {
+    let given = select(vec![
+        vec![],
+        vec![],
+        vec![],
+        vec![],
+        vec![],
+        vec!["10.0.0.3"],
+        vec!["10.0.0.9"],
+        vec!["10.0.1.2"],
+        vec!["10.0.2.2"],
+        vec!["fd00::2"],
+    ]);
+    (select(vec!["r", "s"]), vec((1..5u32, given), 0..4)).prop_map(|(id, attachments)| {
+        let mut router = Router::new(RouterId::new(id).unwrap());
+        for (number, given) in attachments {
+            router.attach(vni(number), RouterAddresses::parse(given).unwrap());
+        }
+        router
+    })
+}
+
 /// Any state: what came of declarations that were taken or refused one after the other.
 fn any_state() -> impl Strategy<Value = Desired> {
-    (vec(any_vnic(), 0..12), vec(any_group(), 0..4), vec(any_peer(), 0..4)).prop_map(
-        |(vnics, groups, peers)| {
+    let routed = (vec(any_network(), 0..10), vec(any_router(), 0..10));
+    (vec(any_vnic(), 0..12), vec(any_group(), 0..4), vec(any_peer(), 0..4), routed).prop_map(
+        |(vnics, groups, peers, (networks, routers))| {
             let mut state = Desired::default();
             let mut add = |declaration| {
                 if let Ok(next) = state.with(declaration, Unnamed::Stay) {
                     state = next;
                 }
             };
-            let one = |vnics, groups, peers| Declaration { vnics, groups, peers };
+            let one = |vnics, groups, peers| Declaration {
+                vnics,
+                groups,
+                peers,
+                ..Declaration::default()
+            };
+            let routed =
+                |networks, routers| Declaration { networks, routers, ..Declaration::default() };
+            // Some of them before the vnics, which they are in the way of; else behind.
+            let (mut early, late): (Vec<_>, Vec<_>) =
+                networks.into_iter().partition(|network| network.mtu().is_none());
+            early.drain(..).for_each(|network| add(routed(vec![network], vec![])));
+            routers.iter().cloned().for_each(|router| add(routed(vec![], vec![router])));
             vnics.into_iter().for_each(|vnic| add(one(vec![vnic], vec![], vec![])));
             groups.into_iter().for_each(|group| add(one(vec![], vec![group], vec![])));
             peers.into_iter().for_each(|peer| add(one(vec![], vec![], vec![peer])));
+            late.into_iter().for_each(|network| add(routed(vec![network], vec![])));
+            routers.into_iter().for_each(|router| add(routed(vec![], vec![router])));
             state
         },
     )
@@ -106,18 +165,22 @@ fn any_change() -> impl Strategy<Value = Change> {
     let member = || select(vec!["10.0.0.1", "::1"]).prop_map(|text| text.parse().unwrap());
     let id = select(vec!["a", "b", "c"]).prop_map(|id| NicId::new(id).unwrap());
     prop_oneof![
-        any_vnic().prop_map(|nic| Change::AddVnic(nic.into())),
-        any_vnic().prop_map(|nic| Change::ChangeVnic(nic.into())),
-        any_vnic().prop_map(|nic| Change::RemakeVnic(nic.into())),
-        id.prop_map(Change::RemoveVnic),
-        any_group().prop_map(Change::DeclareGroup),
-        name().prop_map(Change::RemoveGroup),
-        (name(), any_rule()).prop_map(|(name, rule)| Change::AddRule(name, rule)),
-        (name(), any_rule()).prop_map(|(name, rule)| Change::RemoveRule(name, rule)),
-        (name(), member()).prop_map(|(name, member)| Change::AddMember(name, member)),
-        (name(), member()).prop_map(|(name, member)| Change::RemoveMember(name, member)),
-        any_peer().prop_map(Change::NamePeer),
-        any_peer().prop_map(Change::UnnamePeer),
+        1 => any_vnic().prop_map(|nic| Change::AddVnic(nic.into())),
+        1 => any_vnic().prop_map(|nic| Change::ChangeVnic(nic.into())),
+        1 => any_vnic().prop_map(|nic| Change::RemakeVnic(nic.into())),
+        1 => id.prop_map(Change::RemoveVnic),
+        1 => any_group().prop_map(Change::DeclareGroup),
+        1 => name().prop_map(Change::RemoveGroup),
+        1 => (name(), any_rule()).prop_map(|(name, rule)| Change::AddRule(name, rule)),
+        1 => (name(), any_rule()).prop_map(|(name, rule)| Change::RemoveRule(name, rule)),
+        1 => (name(), member()).prop_map(|(name, member)| Change::AddMember(name, member)),
+        1 => (name(), member()).prop_map(|(name, member)| Change::RemoveMember(name, member)),
+        1 => any_peer().prop_map(Change::NamePeer),
+        1 => any_peer().prop_map(Change::UnnamePeer),
+        6 => any_network().prop_map(Change::DeclareNetwork),
+        1 => (1..5u32).prop_map(|number| Change::RemoveNetwork(vni(number))),
+        6 => any_router().prop_map(Change::DeclareRouter),
+        1 => any_router().prop_map(|router| Change::RemoveRouter(router.id().clone())),
     ]
 }
 
@@ -126,7 +189,13 @@ fn said(state: &Desired) -> Declaration {
     let mut vnics: Vec<Nic> = state.vnics().iter().cloned().collect();
     vnics.sort_by_key(|nic| state.vnics().order(nic));
     let groups = state.groups().values().cloned().collect();
-    Declaration { vnics, groups, peers: state.peers().iter().collect() }
+    Declaration {
+        vnics,
+        groups,
+        peers: state.peers().iter().collect(),
+        networks: state.routed().networks().cloned().collect(),
+        routers: state.routed().routers().cloned().collect(),
+    }
 }
 
 /// The rules of the state, held against each pair of vnics.
@@ -143,6 +212,58 @@ fn assert_valid(state: &Desired) {
         let line = state.vnics().sharing(one);
         assert_eq!(line.contains(&&one.id), one.sniff_target.is_none());
     }
+    for router in state.routed().routers() {
+        for (vni, given) in router.attachments() {
+            let network = state.routed().network(vni).expect("it is declared");
+            assert!(given.in_network(network).next().is_some(), "{router:?} {network:?}");
+            for address in given.in_network(network) {
+                let owner = state.routed().has_address(vni, address);
+                assert_eq!(owner, Some(router.id()), "{address} {state:#?}");
+                assert!(network.subnet_of(address).is_some(), "{address} {network:?}");
+                let has = |nic: &Nic| {
+                    nic.sniff_target.is_none() && nic.vni == vni && nic.ips.contains(address)
+                };
+                assert!(!state.vnics().iter().any(has), "{address} {state:#?}");
+            }
+        }
+    }
+    for one in state.routed().networks() {
+        let mut beside: BTreeSet<Vni> = BTreeSet::from([one.vni()]);
+        for near in state.routed().routers_of(one.vni()).flat_map(|router| router.attachments()) {
+            for router in state.routed().routers_of(near.0) {
+                beside.extend(router.attachments().map(|(vni, _)| vni));
+            }
+        }
+        for other in beside.iter().filter_map(|vni| state.routed().network(*vni)) {
+            for (place, subnet) in one.subnets().iter().enumerate() {
+                let clash = |(other_place, there): (usize, &Subnet)| {
+                    (other.vni() != one.vni() || other_place != place)
+                        && there.cidr().overlaps(&subnet.cidr())
+                };
+                assert!(!other.subnets().iter().enumerate().any(clash), "{one:?} {other:?}");
+            }
+        }
+    }
+}
+
+/// Everything that is routed: by which router, from which network, to which block, by which of its
+/// addresses.
+fn routed(state: &Desired) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for router in state.routed().routers() {
+        for (from, given) in router.attachments() {
+            let Some(network) = state.routed().network(from) else { continue };
+            for address in given.in_network(network) {
+                all.insert(format!("{} has {address} in {from}", router.id()));
+            }
+            for (to, _) in router.attachments() {
+                for subnet in state.routed().network(to).iter().flat_map(|to| to.subnets()) {
+                    all.insert(format!("{} from {from} to {} in {to}", router.id(), subnet.cidr()));
+                }
+            }
+        }
+    }
+    all
 }
 
 /// Everything that each vnic may get and send: by what it is, its rules and the addresses that
@@ -214,11 +335,17 @@ proptest! {
     #[test]
     fn a_plan_leads_from_any_state_to_any_other(old in any_state(), new in any_state()) {
         let may = &admitted(&old) | &admitted(&new);
+        let (was, will) = (routed(&old), routed(&new));
         let changes = plan(&old, &new);
+        let mut come = false;
         let made = carried_out(&old, changes.clone(), |state| {
             assert_valid(state);
             let leaks = leaks(state, &may);
             assert!(leaks.is_empty(), "{leaks:?}\nin {changes:#?}");
+            // First less and less of the old state is routed, then more and more of the new one.
+            let now = routed(state);
+            come |= !now.is_subset(&was);
+            assert!(now.is_subset(if come { &will } else { &was }), "{now:#?}\nin {changes:#?}");
         });
         prop_assert_eq!(&made, &new);
         prop_assert!(plan(&new, &made).is_empty());
@@ -238,6 +365,7 @@ proptest! {
         prop_assert_eq!(pruned.vnics().len(), state.vnics().len());
         prop_assert_eq!(pruned.groups(), state.groups());
         prop_assert_eq!(pruned.peers(), state.peers());
+        prop_assert_eq!(pruned.routed(), state.routed());
     }
 
     #[test]

@@ -9,11 +9,15 @@ pub enum Sort {
     Group,
     /// A tunnel endpoint of another host.
     Peer,
+    /// A declared network.
+    Network,
+    /// A router, with its attachments.
+    Router,
 }
 
 impl Sort {
     /// All sorts, in the order of their numbers.
-    pub const ALL: [Self; 3] = [Self::Vnic, Self::Group, Self::Peer];
+    pub const ALL: [Self; 5] = [Self::Vnic, Self::Group, Self::Peer, Self::Network, Self::Router];
 
     /// Its number in files and frames, which never changes.
     pub(crate) fn number(self) -> u8 {
@@ -21,6 +25,8 @@ impl Sort {
             Self::Vnic => 0,
             Self::Group => 1,
             Self::Peer => 2,
+            Self::Network => 3,
+            Self::Router => 4,
         }
     }
 
@@ -74,4 +80,20 @@ pub struct Contents {
     pub layout: u32,
     /// All records, in the order of their keys.
     pub records: Vec<(Key, Vec<u8>)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files have these numbers.
+    #[test]
+    fn a_sort_keeps_its_number() {
+        let numbered = [Sort::Vnic, Sort::Group, Sort::Peer, Sort::Network, Sort::Router];
+        for (number, sort) in (0..).zip(numbered) {
+            assert_eq!((sort.number(), Sort::numbered(number)), (number, Some(sort)));
+        }
+        assert_eq!(Sort::numbered(5), None);
+        assert_eq!(Sort::ALL, numbered);
+    }
 }

@@ -145,7 +145,7 @@ type Model = BTreeMap<Key, Vec<u8>>;
 
 fn random_commit(sequence: u64, model: &mut Model, random: &mut fastrand::Rng) -> Commit {
     let edit = |random: &mut fastrand::Rng| {
-        let sort = Sort::ALL[random.usize(..3)];
+        let sort = Sort::ALL[random.usize(..Sort::ALL.len())];
         let key = Key { sort, name: format!("object-{}", random.u8(..30)) };
         let length = if random.u8(..10) == 0 { 20_000 } else { random.usize(..300) };
         let value = (random.u8(..4) > 0).then(|| vec![random.u8(..); length]);

@@ -49,7 +49,7 @@ pub fn node() -> Node {
             .long_about(LONG)
             .arg(word("FILE").help("the file, whole: its last line is `# end of dump`; -: standard input"))
             .arg(flag("dry-run").help("change nothing, print what would change; exit code 0 whether or not something differs, 1 if the file or the host refuses it"))
-            .arg(flag("prune").help("remove NICs, security groups and named peers that the file does not name (default: they stay)"))
+            .arg(flag("prune").help("remove NICs, security groups, named peers, networks and routers that the file does not name (default: they stay)"))
             .arg(json())
             .after_help("butterfly apply state --dry-run\nbutterfly apply state --prune"),
         apply,
@@ -109,6 +109,8 @@ fn object(change: &apply_res::Change) -> &'static str {
         Object::NIC => "nic",
         Object::SECURITY_GROUP => "security group",
         Object::PEER => "peer",
+        Object::NETWORK => "network",
+        Object::ROUTER => "router",
     }
 }
 

@@ -210,6 +210,14 @@ kinds! {
     PeerNamed = "peer-named", CHANGE;
     /// Another host is not named any more.
     PeerUnnamed = "peer-unnamed", CHANGE;
+    /// A network was declared, or has other subnets or another MTU: all of them.
+    NetworkDeclared = "network-declared", CHANGE;
+    /// A network is not declared any more.
+    NetworkRemoved = "network-removed", CHANGE;
+    /// A router was declared, or was attached or detached: the networks that it joins.
+    RouterDeclared = "router-declared", CHANGE;
+    /// A router was deleted.
+    RouterRemoved = "router-removed", CHANGE;
     /// Another host that no option names was heard for the first time.
     PeerLearnt = "peer-learnt", USUAL;
     /// Another host that no option names was silent for too long.

@@ -90,8 +90,21 @@ impl<D: Dataplane> Daemon<D> {
             let peer = peer.map_err(|failure| about("peer", declared.address(), failure))?;
             Ok(Declaration { peers: vec![peer], ..Declaration::default() })
         };
+        let network = |declared: &proto::Network| {
+            let network = convert::declared_network(declared);
+            let name = declared.vni().to_string();
+            let network = network.map_err(|failure| about("network", &name, failure))?;
+            Ok(Declaration { networks: vec![network], ..Declaration::default() })
+        };
+        let router = |declared: &proto::Router| {
+            let router = convert::router(declared);
+            let router = router.map_err(|failure| about("router", declared.id(), failure))?;
+            Ok(Declaration { routers: vec![router], ..Declaration::default() })
+        };
         let groups = request.security_group.iter().map(group);
-        request.nic.iter().map(nic).chain(groups).chain(request.peer.iter().map(peer))
+        let networks = request.network.iter().map(network);
+        let named = request.nic.iter().map(nic).chain(groups).chain(request.peer.iter().map(peer));
+        named.chain(networks).chain(request.router.iter().map(router))
     }
 
     /// Makes vnics anew that are declared again although no VM can attach to them any more: the
@@ -296,6 +309,10 @@ pub(super) fn name_of(change: &Change) -> About {
         | Change::AddMember(name, _)
         | Change::RemoveMember(name, _) => format!("security group {:?}", name.as_str()),
         Change::NamePeer(peer) | Change::UnnamePeer(peer) => format!("peer {}", peer.address()),
+        Change::DeclareNetwork(network) => format!("network {}", network.vni()),
+        Change::RemoveNetwork(vni) => format!("network {vni}"),
+        Change::DeclareRouter(router) => format!("router {:?}", router.id().as_str()),
+        Change::RemoveRouter(id) => format!("router {:?}", id.as_str()),
     })
 }
 
@@ -349,6 +366,8 @@ fn row(difference: Difference, cuts: &BTreeSet<String>) -> apply_res::Change {
         Object::Vnic => change::Object::NIC,
         Object::Group => change::Object::SECURITY_GROUP,
         Object::Peer => change::Object::PEER,
+        Object::Network => change::Object::NETWORK,
+        Object::Router => change::Object::ROUTER,
     };
     let what = match difference.what {
         What::Added => change::What::ADDED,

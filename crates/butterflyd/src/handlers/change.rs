@@ -6,13 +6,15 @@
 
 use super::{Daemon, nic::refusal, security_group::limits_egress};
 use crate::{
-    dataplane::Dataplane,
+    dataplane::{Dataplane, RoutingChange},
     events::{Kind, counted},
     handlers::convert,
     recorder::Recorder,
 };
 use butterfly_api::Failure;
-use butterfly_control::{Change, NicChange, Prepared, TunnelPeer, member_of, rule_of};
+use butterfly_control::{
+    Change, NicChange, Prepared, TunnelPeer, about_network, about_router, member_of, rule_of,
+};
 use butterfly_datapath::GroupChange;
 use butterfly_model::{GroupName, Nic, Vni};
 
@@ -73,7 +75,8 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Has the data path carry out a change of a group or a peer. Returns the event that it is.
+    /// Has the data path carry out a change of a group, a peer, a network or a router. Returns the
+    /// event that it is.
     fn carry_out_change(&mut self, change: &Change) -> Result<(Kind, String), Failure> {
         let mut group =
             |name: &GroupName, change| self.dataplane.change_group(name, change).map_err(refusal);
@@ -117,11 +120,29 @@ impl<D: Dataplane> Daemon<D> {
                 gone.map_err(|error| Failure::new(error.to_string()))?;
                 (Kind::PeerUnnamed, self.unnamed(peer))
             }
+            Change::DeclareNetwork(network) => {
+                self.dataplane.change_routing(RoutingChange::DeclareNetwork(network.clone()));
+                let text = format!("network {}: {}", network.vni(), about_network(network));
+                (Kind::NetworkDeclared, text)
+            }
+            Change::RemoveNetwork(vni) => {
+                self.dataplane.change_routing(RoutingChange::RemoveNetwork(*vni));
+                (Kind::NetworkRemoved, format!("network {vni} is not declared any more"))
+            }
+            Change::DeclareRouter(router) => {
+                self.dataplane.change_routing(RoutingChange::DeclareRouter(router.clone()));
+                let id = router.id().as_str();
+                (Kind::RouterDeclared, format!("router {id:?}: {}", about_router(router)))
+            }
+            Change::RemoveRouter(id) => {
+                self.dataplane.change_routing(RoutingChange::RemoveRouter(id.clone()));
+                (Kind::RouterRemoved, format!("router {:?} deleted", id.as_str()))
+            }
             // Vnics have handlers of their own.
             Change::AddVnic(_)
             | Change::ChangeVnic(_)
             | Change::RemakeVnic(_)
-            | Change::RemoveVnic(_) => return Err(Failure::new("not a change of a group or peer")),
+            | Change::RemoveVnic(_) => return Err(Failure::new("a vnic is changed otherwise")),
         })
     }
 

@@ -4,8 +4,9 @@ use butterfly_api::{Failure, proto};
 use butterfly_control::{Refused, TunnelPeer};
 use butterfly_model::{
     Bench, Cidr, Direction, GroupName, GroupNameError, GroupNames, IpSet, Kind, Limit, LimitError,
-    Limits, Mac, Netns, Nic, NicId, NicUpdate, Peer, Protocol, Role, Rule, RuleError,
-    SecurityGroup, SocketDir, TraceOptions, Vni, canonical, parse_ip,
+    Limits, Mac, Netns, Network, Nic, NicId, NicUpdate, Peer, Protocol, Role, Router,
+    RouterAddresses, RouterId, Rule, RuleError, SecurityGroup, SocketDir, Subnet, TraceOptions,
+    Vni, canonical, parse_ip,
 };
 use protobuf::MessageField;
 use tracing::warn;
@@ -308,6 +309,93 @@ pub fn peer_details(peer: TunnelPeer) -> proto::TunnelPeer {
     }
 }
 
+/// Checks the declaration of a network. One without a number is none.
+pub fn declared_network(declared: &proto::Network) -> Result<Network, Failure> {
+    let told = |error: &dyn Display| Failure::new(error.to_string());
+    let number = declared.vni.ok_or_else(|| told(&"a network needs its VNI"))?;
+    let read = |declared: &proto::Subnet| {
+        let Some(cidr) = declared.cidr.as_ref() else {
+            return Err(told(&format_args!("a subnet of network {number} has no block: set cidr")));
+        };
+        let cidr = Cidr::new(cidr.address(), cidr.mask_size()).map_err(|error| told(&error))?;
+        let gateway = declared.gateway.as_deref().map(parse_ip).transpose();
+        let gateway = gateway.map_err(|error| told(&error))?;
+        Subnet::new(cidr, gateway).map_err(|error| told(&error))
+    };
+    let subnets = declared.subnet.iter().map(read).collect::<Result<_, _>>()?;
+    Network::new(network(number)?, subnets, declared.mtu).map_err(|error| told(&error))
+}
+
+/// A network as it is echoed. Given back as a declaration, it changes nothing.
+pub fn network_details(network: &Network) -> proto::Network {
+    let subnet = |subnet: &Subnet| proto::Subnet {
+        cidr: MessageField::some(cidr_details(&subnet.cidr())),
+        gateway: subnet.gateway().map(canonical),
+        ..Default::default()
+    };
+    proto::Network {
+        vni: Some(network.vni().number()),
+        subnet: network.subnets().iter().map(subnet).collect(),
+        mtu: network.mtu().map(u32::from),
+        ..Default::default()
+    }
+}
+
+/// Checks the declaration of a router. Refuses a network that is named twice, and an attachment
+/// that names another router.
+pub fn router(declared: &proto::Router) -> Result<Router, Failure> {
+    let id = RouterId::new(declared.id()).map_err(|error| Failure::new(error.to_string()))?;
+    let mut router = Router::new(id);
+    for declared in &declared.attachment {
+        let (vni, given) = attachment(declared)?;
+        if declared.router.as_deref().is_some_and(|other| other != router.id().as_str()) {
+            let text = format!("an attachment of it is of router {:?}", declared.router());
+            return Err(Failure::new(text).with_help("leave that out, or name the same router"));
+        }
+        if router.attach(vni, given).is_some() {
+            return Err(Failure::new(format!("it is attached to network {vni} twice"))
+                .with_help("name the network once, with all addresses"));
+        }
+    }
+    Ok(router)
+}
+
+/// A router as it is echoed. Given back as a declaration, it changes nothing.
+pub fn router_details(router: &Router) -> proto::Router {
+    let attachment = |(vni, given): (Vni, RouterAddresses)| proto::Attachment {
+        vni: Some(vni.number()),
+        address: given.texts(),
+        ..Default::default()
+    };
+    proto::Router {
+        id: Some(router.id().as_str().to_owned()),
+        attachment: router.attachments().map(attachment).collect(),
+        ..Default::default()
+    }
+}
+
+/// Checks an attachment: the network, and the addresses there.
+pub fn attachment(declared: &proto::Attachment) -> Result<(Vni, RouterAddresses), Failure> {
+    let given = RouterAddresses::parse(&declared.address);
+    Ok((network_of(declared)?, given.map_err(|error| Failure::new(error.to_string()))?))
+}
+
+/// Checks the network of an attachment.
+pub fn network_of(declared: &proto::Attachment) -> Result<Vni, Failure> {
+    declared
+        .vni
+        .ok_or_else(|| Failure::new("an attachment needs the VNI of its network"))
+        .and_then(network)
+}
+
+fn cidr_details(cidr: &Cidr) -> proto::Cidr {
+    proto::Cidr {
+        address: Some(canonical(cidr.address())),
+        mask_size: Some(cidr.mask_size().into()),
+        ..Default::default()
+    }
+}
+
 /// A security group as it is echoed.
 pub fn group_details(group: &SecurityGroup) -> proto::Sg {
     proto::Sg {
@@ -324,11 +412,7 @@ pub fn rule_details(rule: &Rule) -> proto::Rule {
         Peer::Cidr(cidr) => (Some(cidr), None),
         Peer::SecurityGroup(group) => (None, Some(group)),
     };
-    let cidr = cidr.map(|cidr| proto::Cidr {
-        address: Some(canonical(cidr.address())),
-        mask_size: Some(cidr.mask_size().into()),
-        ..Default::default()
-    });
+    let cidr = cidr.map(cidr_details);
     let direction = match rule.direction() {
         Direction::Inbound => proto::rule::Direction::INBOUND,
         Direction::Outbound => proto::rule::Direction::OUTBOUND,

@@ -18,6 +18,7 @@ use crate::{
 use butterfly_api::Failure;
 use butterfly_control::{Declaration, Desired, Unnamed, plan};
 use butterfly_layout::rehearsal;
+use butterfly_model::Vni;
 use butterfly_point::{Point, pass};
 use butterfly_store::{Client, Contents, Key, Report, Sort};
 use protobuf::Message;
@@ -314,7 +315,7 @@ impl<D: Dataplane> Daemon<D> {
 }
 
 /// The content of a record, behind the numbers of a vnic.
-fn encoded(key: &Key, state: &Desired) -> Option<Vec<u8>> {
+pub(super) fn encoded(key: &Key, state: &Desired) -> Option<Vec<u8>> {
     let name = key.name.as_str();
     let bytes = match key.sort {
         Sort::Vnic => convert::nic_details(state.vnics().get(name)?, None).write_to_bytes(),
@@ -323,6 +324,11 @@ fn encoded(key: &Key, state: &Desired) -> Option<Vec<u8>> {
             let peer = state.peers().iter().find(|peer| peer_name(peer) == name)?;
             convert::peer_details(peer).write_to_bytes()
         }
+        Sort::Network => {
+            let vni = Vni::new(name.parse().ok()?).ok()?;
+            convert::network_details(state.routed().network(vni)?).write_to_bytes()
+        }
+        Sort::Router => convert::router_details(state.routed().router(name)?).write_to_bytes(),
     };
     bytes.ok()
 }

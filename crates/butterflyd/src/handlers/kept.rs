@@ -86,6 +86,8 @@ impl<D: Dataplane> Daemon<D> {
             nic: vnics.into_iter().map(|nic| self.details(nic)).collect(),
             security_group: self.desired.groups().values().map(convert::group_details).collect(),
             peer: self.desired.peers().iter().map(peer).collect(),
+            network: self.desired.routed().networks().map(convert::network_details).collect(),
+            router: self.desired.routed().routers().map(convert::router_details).collect(),
             ..Default::default()
         }
     }

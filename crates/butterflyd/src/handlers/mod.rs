@@ -20,6 +20,7 @@ mod records;
 mod release;
 mod reload;
 mod report;
+mod routed;
 mod security_group;
 mod session;
 #[cfg(test)]
@@ -235,6 +236,14 @@ impl<D: Dataplane> Daemon<D> {
             Action::Apply(request) => self.apply(request),
             Action::Upgrade(request) => self.begin_upgrade(request),
             Action::UpgradeCommit => self.commit_upgrade(),
+            Action::NetworkAdd(network) => self.network_add(network),
+            Action::NetworkDel(vni) => self.network_del(vni),
+            Action::NetworkList => self.network_list(),
+            Action::RouterAdd(router) => self.router_add(router),
+            Action::RouterDel(id) => self.router_del(id),
+            Action::RouterList => self.router_list(),
+            Action::RouterAttach(attachment) => self.router_attach(attachment),
+            Action::RouterDetach(attachment) => self.router_detach(attachment),
             Action::NicRelease(id) => self.nic_release(id),
             Action::NicExportTo(request) => self.nic_export_to(request),
             Action::NicImport(request) => self.nic_import(request),

@@ -61,6 +61,18 @@ pub(super) fn object(
             named(&peer_name(&peer))?;
             object.peers.push(peer);
         }
+        Sort::Network => {
+            let network: proto::Network = read(value)?;
+            let network = convert::declared_network(&network).map_err(told)?;
+            named(&network.vni().to_string())?;
+            object.networks.push(network);
+        }
+        Sort::Router => {
+            let router: proto::Router = read(value)?;
+            let router = convert::router(&router).map_err(told)?;
+            named(router.id().as_str())?;
+            object.routers.push(router);
+        }
     }
     Ok((object, birth))
 }
@@ -80,9 +92,7 @@ pub fn stored_in(contents: &Contents, sockets: &SocketDir) -> Result<Desired, St
     for (key, value) in &contents.records {
         let (read, _) = object(key, value, contents.layout, sockets)
             .map_err(|why| format!("{:?} {:?}: {why}", key.sort, key.name))?;
-        all.vnics.extend(read.vnics);
-        all.groups.extend(read.groups);
-        all.peers.extend(read.peers);
+        all.join(read);
     }
     Desired::default().with(all, Unnamed::Stay).map_err(|why| why.to_string())
 }
@@ -94,10 +104,14 @@ pub fn declared_in(bytes: &[u8], sockets: &SocketDir) -> Result<Desired, String>
     let nics = request.nic.iter().map(|nic| convert::nic(nic, sockets));
     let groups = request.security_group.iter().map(convert::security_group);
     let peers = request.peer.iter().map(convert::peer);
+    let networks = request.network.iter().map(convert::declared_network);
+    let routers = request.router.iter().map(convert::router);
     let declaration = Declaration {
         vnics: nics.collect::<Result<_, _>>().map_err(told)?,
         groups: groups.collect::<Result<_, _>>().map_err(told)?,
         peers: peers.collect::<Result<_, _>>().map_err(told)?,
+        networks: networks.collect::<Result<_, _>>().map_err(told)?,
+        routers: routers.collect::<Result<_, _>>().map_err(told)?,
     };
     Desired::default().with(declaration, Unnamed::Stay).map_err(|why| why.to_string())
 }

@@ -9,6 +9,7 @@ mod host;
 mod kept;
 mod moved;
 mod reload;
+mod routed;
 mod security_groups;
 mod sequences;
 mod sessions;

@@ -3,7 +3,7 @@
 use super::{BYPASS, NIC};
 use crate::{
     config::{Config, options::Options},
-    dataplane::Dataplane,
+    dataplane::{Dataplane, RoutingChange},
     events::{Events, announce::Announcer},
     handlers::{Daemon, Reload},
     host::signals::Calls,
@@ -24,7 +24,9 @@ use butterfly_datapath::{
     RingStatus, SessionEnd, SessionFilter, SessionRow, SessionTable, Step, Target, Timeouts, Times,
     TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, Walk, WorkerReport,
 };
-use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup, SocketDir, Vni};
+use butterfly_model::{
+    Cidr, Direction, GroupName, Network, Router, RouterId, Rule, SecurityGroup, SocketDir, Vni,
+};
 use butterfly_vhost::{
     control::Detach,
     memory::RegionInfo,
@@ -45,6 +47,8 @@ use std::{
 pub(super) struct Fake {
     pub(super) vnics: BTreeMap<String, VnicSpec>,
     pub(super) groups: BTreeMap<GroupName, SecurityGroup>,
+    pub(super) networks: BTreeMap<Vni, Network>,
+    pub(super) routers: BTreeMap<RouterId, Router>,
     /// Last query about sessions, and its limit.
     pub(super) asked: RefCell<Option<(SessionFilter, usize)>>,
     /// The last packet that was to be explained.
@@ -553,6 +557,30 @@ impl Dataplane for Fake {
         self.uplink.then_some(1450)
     }
 
+    fn change_routing(&mut self, change: RoutingChange) {
+        self.calls.push(match change {
+            RoutingChange::DeclareNetwork(network) => {
+                let vni = network.vni();
+                self.networks.insert(vni, network);
+                format!("network {vni}: declare")
+            }
+            RoutingChange::RemoveNetwork(vni) => {
+                self.networks.remove(&vni);
+                format!("network {vni}: remove")
+            }
+            RoutingChange::DeclareRouter(router) => {
+                let joined: Vec<_> = router.attachments().map(|(vni, _)| vni.to_string()).collect();
+                let text = format!("router {}: joins {}", router.id(), joined.join(" "));
+                self.routers.insert(router.id().clone(), router);
+                text
+            }
+            RoutingChange::RemoveRouter(id) => {
+                self.routers.remove(&id);
+                format!("router {id}: remove")
+            }
+        });
+    }
+
     fn add_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {
         if !self.uplink {
             return Err(TunnelError::NoUplink);
@@ -680,7 +708,9 @@ impl Host {
 
     /// Everything that was declared.
     pub(super) fn declared(&mut self) -> String {
-        format!("{}{}", self.succeeds("nic_details: \"\""), self.succeeds("sg_details: \"\""))
+        let all =
+            ["nic_details: \"\"", "sg_details: \"\"", "network_list: true", "router_list: true"];
+        all.map(|request| self.succeeds(request)).concat()
     }
 }
 

@@ -51,6 +51,19 @@ fn any_request() -> impl proptest::strategy::Strategy<Value = String> {
         Just("sg_member_add { sg_id: \"G\" member: \"M\" }"),
         Just("sg_member_del { sg_id: \"G\" member: \"M\" }"),
     ];
+    let routed = [
+        "network_add { vni: 1 subnet { cidr { address: \"10.0.0.0\" mask_size: 8 } gateway: \"10.0.0.1\" } }",
+        "network_add { vni: 1 subnet { cidr { address: \"fd00::\" mask_size: 64 } gateway: \"fd00::1\" } }",
+        "network_add { vni: 2 subnet { cidr { address: \"10.0.0.0\" mask_size: 24 } } }",
+        "network_del: 1",
+        "network_del: 2",
+        "router_add { id: \"r\" }",
+        "router_add { id: \"s\" attachment { vni: 2 address: \"10.0.0.7\" } }",
+        "router_attach { router: \"r\" vni: 1 }",
+        "router_attach { router: \"s\" vni: 1 address: \"10.0.0.2\" }",
+        "router_detach { router: \"r\" vni: 1 }",
+        "router_del: \"s\"",
+    ];
     let rules = [
         "direction: INBOUND protocol: -1 security_group: \"g\"",
         "direction: OUTBOUND protocol: 6 port_start: 1 port_end: 2 cidr { address: \"::\" mask_size: 0 }",
@@ -66,7 +79,7 @@ fn any_request() -> impl proptest::strategy::Strategy<Value = String> {
                 .replace("{ R }", &format!("{{ {rule} }}"))
         },
     );
-    prop_oneof![4 => add, 3 => apply, 1 => update, 1 => id.prop_map(|id| format!("nic_del: \"{id}\"")), 6 => group]
+    prop_oneof![4 => add, 3 => apply, 1 => update, 1 => id.prop_map(|id| format!("nic_del: \"{id}\"")), 6 => group, 3 => select(&routed).prop_map(str::to_owned)]
 }
 
 /// Checks that the data path has what was declared, and that no two vnics have what only one may
@@ -92,6 +105,9 @@ fn check_invariants(host: &mut Host) {
         assert_eq!(spec.order, daemon.desired.vnics().order(nic));
     }
     assert_eq!(*daemon.desired.groups(), daemon.dataplane.groups);
+    let routed = daemon.desired.routed();
+    assert!(routed.networks().eq(daemon.dataplane.networks.values()));
+    assert!(routed.routers().eq(daemon.dataplane.routers.values()));
     for (number, one) in declared.iter().enumerate() {
         for other in &declared[..number] {
             assert_ne!(one.kind.socket(), other.kind.socket());

@@ -1,0 +1,279 @@
+//! Networks and routers as declared, and what they must not share.
+
+use crate::{refused::Refused, vnics::Vnics};
+use butterfly_model::{Cidr, Network, Router, RouterAddresses, RouterId, Vni};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+/// Most networks of a host.
+pub(crate) const MAX_NETWORKS: usize = 16_384;
+/// Most routers of a host.
+pub(crate) const MAX_ROUTERS: usize = 4_096;
+/// Most subnets of a network.
+pub(crate) const MAX_SUBNETS: usize = 8;
+/// Most routers that are attached to a network.
+pub(crate) const MAX_ROUTERS_OF_NETWORK: usize = 8;
+/// Most networks that a router joins.
+pub(crate) const MAX_NETWORKS_OF_ROUTER: usize = 64;
+
+/// All declared networks and routers.
+///
+/// A network need not be declared: without that it has no subnets, and no router joins it.
+#[derive(Clone, Debug, Default)]
+pub struct Routed {
+    networks: BTreeMap<Vni, Network>,
+    routers: BTreeMap<RouterId, Router>,
+    /// Routers by the networks that they join. Never with an empty set.
+    by_vni: BTreeMap<Vni, BTreeSet<RouterId>>,
+}
+
+/// Equal if the same is declared.
+impl PartialEq for Routed {
+    fn eq(&self, other: &Self) -> bool {
+        self.networks == other.networks && self.routers == other.routers
+    }
+}
+
+impl Eq for Routed {}
+
+impl Routed {
+    /// The declared network with this number.
+    pub fn network(&self, vni: Vni) -> Option<&Network> {
+        self.networks.get(&vni)
+    }
+
+    /// All declared networks, in the order of their numbers.
+    pub fn networks(&self) -> impl ExactSizeIterator<Item = &Network> {
+        self.networks.values()
+    }
+
+    /// The router called `id`.
+    pub fn router(&self, id: &str) -> Option<&Router> {
+        self.routers.get(id)
+    }
+
+    /// All routers, in byte order of their ids.
+    pub fn routers(&self) -> impl ExactSizeIterator<Item = &Router> {
+        self.routers.values()
+    }
+
+    /// The routers that join a network, in byte order of their ids.
+    pub fn routers_of(&self, vni: Vni) -> impl Iterator<Item = &Router> {
+        let ids = self.by_vni.get(&vni).into_iter().flatten();
+        ids.filter_map(|id| self.routers.get(id))
+    }
+
+    /// The router that has the address `ip` in a network.
+    pub fn has_address(&self, vni: Vni, ip: IpAddr) -> Option<&RouterId> {
+        let network = self.networks.get(&vni)?;
+        self.routers_of(vni).find(|router| has(router, network, ip)).map(Router::id)
+    }
+
+    /// Checks a network in place of the one with its number, and the routers that join it.
+    pub(crate) fn check_network(&self, network: &Network, vnics: &Vnics) -> Result<(), Refused> {
+        let vni = network.vni();
+        let there = self.networks.contains_key(&vni);
+        bounded(self.networks.len() + usize::from(!there), MAX_NETWORKS, "networks", || {
+            "this host".to_owned()
+        })?;
+        bounded(network.subnets().len(), MAX_SUBNETS, "subnets", || format!("network {vni}"))?;
+        let mut own = Blocks::default();
+        own.add(network)?;
+        for router in self.routers_of(vni) {
+            let given = router.attachment(vni).unwrap_or_default();
+            self.check_addresses(router.id(), given, network, vnics)?;
+        }
+        // Everything that is routed beside it: by a router of its own, or by one that shares a
+        // network with that.
+        let mut seen = BTreeSet::from([vni]);
+        for near in self.routers_of(vni).flat_map(joined) {
+            for other in self.routers_of(near).flat_map(joined) {
+                match self.networks.get(&other).filter(|_| seen.insert(other)) {
+                    Some(other) => own.check(other)?,
+                    None => continue,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a router in place of the one with its id.
+    pub(crate) fn check_router(&self, router: &Router, vnics: &Vnics) -> Result<(), Refused> {
+        let id = router.id();
+        let there = self.routers.contains_key(id);
+        bounded(self.routers.len() + usize::from(!there), MAX_ROUTERS, "routers", || {
+            "this host".to_owned()
+        })?;
+        bounded(router.attachments().len(), MAX_NETWORKS_OF_ROUTER, "networks", || {
+            format!("router {:?}", id.as_str())
+        })?;
+        let mut own = Blocks::default();
+        for (vni, given) in router.attachments() {
+            let network = self.networks.get(&vni).ok_or(Refused::NetworkMissing(vni))?;
+            own.add(network)?;
+            let others = || self.routers_of(vni).filter(|other| other.id() != id);
+            bounded(others().count() + 1, MAX_ROUTERS_OF_NETWORK, "routers", || {
+                format!("network {vni}")
+            })?;
+            if let Some(other) = others().find(|other| other.id().gateway_mac() == id.gateway_mac())
+            {
+                let (router, other) = (id.as_str().to_owned(), other.id().as_str().to_owned());
+                return Err(Refused::MacClash { vni, router, other });
+            }
+            self.check_addresses(id, given, network, vnics)?;
+        }
+        let mut seen: BTreeSet<Vni> = joined(router).collect();
+        for (vni, _) in router.attachments() {
+            let others = self.routers_of(vni).filter(|other| other.id() != id);
+            for other in others.flat_map(joined) {
+                match self.networks.get(&other).filter(|_| seen.insert(other)) {
+                    Some(other) => own.check(other)?,
+                    None => continue,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the addresses that a router has in a network: each is a host's there, and neither a
+    /// vnic's nor another router's.
+    fn check_addresses(
+        &self,
+        id: &RouterId,
+        given: RouterAddresses,
+        network: &Network,
+        vnics: &Vnics,
+    ) -> Result<(), Refused> {
+        let vni = network.vni();
+        let mut none = true;
+        for address in given.in_network(network) {
+            none = false;
+            let subnet = network.subnet_of(address);
+            let subnet = subnet.ok_or(Refused::NotInSubnet { address, vni })?;
+            if !subnet.cidr().is_host(address) {
+                return Err(Refused::NotAHost(address));
+            }
+            let others = self.routers_of(vni).filter(|other| other.id() != id);
+            let router = others.into_iter().find(|other| has(other, network, address));
+            let router = router.map(|other| format!("router {:?}", other.id().as_str()));
+            let vnic = || vnics.with_address(vni, address);
+            let vnic = || vnic().map(|nic| format!("nic {:?}", nic.as_str()));
+            if let Some(owner) = router.or_else(vnic) {
+                return Err(Refused::AddressTaken { address, vni, owner });
+            }
+        }
+        if none {
+            return Err(Refused::NoGateway { router: id.as_str().to_owned(), vni });
+        }
+        Ok(())
+    }
+
+    /// Checks that a network may go: it is there, and no router joins it.
+    pub(crate) fn check_removal(&self, vni: Vni) -> Result<(), Refused> {
+        if !self.networks.contains_key(&vni) {
+            return Err(Refused::NetworkMissing(vni));
+        }
+        match self.routers_of(vni).next() {
+            Some(router) => {
+                let router = router.id().as_str().to_owned();
+                Err(Refused::StillAttached { vni, router })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that there is a router of this name.
+    pub(crate) fn check_there(&self, id: &RouterId) -> Result<(), Refused> {
+        match self.routers.contains_key(id) {
+            true => Ok(()),
+            false => Err(Refused::RouterMissing(id.as_str().to_owned())),
+        }
+    }
+
+    /// Adds a network in place of the one with its number.
+    pub(crate) fn insert_network(&mut self, network: Network) {
+        self.networks.insert(network.vni(), network);
+    }
+
+    /// Takes a network out.
+    pub(crate) fn remove_network(&mut self, vni: Vni) {
+        self.networks.remove(&vni);
+    }
+
+    /// Adds a router in place of the one with its id.
+    pub(crate) fn insert_router(&mut self, router: Router) {
+        self.remove_router(router.id());
+        for vni in joined(&router) {
+            self.by_vni.entry(vni).or_default().insert(router.id().clone());
+        }
+        self.routers.insert(router.id().clone(), router);
+    }
+
+    /// Takes a router out.
+    pub(crate) fn remove_router(&mut self, id: &RouterId) {
+        let Some(router) = self.routers.remove(id) else { return };
+        for vni in joined(&router) {
+            let Some(ids) = self.by_vni.get_mut(&vni) else { continue };
+            ids.remove(id);
+            if ids.is_empty() {
+                self.by_vni.remove(&vni);
+            }
+        }
+    }
+}
+
+/// The networks that a router joins.
+fn joined(router: &Router) -> impl Iterator<Item = Vni> + use<> {
+    router.attachments().map(|(vni, _)| vni).collect::<Vec<_>>().into_iter()
+}
+
+/// True if a router has an address in a network that it joins.
+fn has(router: &Router, network: &Network, address: IpAddr) -> bool {
+    let given = router.attachment(network.vni());
+    given.is_some_and(|given| given.in_network(network).any(|other| other == address))
+}
+
+fn bounded(
+    count: usize,
+    most: usize,
+    what: &'static str,
+    owner: impl FnOnce() -> String,
+) -> Result<(), Refused> {
+    if count > most { Err(Refused::TooMany { owner: owner(), what, most }) } else { Ok(()) }
+}
+
+/// Blocks of which no two have an address in common, by their first addresses.
+#[derive(Default)]
+struct Blocks(BTreeMap<IpAddr, (Cidr, Vni)>);
+
+impl Blocks {
+    /// Adds the subnets of a network. Fails if one overlaps another block.
+    fn add(&mut self, network: &Network) -> Result<(), Refused> {
+        for subnet in network.subnets() {
+            self.check_block(subnet.cidr(), network.vni())?;
+            self.0.insert(subnet.cidr().network(), (subnet.cidr(), network.vni()));
+        }
+        Ok(())
+    }
+
+    /// Checks that no subnet of a network overlaps one of the blocks.
+    fn check(&self, network: &Network) -> Result<(), Refused> {
+        let mut subnets = network.subnets().iter();
+        subnets.try_for_each(|subnet| self.check_block(subnet.cidr(), network.vni()))
+    }
+
+    /// Of two blocks that overlap one is in the other, so only the two neighbours can.
+    fn check_block(&self, cidr: Cidr, vni: Vni) -> Result<(), Refused> {
+        let first = cidr.network();
+        let before = self.0.range(..=first).next_back();
+        let mut near = before.into_iter().chain(self.0.range(first..).next());
+        match near.find(|(_, (other, _))| other.overlaps(&cidr)) {
+            Some((_, (other, of))) => {
+                Err(Refused::Overlap { cidr, vni, other: *other, other_vni: *of })
+            }
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! Refusals of networks and routers, one by one. Each leaves the state as it was.
+
+use butterfly_control::{
+    Change, Declaration, Desired, Object, Refused, Unnamed, What, differences, plan,
+};
+use butterfly_model::{
+    Bench, GroupNames, IpSet, Kind, Mac, Network, Nic, NicId, Router, RouterAddresses, RouterId,
+    Subnet, TraceOptions, Vni,
+};
+
+fn vni(number: u32) -> Vni {
+    Vni::new(number).unwrap()
+}
+
+/// A network with subnets, as `10.0.0.0/24` or `10.0.0.0/24 10.0.0.1` with a gateway.
+fn network(number: u32, subnets: &[&str]) -> Network {
+    let read = |text: &&str| match text.split_once(' ') {
+        Some((block, gateway)) => Subnet::parse(block, Some(gateway)).unwrap(),
+        None => Subnet::parse(text, None).unwrap(),
+    };
+    Network::new(vni(number), subnets.iter().map(read).collect(), None).unwrap()
+}
+
+/// A router in networks, in each with these addresses.
+fn router(id: &str, attachments: &[(u32, &[&str])]) -> Router {
+    let mut router = Router::new(RouterId::new(id).unwrap());
+    for (number, given) in attachments {
+        router.attach(vni(*number), RouterAddresses::parse(*given).unwrap());
+    }
+    router
+}
+
+fn vnic(id: &str, mac: &str, number: u32, ips: &[&str]) -> Nic {
+    Nic {
+        id: NicId::new(id).unwrap(),
+        mac: Mac::parse(mac).unwrap(),
+        vni: vni(number),
+        ips: IpSet::parse(ips).unwrap(),
+        security_groups: GroupNames::default(),
+        ip_anti_spoof: false,
+        bypass_filtering: false,
+        forwards: false,
+        shared_ip: false,
+        limits: Default::default(),
+        router: false,
+        sniff_target: None,
+        kind: Kind::Tap { netns: None },
+        packet_trace: false,
+        packet_trace_path: None,
+        trace_options: TraceOptions::default(),
+    }
+}
+
+/// A state that changes made one after the other.
+fn state(changes: impl IntoIterator<Item = Change>) -> Desired {
+    let mut state = Desired::default();
+    for change in changes {
+        let prepared = state.prepare(change).unwrap();
+        state.commit(prepared);
+    }
+    state
+}
+
+/// Networks 42 and 50 with gateways, joined by a router.
+fn joined() -> Desired {
+    state([
+        Change::DeclareNetwork(network(42, &["10.0.0.0/24 10.0.0.1", "fd00::/64 fd00::1"])),
+        Change::DeclareNetwork(network(50, &["10.0.1.0/24 10.0.1.1"])),
+        Change::DeclareRouter(router("r", &[(42, &[]), (50, &[])])),
+    ])
+}
+
+/// The refusal of a change, alone and as part of a declaration, where it can be one.
+fn refused(state: &Desired, change: Change) -> Refused {
+    let why = state.prepare(change.clone()).unwrap_err();
+    let declaration = match change {
+        Change::DeclareNetwork(network) => {
+            Declaration { networks: vec![network], ..Declaration::default() }
+        }
+        Change::DeclareRouter(router) => {
+            Declaration { routers: vec![router], ..Declaration::default() }
+        }
+        Change::AddVnic(nic) => Declaration { vnics: vec![*nic], ..Declaration::default() },
+        _ => return why,
+    };
+    assert_eq!(state.with(declaration, Unnamed::Stay).as_ref(), Err(&why));
+    why
+}
+
+fn declared(router: Router) -> Change {
+    Change::DeclareRouter(router)
+}
+
+#[test]
+fn a_reserved_mac_address_is_no_vnic_s() {
+    let empty = Desired::default();
+    for mac in ["b2:f0:00:00:00:01", "B2:F1:00:00:00:01"] {
+        let why = refused(&empty, Change::AddVnic(vnic("a", mac, 1, &[]).into()));
+        assert_eq!(why, Refused::ReservedMac { nic: "a".into(), mac: mac.into() });
+        let mac = Mac::parse(mac).unwrap();
+        let bench = Kind::Bench(Bench::IcmpSender { ip: [10, 0, 0, 9].into(), mac });
+        let sender = Nic { kind: bench, ..vnic("a", "02:00:00:00:00:01", 1, &["10.0.0.1"]) };
+        let why = refused(&empty, Change::AddVnic(sender.into()));
+        assert!(matches!(why, Refused::ReservedMac { .. }), "{why}");
+    }
+    let near = vnic("a", "b2:f2:00:00:00:01", 1, &[]);
+    assert!(empty.prepare(Change::AddVnic(near.into())).is_ok());
+}
+
+#[test]
+fn an_address_of_a_router_is_a_host_s_in_a_subnet() {
+    let joined = joined();
+    for address in ["10.0.7.2", "fd00:7::2"] {
+        let why = refused(&joined, declared(router("s", &[(42, &[address])])));
+        let address = address.parse().unwrap();
+        assert_eq!(why, Refused::NotInSubnet { address, vni: vni(42) });
+    }
+    for address in ["10.0.0.0", "10.0.0.255", "fd00::"] {
+        let why = refused(&joined, declared(router("s", &[(42, &[address])])));
+        assert_eq!(why, Refused::NotAHost(address.parse().unwrap()));
+    }
+    let given = router("s", &[(42, &["10.0.0.2", "fd00::2"])]);
+    let prepared = joined.prepare(declared(given)).unwrap();
+    let mut both = joined.clone();
+    both.commit(prepared);
+    // The subnet of an address cannot go, nor shrink so that it is no host's any more.
+    let why = refused(&both, Change::DeclareNetwork(network(42, &["10.0.0.0/24 10.0.0.1"])));
+    let address = "fd00::2".parse().unwrap();
+    assert_eq!(why, Refused::NotInSubnet { address, vni: vni(42) });
+    let smaller = network(42, &["10.0.0.0/30 10.0.0.1", "10.0.0.2/32", "fd00::/64 fd00::1"]);
+    let why = refused(&both, Change::DeclareNetwork(smaller));
+    assert!(matches!(why, Refused::Overlap { .. }), "{why}");
+}
+
+#[test]
+fn a_router_has_an_address_in_each_network() {
+    let silent = state([Change::DeclareNetwork(network(42, &["10.0.0.0/24"]))]);
+    let missing = Refused::NoGateway { router: "r".into(), vni: vni(42) };
+    assert_eq!(refused(&silent, declared(router("r", &[(42, &[])]))), missing);
+    assert!(silent.prepare(declared(router("r", &[(42, &["10.0.0.2"])]))).is_ok());
+    let why = refused(&joined(), Change::DeclareNetwork(network(42, &["10.0.0.0/24"])));
+    assert_eq!(why, missing);
+}
+
+#[test]
+fn subnets_that_meet_do_not_overlap() {
+    let empty = Desired::default();
+    let own = network(42, &["10.0.0.0/16", "10.0.7.0/24"]);
+    let why = refused(&empty, Change::DeclareNetwork(own));
+    let text = why.to_string();
+    assert!(matches!(why, Refused::Overlap { .. }) && text.contains("10.0.7.0/24"), "{text}");
+
+    // Those of one router: whichever comes last is refused.
+    let nets = [
+        network(42, &["10.0.0.0/24 10.0.0.1"]),
+        network(50, &["10.0.1.0/24 10.0.1.1"]),
+        network(60, &["10.0.0.128/25 10.0.0.129"]),
+    ];
+    let apart = state(nets.clone().map(Change::DeclareNetwork));
+    let overlap = |why: &Refused| matches!(why, Refused::Overlap { .. });
+    assert!(overlap(&refused(&apart, declared(router("r", &[(42, &[]), (60, &[])])))));
+    let wide = network(50, &["10.0.0.0/8 10.0.1.1"]);
+    assert!(overlap(&refused(&joined(), Change::DeclareNetwork(wide))));
+
+    // Those of two routers that have a network in common: both blocks lead out of it.
+    let mut two = apart;
+    let first = two.prepare(declared(router("r", &[(42, &[]), (50, &[])]))).unwrap();
+    two.commit(first);
+    let second = router("s", &[(50, &["10.0.1.2"]), (60, &[])]);
+    assert!(overlap(&refused(&two, declared(second.clone()))));
+    let alone = two.prepare(declared(router("s", &[(60, &[])]))).unwrap();
+    two.commit(alone);
+    let elsewhere = two.prepare(Change::DeclareNetwork(network(60, &["10.0.2.0/24 10.0.2.1"])));
+    two.commit(elsewhere.unwrap());
+    let joins = two.prepare(declared(second)).unwrap();
+    two.commit(joins);
+    let [.., back] = nets;
+    assert!(overlap(&refused(&two, Change::DeclareNetwork(back))));
+}
+
+#[test]
+fn an_address_is_a_router_s_or_a_vnic_s() {
+    let joined = joined();
+    let mac = "02:00:00:00:00:01";
+    let taken = |owner: &str, address: &str| Refused::AddressTaken {
+        address: address.parse().unwrap(),
+        vni: vni(42),
+        owner: owner.to_owned(),
+    };
+    let nic = |ips: &[&str]| vnic("a", mac, 42, ips);
+    for (address, shares) in [("10.0.0.1", false), ("10.0.0.1", true), ("fd00::1", false)] {
+        let nic = Nic { shared_ip: shares, ..nic(&[address]) };
+        let why = refused(&joined, Change::AddVnic(nic.into()));
+        assert_eq!(why, taken("router \"r\"", address));
+    }
+    let elsewhere = vnic("a", mac, 50, &["10.0.0.1"]);
+    assert!(joined.prepare(Change::AddVnic(elsewhere.into())).is_ok(), "another network");
+    let mirror = Nic { sniff_target: Some("x".into()), ..nic(&["10.0.0.1"]) };
+    assert!(joined.prepare(Change::AddVnic(mirror.into())).is_ok(), "a mirror has none");
+
+    let mut both = joined;
+    let prepared = both.prepare(Change::AddVnic(nic(&["10.0.0.2"]).into())).unwrap();
+    both.commit(prepared);
+    for change in [Change::ChangeVnic, Change::RemakeVnic] {
+        let why = refused(&both, change(nic(&["10.0.0.2", "fd00::1"]).into()));
+        assert_eq!(why, taken("router \"r\"", "fd00::1"));
+    }
+    let why = refused(&both, declared(router("s", &[(42, &["10.0.0.2"])])));
+    assert_eq!(why, taken("nic \"a\"", "10.0.0.2"));
+    let why = refused(&both, declared(router("s", &[(42, &["10.0.0.1"])])));
+    assert_eq!(why, taken("router \"r\"", "10.0.0.1"));
+    let other_gateway = network(42, &["10.0.0.0/24 10.0.0.2"]);
+    assert_eq!(
+        refused(&both, Change::DeclareNetwork(other_gateway)),
+        taken("nic \"a\"", "10.0.0.2")
+    );
+    let gone = both.prepare(Change::RemoveVnic(NicId::new("a").unwrap())).unwrap();
+    both.commit(gone);
+    assert!(both.prepare(declared(router("s", &[(42, &["10.0.0.2"])]))).is_ok());
+}
+
+/// The ids are a known collision of the hash.
+#[test]
+fn two_routers_of_a_network_have_two_mac_addresses() {
+    let mut state = joined();
+    let there = state.prepare(declared(router("liquid", &[(42, &["10.0.0.2"])]))).unwrap();
+    state.commit(there);
+    let why = refused(&state, declared(router("costarring", &[(42, &["10.0.0.3"])])));
+    let (router_id, other) = ("costarring".to_owned(), "liquid".to_owned());
+    assert_eq!(why, Refused::MacClash { vni: vni(42), router: router_id, other });
+    assert!(state.prepare(declared(router("costarring", &[(50, &["10.0.1.3"])]))).is_ok());
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let empty = Desired::default();
+    assert_eq!(refused(&empty, Change::RemoveNetwork(vni(42))), Refused::NetworkMissing(vni(42)));
+    let id = RouterId::new("r").unwrap();
+    assert_eq!(refused(&empty, Change::RemoveRouter(id)), Refused::RouterMissing("r".into()));
+    let why = refused(&empty, declared(router("r", &[(42, &[])])));
+    assert_eq!(why, Refused::NetworkMissing(vni(42)));
+    assert_eq!(why.to_string(), "network 42 is not declared: butterfly network add --vni 42");
+}
+
+#[test]
+fn a_network_with_a_router_stays() {
+    let mut state = joined();
+    let why = refused(&state, Change::RemoveNetwork(vni(42)));
+    assert_eq!(why, Refused::StillAttached { vni: vni(42), router: "r".into() });
+    // One file cannot leave the router without its network, either.
+    let routers =
+        Declaration { routers: vec![router("r", &[(42, &[])])], ..Declaration::default() };
+    assert_eq!(state.with(routers, Unnamed::Go), Err(Refused::NetworkMissing(vni(42))));
+    let detached = state.prepare(declared(router("r", &[(50, &[])]))).unwrap();
+    state.commit(detached);
+    assert!(state.prepare(Change::RemoveNetwork(vni(42))).is_ok());
+}
+
+#[test]
+fn one_declaration_names_each_once() {
+    let empty = Desired::default();
+    let networks = vec![network(42, &[]), network(42, &["10.0.0.0/24"])];
+    let twice = Declaration { networks, ..Declaration::default() };
+    assert_eq!(empty.with(twice, Unnamed::Stay), Err(Refused::NetworkTwice(vni(42))));
+    let twice =
+        Declaration { routers: vec![router("r", &[]), router("r", &[])], ..Declaration::default() };
+    assert_eq!(empty.with(twice, Unnamed::Stay), Err(Refused::RouterTwice("r".into())));
+}
+
+fn too_many(why: Refused) -> (String, &'static str, usize) {
+    match why {
+        Refused::TooMany { owner, what, most } => (owner, what, most),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn subnets_and_routers_of_a_network_are_bounded() {
+    let blocks: Vec<String> = (0..9).map(|n| format!("10.0.{n}.0/24 10.0.{n}.1")).collect();
+    let blocks: Vec<&str> = blocks.iter().map(String::as_str).collect();
+    let empty = Desired::default();
+    let why = refused(&empty, Change::DeclareNetwork(network(42, &blocks)));
+    assert_eq!(too_many(why), ("network 42".into(), "subnets", 8));
+    let mut full = state([Change::DeclareNetwork(network(42, &blocks[..8]))]);
+    let nth = |n: u32, rest: &str| {
+        let address = format!("10.0.0.{}", n + 2);
+        router(&format!("r{n}{rest}"), &[(42, &[address.as_str()])])
+    };
+    for n in 0..8 {
+        let prepared = full.prepare(declared(nth(n, ""))).unwrap();
+        full.commit(prepared);
+    }
+    let why = refused(&full, declared(nth(8, "")));
+    assert_eq!(too_many(why), ("network 42".into(), "routers", 8));
+    assert!(full.prepare(declared(nth(7, ""))).is_ok(), "it is there");
+    let gone = full.prepare(Change::RemoveRouter(RouterId::new("r0").unwrap())).unwrap();
+    full.commit(gone);
+    assert!(full.prepare(declared(nth(8, ""))).is_ok());
+}
+
+#[test]
+fn networks_of_a_router_are_bounded() {
+    let nth = |n: u32| network(n, &[format!("10.0.{n}.0/24 10.0.{n}.1").as_str()]);
+    let state = state((0..65).map(nth).map(Change::DeclareNetwork));
+    let of = |count: u32| {
+        let mut router = router("r", &[]);
+        for n in 0..count {
+            router.attach(vni(n), RouterAddresses::default());
+        }
+        router
+    };
+    assert!(state.prepare(declared(of(64))).is_ok());
+    let why = refused(&state, declared(of(65)));
+    assert_eq!(too_many(why), ("router \"r\"".into(), "networks", 64));
+}
+
+#[test]
+fn networks_and_routers_of_a_host_are_bounded() {
+    let networks = (0..16_384).map(|n| network(n, &[])).collect();
+    let routers = (0..4096).map(|n| router(&format!("r{n}"), &[])).collect();
+    let all = Declaration { networks, routers, ..Declaration::default() };
+    let full = Desired::default().with(all, Unnamed::Stay).unwrap();
+    let why = refused(&full, Change::DeclareNetwork(network(16_384, &[])));
+    assert_eq!(too_many(why), ("this host".into(), "networks", 16_384));
+    let why = refused(&full, declared(router("another", &[])));
+    assert_eq!(too_many(why), ("this host".into(), "routers", 4096));
+    assert!(full.prepare(Change::DeclareNetwork(network(7, &["10.0.0.0/24"]))).is_ok());
+    assert!(full.prepare(declared(router("r7", &[]))).is_ok());
+}
+
+/// An address that both states have is in no subnet that both have: it goes and comes again.
+#[test]
+fn an_address_goes_with_its_subnet() {
+    let with = |subnet: &str| {
+        state([
+            Change::DeclareNetwork(network(42, &[subnet])),
+            declared(router("r", &[(42, &["10.0.0.3"])])),
+        ])
+    };
+    let (old, new) = (with("10.0.0.0/24"), with("10.0.0.0/25"));
+    let expected = [
+        declared(router("r", &[])),
+        Change::DeclareNetwork(network(42, &[])),
+        Change::DeclareNetwork(network(42, &["10.0.0.0/25"])),
+        declared(router("r", &[(42, &["10.0.0.3"])])),
+    ];
+    assert_eq!(plan(&old, &new), expected);
+    let mut made = old;
+    for change in expected {
+        let prepared = made.prepare(change).unwrap();
+        made.commit(prepared);
+    }
+    assert_eq!(made, new);
+}
+
+/// Attachments go before vnics change, and come after that; what stays is not touched.
+#[test]
+fn a_plan_detaches_first_and_attaches_last() {
+    let nic = |ip| vnic("a", "02:00:00:00:00:01", 50, &[ip]);
+    let with = |routed: Desired, nic: Nic| {
+        let vnics = Declaration { vnics: vec![nic], ..Declaration::default() };
+        routed.with(vnics, Unnamed::Stay).unwrap()
+    };
+    let old = with(joined(), nic("10.0.1.2"));
+    let moved = state([
+        Change::DeclareNetwork(network(42, &["10.0.0.0/24 10.0.0.1", "fd00::/64 fd00::1"])),
+        Change::DeclareNetwork(network(50, &["10.0.1.0/24 10.0.1.2"])),
+        Change::DeclareRouter(router("r", &[(42, &[]), (50, &[])])),
+    ]);
+    // The vnic and the router exchange their addresses.
+    let new = with(moved, nic("10.0.1.1"));
+    let expected = [
+        declared(router("r", &[(42, &[])])),
+        Change::DeclareNetwork(network(50, &["10.0.1.0/24"])),
+        Change::ChangeVnic(nic("10.0.1.1").into()),
+        Change::DeclareNetwork(network(50, &["10.0.1.0/24 10.0.1.2"])),
+        declared(router("r", &[(42, &[]), (50, &[])])),
+    ];
+    assert_eq!(plan(&old, &new), expected);
+    let told = differences(&old, &new, &plan(&old, &new));
+    let rows: Vec<_> = told.iter().map(|row| (row.object, row.name.as_str(), row.what)).collect();
+    let changed = What::Changed;
+    assert_eq!(rows, [(Object::Network, "50", changed), (Object::Vnic, "a", changed)]);
+    let text = "+subnet 10.0.1.0/24 gateway 10.0.1.2, -subnet 10.0.1.0/24 gateway 10.0.1.1";
+    assert_eq!(told[0].text, text);
+
+    // Another subnet, or another MTU, detaches nobody.
+    let more = network(50, &["10.0.1.0/24 10.0.1.1", "10.0.2.0/24 10.0.2.1"]);
+    let more = Network::new(vni(50), more.subnets().to_vec(), Some(1400)).unwrap();
+    let file = Declaration { networks: vec![more.clone()], ..Declaration::default() };
+    let grown = old.with(file, Unnamed::Stay).unwrap();
+    assert_eq!(plan(&old, &grown), [Change::DeclareNetwork(more)]);
+    let text = &differences(&old, &grown, &[])[0].text;
+    assert_eq!(text, "+subnet 10.0.2.0/24 gateway 10.0.2.1, MTU none -> 1400");
+}
+
+#[test]
+fn what_comes_and_goes_is_told_in_words() {
+    let (empty, full) = (Desired::default(), joined());
+    let told = |old: &Desired, new: &Desired| -> Vec<String> {
+        let all = differences(old, new, &plan(old, new));
+        all.into_iter()
+            .map(|row| format!("{:?} {} {:?}: {}", row.object, row.name, row.what, row.text))
+            .collect()
+    };
+    let come = [
+        "Network 42 Added: subnet 10.0.0.0/24 gateway 10.0.0.1, subnet fd00::/64 gateway fd00::1",
+        "Network 50 Added: subnet 10.0.1.0/24 gateway 10.0.1.1",
+        "Router r Added: network 42, network 50",
+    ];
+    assert_eq!(told(&empty, &full), come);
+    let gone = ["Network 42 Removed: ", "Network 50 Removed: ", "Router r Removed: "];
+    assert_eq!(told(&full, &empty), gone);
+    let mut other = full.clone();
+    let given = router("r", &[(42, &["fd00::2", "10.0.0.2"])]);
+    let prepared = other.prepare(declared(given)).unwrap();
+    other.commit(prepared);
+    let text = "Router r Changed: +network 42 as 10.0.0.2 fd00::2, -network 42, -network 50";
+    assert_eq!(told(&full, &other), [text]);
+}
