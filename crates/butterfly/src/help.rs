@@ -156,7 +156,7 @@ mod tests {
         assert!(page.contains("\nbutterfly subcommands:\n    nic "));
         for name in [
             "sg", "status", "drops", "fdb", "workers", "events", "tunnels", "uplink", "peer",
-            "request", "dump", "shutdown",
+            "network", "router", "request", "dump", "shutdown",
         ] {
             assert!(page.contains(&format!("\n    {name} ")), "{name}");
         }

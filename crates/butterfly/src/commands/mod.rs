@@ -6,11 +6,13 @@ mod events;
 mod explain;
 mod fdb;
 mod manual;
+mod network;
 mod nic;
 mod notes;
 mod peer;
 mod process;
 mod replay;
+mod router;
 mod sessions;
 mod sg;
 mod show;
@@ -52,6 +54,8 @@ pub fn root() -> Node {
             tunnels::node(),
             uplink::node(),
             peer::node(),
+            network::node(),
+            router::node(),
             watch::trace(),
             watch::capture(),
             replay::request(),

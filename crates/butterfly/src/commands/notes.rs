@@ -10,7 +10,9 @@ use crate::daemon::shown::shown;
 use crate::failure::Failure;
 use crate::line::slips::meant_name;
 use crate::text::table::{counted, safe};
-use butterfly_api::proto::{Nic, NicShow, Request, Response, Rule, Sg, TunnelPeer, rule};
+use butterfly_api::proto::{
+    Network, Nic, NicShow, Request, Response, Router, Rule, Sg, TunnelPeer, rule,
+};
 use butterfly_model::parse_ip;
 use std::collections::HashSet;
 
@@ -272,6 +274,18 @@ pub fn of_absent_members(id: &str, members: &[String], before: Before, session: 
 /// Peers that are named, if a person reads what comes of it.
 pub fn peers(session: &mut Session) -> Option<Vec<TunnelPeer>> {
     Some(look(session, Request { peer_list: Some(true), ..Request::default() })?.peer_list)
+}
+
+/// Networks that are declared, if a person reads what comes of it.
+pub fn networks(session: &mut Session) -> Option<Vec<Network>> {
+    let request = Request { network_list: Some(true), ..Request::default() };
+    Some(look(session, request)?.network_list)
+}
+
+/// Routers that there are, if a person reads what comes of it.
+pub fn routers(session: &mut Session) -> Option<Vec<Router>> {
+    let request = Request { router_list: Some(true), ..Request::default() };
+    Some(look(session, request)?.router_list)
 }
 
 /// Peers were named: what is for several receivers may have gone to multicast groups before.

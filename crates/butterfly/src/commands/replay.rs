@@ -37,7 +37,7 @@ pub fn request() -> Node {
 pub fn dump() -> Node {
     Node::run(
         Command::new("dump")
-            .about("Prints requests that make all NICs, security groups and named peers again, for `butterfly request` and `butterfly apply`.")
+            .about("Prints requests that make all networks, routers, NICs, security groups and named peers again, for `butterfly request` and `butterfly apply`.")
             .arg(flag("json").help("print them as JSON, for programs; `butterfly request` and `apply` read the other form"))
             .after_help("butterfly dump > saved.txt"),
         print_dump,
@@ -145,8 +145,7 @@ pub fn name(message: &Message) -> String {
     format!("{kind} {}", value.unwrap_or_default()).trim_end().to_owned()
 }
 
-/// Returns a request for each vnic, then one for each security group and for each peer, that makes
-/// it.
+/// Returns a request for each network, router, vnic, security group and peer, that makes it.
 fn declarations(response: Response) -> impl Iterator<Item = Message> {
     let mut nics = response.nic_details;
     // A vnic that waits for a MAC address comes behind the one that has it, in the order of the
@@ -162,7 +161,16 @@ fn declarations(response: Response) -> impl Iterator<Item = Message> {
         .peer_list
         .into_iter()
         .map(|peer| Request { peer_add: MessageField::some(peer), ..Request::default() });
-    nics.chain(groups).chain(peers).map(|request| message(request, None))
+    let networks = response
+        .network_list
+        .into_iter()
+        .map(|network| Request { network_add: MessageField::some(network), ..Request::default() });
+    let routers = response
+        .router_list
+        .into_iter()
+        .map(|router| Request { router_add: MessageField::some(router), ..Request::default() });
+    let before = networks.chain(routers).chain(nics);
+    before.chain(groups).chain(peers).map(|request| message(request, None))
 }
 
 /// Messages as JSON, under the field names of the protocol.
@@ -183,9 +191,15 @@ fn print_dump(arguments: &Arguments, session: &mut Session) -> Result<(), Failur
     let mut responses =
         session.exchange(vec![message(nics, Some("nics")), message(groups, Some("sgs"))])?;
     let peers = Request { peer_list: Some(true), ..Request::default() };
-    // An older daemon refuses this, and has none. A reply that does not come is another thing:
+    let networks = Request { network_list: Some(true), ..Request::default() };
+    let routers = Request { router_list: Some(true), ..Request::default() };
+    // An older daemon refuses these, and has none. A reply that does not come is another thing:
     // there may be some.
-    responses.extend(session.ask_each(vec![peers])?.into_iter().flatten());
+    let mut newer = session.ask_each(vec![networks, routers, peers])?;
+    let peers = newer.split_off(newer.len().min(2));
+    // Routers join networks, so those come first, and both before all else.
+    responses.splice(0..0, newer.into_iter().flatten());
+    responses.extend(peers.into_iter().flatten());
     let dump = Messages {
         messages: responses.into_iter().flat_map(declarations).collect(),
         ..Messages::default()

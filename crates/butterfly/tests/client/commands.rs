@@ -540,8 +540,11 @@ fn a_dump_is_replayed_as_it_was_printed() {
     let asked = butterfly_api::text::print(&request);
     assert!(asked.contains("nic_details: \"\"") && asked.contains("sg_details: \"\""), "{asked}");
     daemon.send(&answer(&[&format!("nic_details {SAVED_NIC}"), &format!("sg_details {SAVED_SG}")]));
-    assert_eq!(asked_for(&daemon.receive("dump").messages[0]), in_full("peer_list: true"));
+    let asked: Vec<String> = daemon.receive("dump").messages.iter().map(asked_for).collect();
+    assert_eq!(asked, ["network_list: true", "router_list: true", "peer_list: true"].map(in_full));
     daemon.send(&answer(&[
+        "",
+        "",
         "peer_list { address: \"10.9.0.2\" } peer_list { address: \"10.9.0.3\" vni: 42 }",
     ]));
     let dump = client.end();
@@ -587,9 +590,12 @@ fn who_is_strict_is_told_what_came_of_a_file() {
 
 #[test]
 fn an_empty_daemon_makes_an_empty_dump() {
-    let asks: &[&[&str]] = &[&["nic_details: \"\"", "sg_details: \"\""], &["peer_list: true"]];
-    // An older daemon does not know what peers are.
-    let older: &[&[&str]] = &[&["", ""], &[refused!("no request found")]];
+    let asks: &[&[&str]] = &[
+        &["nic_details: \"\"", "sg_details: \"\""],
+        &["network_list: true", "router_list: true", "peer_list: true"],
+    ];
+    // An older daemon does not know what peers, networks and routers are.
+    let older: &[&[&str]] = &[&["", ""], &[refused!("no request found"); 3]];
     for answers in [&[][..], older] {
         check(&[Row { line: "dump @", asks, answers, out: "\n# end of dump\n", ..Row::default() }]);
     }
@@ -716,7 +722,7 @@ fn apply_sends_nothing_of_a_file_that_is_not_whole() {
             format!(
                 "{SAVED}messages {{ revision: 6 message_0 {{ request {{ nic_del: \"a\" }} }} }}\n# end of dump\n"
             ),
-            "message 5 of it, nic_del \"a\", is not one of nic_add, sg_add and peer_add; `butterfly request` takes all kinds",
+            "message 5 of it, nic_del \"a\", is not one of nic_add, sg_add, peer_add, network_add and router_add; `butterfly request` takes all kinds",
         ),
     ] {
         std::fs::write(daemon.path("saved"), content).unwrap();

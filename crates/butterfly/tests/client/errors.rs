@@ -174,6 +174,10 @@ fn refused_by_the_daemon_is_exit_code_1() {
         ("uplink @", "uplink_show: true", refused!("no")),
         ("peer list @", "peer_list: true", refused!("no")),
         ("peer add ::1 @", "peer_add {address: \"::1\"}", refused!("no")),
+        ("network list @", "network_list: true", refused!("no")),
+        ("network del --vni 7 @", "network_del: 7", refused!("no")),
+        ("router list @", "router_list: true", refused!("no")),
+        ("router del r @", "router_del: \"r\"", refused!("no")),
         ("dump @", "nic_details: \"\"", refused!("no")),
         ("shutdown @", "app_quit: true", refused!("no")),
     ] {

@@ -88,7 +88,7 @@ fn a_word_that_needs_another_prints_its_help() {
     }
 }
 
-const COMMANDS: [&str; 51] = [
+const COMMANDS: [&str; 61] = [
     "show",
     "sg show",
     "log-level",
@@ -127,6 +127,14 @@ const COMMANDS: [&str; 51] = [
     "peer list",
     "peer add",
     "peer del",
+    "network list",
+    "network add",
+    "network del",
+    "router list",
+    "router add",
+    "router del",
+    "router attach",
+    "router detach",
     "trace",
     "capture",
     "explain",
@@ -135,6 +143,8 @@ const COMMANDS: [&str; 51] = [
     "events",
     "generate",
     "peer",
+    "network",
+    "router",
     "nic",
     "nic sg",
     "sg rule",

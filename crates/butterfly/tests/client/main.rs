@@ -16,6 +16,7 @@ mod manual;
 mod options;
 mod outputs;
 mod overview;
+mod routed;
 mod rules;
 mod sessions;
 mod show;

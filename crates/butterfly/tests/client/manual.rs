@@ -118,7 +118,7 @@ fn bash_completes() {
         (format!("request {}", at("host")), ["host.conf", "hostname", "hosts"].map(at).join(" "));
     // Words, the one to be completed last; what may stand there.
     let rows = [
-        ("n", "nic"),
+        ("n", "network nic"),
         ("nic sg a", "add"),
         ("nic sg ''", "list add del set"),
         ("sg rule ''", "add del list"),

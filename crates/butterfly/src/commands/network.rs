@@ -1,0 +1,164 @@
+//! `butterfly network`: networks whose subnets are declared, for routers.
+
+use crate::commands::notes;
+use crate::daemon::session::Session;
+use crate::failure::Failure;
+use crate::line::options::{json, list, option};
+use crate::line::reader::Arguments;
+use crate::text::table::{Align, safe, table};
+use crate::tree::Node;
+use butterfly_api::proto::{Cidr, Network, Request, Subnet};
+use butterfly_model::{Subnet as Block, canonical, parse_ip};
+use clap::{Arg, Command};
+use protobuf::MessageField;
+use serde_json::{Value, json};
+
+/// Values that `--vni` takes.
+pub const VNI: &str = "a number from 0 to 16777215";
+
+/// The `network` commands.
+pub fn node() -> Node {
+    Node::choose(
+        Command::new("network").about("Declares the subnets of networks, which routers can join. NICs need no declared network."),
+        vec![
+            Node::run(
+                Command::new("list")
+                    .about("Prints the declared networks, their subnets and gateways.")
+                    .arg(json())
+                    .after_help("butterfly network list"),
+                print_networks,
+            ),
+            Node::run(
+                Command::new("add")
+                    .about("Declares a network. One that is there has exactly these subnets and this MTU from now on; routers stay attached.")
+                    .args([network().required(true), subnets(), gateways(), mtu()])
+                    .after_help(
+                        "butterfly network add --vni 42 --subnet 10.0.0.0/24 --gateway 10.0.0.1\n\
+                         butterfly network add --vni 42 --subnet 10.0.0.0/24 2001:db8::/64 --gateway 10.0.0.1 2001:db8::1",
+                    ),
+                add,
+            ),
+            Node::run(
+                Command::new("del")
+                    .about("Takes that back, which is refused while a router is attached. NICs stay. One that is not declared is no error.")
+                    .arg(network().required(true))
+                    .after_help("butterfly network del --vni 42"),
+                del,
+            ),
+        ],
+    )
+}
+
+/// The option that names a network.
+pub fn network() -> Arg {
+    option("vni", "VNI").help("the network")
+}
+
+fn subnets() -> Arg {
+    list("subnet", "CIDR").help("blocks of addresses of the network, 8 at most")
+}
+
+fn gateways() -> Arg {
+    list("gateway", "IP").help("an address in each of the subnets, or in some: that of a router which is attached without --address")
+}
+
+fn mtu() -> Arg {
+    option("mtu", "BYTES").help("the largest IP packet (default: that of the path)")
+}
+
+fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let network = Network {
+        vni: arguments.parsed("vni", VNI)?,
+        subnet: declared(arguments.values("subnet"), arguments.values("gateway"))?,
+        mtu: arguments.parsed("mtu", "a number of bytes from 68 to 65535")?,
+        ..Network::default()
+    };
+    let request = Request { network_add: MessageField::some(network), ..Request::default() };
+    session.ask(request).map(drop)
+}
+
+/// Gives each gateway to the subnet that it is in. Fails for a text that is none, for a gateway in
+/// no subnet, and for two in one.
+fn declared(blocks: &[String], gateways: &[String]) -> Result<Vec<Subnet>, Failure> {
+    let block = |text: &String| {
+        Block::parse(text, None).map_err(|error| Failure::usage(format!("--subnet: {error}")))
+    };
+    let blocks = blocks.iter().map(block).collect::<Result<Vec<_>, _>>()?;
+    let subnet = |block: &Block| {
+        let (address, mask_size) = (block.cidr().address(), block.cidr().mask_size());
+        let cidr = Cidr {
+            address: Some(canonical(address)),
+            mask_size: Some(mask_size.into()),
+            ..Cidr::default()
+        };
+        Subnet { cidr: MessageField::some(cidr), ..Subnet::default() }
+    };
+    let mut subnets: Vec<Subnet> = blocks.iter().map(subnet).collect();
+    for text in gateways {
+        let refused = |why: &str| Failure::usage(format!("--gateway {}: {why}", safe(text)));
+        let address = parse_ip(text).map_err(|_| refused("it is no IP address"))?;
+        let mut places = blocks.iter().zip(&mut subnets);
+        let place = places.find(|(block, _)| block.cidr().contains(address));
+        let (_, subnet) = place.ok_or_else(|| refused("it is in none of the subnets"))?;
+        if subnet.gateway.replace(text.clone()).is_some() {
+            return Err(refused("its subnet has another gateway already"));
+        }
+    }
+    Ok(subnets)
+}
+
+fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let vni: Option<u32> = arguments.parsed("vni", VNI)?;
+    let before = notes::networks(session);
+    session.ask(Request { network_del: vni, ..Request::default() })?;
+    if let (Some(vni), Some(before)) = (vni, before)
+        && !before.iter().any(|network| network.vni() == vni)
+    {
+        session.doubt(&format!("network {vni} was not declared: nothing changed"));
+    }
+    Ok(())
+}
+
+fn print_networks(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let json = session.wants_json(arguments);
+    let request = Request { network_list: Some(true), ..Request::default() };
+    let networks = session.ask(request)?.network_list;
+    if json {
+        return session
+            .json(&json!({ "networks": networks.iter().map(network_json).collect::<Value>() }));
+    }
+    let rows: Vec<_> = networks.iter().flat_map(rows_of).collect();
+    let heading = [
+        ("vni", Align::Right),
+        ("subnet", Align::Left),
+        ("gateway", Align::Left),
+        ("mtu", Align::Right),
+    ];
+    session.print(table(0, heading, &rows))
+}
+
+/// A row for each subnet; one for a network without.
+fn rows_of(network: &Network) -> Vec<[String; 4]> {
+    let mtu = network.mtu.map_or("-".into(), |mtu| mtu.to_string());
+    let row = |subnet: String, gateway: Option<&str>| {
+        [network.vni().to_string(), subnet, gateway.map_or("-".into(), safe), mtu.clone()]
+    };
+    let subnet = |subnet: &Subnet| row(safe(&block(subnet)), subnet.gateway.as_deref());
+    match network.subnet.is_empty() {
+        true => vec![row("-".into(), None)],
+        false => network.subnet.iter().map(subnet).collect(),
+    }
+}
+
+fn block(subnet: &Subnet) -> String {
+    format!("{}/{}", subnet.cidr.address(), subnet.cidr.mask_size())
+}
+
+fn network_json(network: &Network) -> Value {
+    let subnet = |subnet: &Subnet| json!({ "cidr": block(subnet), "gateway": subnet.gateway });
+    json!({
+        "vni": network.vni(),
+        "subnets": network.subnet.iter().map(subnet).collect::<Value>(),
+        "mtu_bytes": network.mtu,
+    })
+}

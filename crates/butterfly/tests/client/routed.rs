@@ -1,0 +1,252 @@
+//! Networks and routers.
+
+use crate::refused;
+use crate::support::{Daemon, Row, answer, asked_for, check, in_full};
+use serde_json::{Value, json};
+
+const NETWORKS: &str = r#"
+    network_list { vni: 42 mtu: 1400
+        subnet { cidr { address: "10.0.0.0" mask_size: 24 } gateway: "10.0.0.1" }
+        subnet { cidr { address: "2001:db8::" mask_size: 64 } } }
+    network_list { vni: 1337 }"#;
+const ROUTERS: &str = r#"
+    router_list { id: "r1" attachment { vni: 42 }
+        attachment { vni: 50 address: "10.0.1.7" address: "2001:db8:1::7" } }
+    router_list { id: "r2" }"#;
+
+#[test]
+fn networks_are_declared_listed_and_taken_back() {
+    let four = r#"subnet { cidr { address: "10.0.0.0" mask_size: 24 } gateway: "10.0.0.1" }"#;
+    let both = r#"subnet { cidr { address: "2001:db8::" mask_size: 64 } gateway: "2001:db8::1" }
+                  subnet { cidr { address: "10.0.0.0" mask_size: 24 } gateway: "10.0.0.1" }"#;
+    let half = r#"subnet { cidr { address: "10.0.0.0" mask_size: 24 } }"#;
+    for (options, rest) in [
+        ("", String::new()),
+        ("--subnet 10.0.0.0/24", half.to_owned()),
+        ("--subnet 10.0.0.0/24 --gateway 10.0.0.1", four.to_owned()),
+        ("--gateway 10.0.0.1 --subnet 10.0.0.0/24 --mtu 1400", format!("{four} mtu: 1400")),
+        ("--subnet 2001:db8::/64 10.0.0.0/24 --gateway 10.0.0.1 2001:db8::1", both.to_owned()),
+        (
+            "--subnet 2001:db8::/64 --gateway 2001:db8::1 --subnet 10.0.0.0/24 --gateway 10.0.0.1",
+            both.to_owned(),
+        ),
+    ] {
+        let (line, asked) = (
+            format!("network add --vni 42 {options} @"),
+            format!("network_add {{ vni: 42 {rest} }}"),
+        );
+        check(&[Row { line: &line, asks: &[&[&asked]], ..Row::default() }]);
+    }
+    check(&[
+        Row { line: "network del --vni 42 @", asks: &[&["network_del: 42"]], ..Row::default() },
+        Row {
+            line: "network del --vni 42 @",
+            asks: &[&["network_del: 42"]],
+            answers: &[&[refused!("router r1 is attached to network 42")]],
+            err: "error in response\ndescription: router r1 is attached to network 42\nerror in command: network\n",
+            code: 1,
+            ..Row::default()
+        },
+        Row {
+            line: "network list @",
+            asks: &[&["network_list: true"]],
+            answers: &[&[NETWORKS]],
+            out: " vni  subnet         gateway    mtu\n  42  10.0.0.0/24    10.0.0.1  1400\n  \
+                  42  2001:db8::/64  -         1400\n1337  -              -            -\n",
+            ..Row::default()
+        },
+        Row {
+            line: "network list --json @",
+            asks: &[&["network_list: true"]],
+            out: "{\n  \"networks\": []\n}\n",
+            ..Row::default()
+        },
+    ]);
+    let expected = json!({ "networks": [
+        { "vni": 42, "mtu_bytes": 1400, "subnets": [
+            { "cidr": "10.0.0.0/24", "gateway": "10.0.0.1" },
+            { "cidr": "2001:db8::/64", "gateway": null },
+        ] },
+        { "vni": 1337, "mtu_bytes": null, "subnets": [] },
+    ] });
+    assert_eq!(printed("network list --json @", NETWORKS), expected);
+}
+
+/// The object that a command prints when the daemon answers so.
+fn printed(line: &str, response: &str) -> Value {
+    let daemon = Daemon::new();
+    let mut client = daemon.start(line);
+    daemon.receive(line);
+    daemon.send(&answer(&[response]));
+    serde_json::from_str(&client.end().out).unwrap()
+}
+
+/// Nothing is sent of what cannot be meant.
+#[test]
+fn what_is_no_network_is_refused_by_the_client() {
+    for (options, why) in [
+        ("--vni 42 --subnet 10.0.0.0", "\"10.0.0.0\" is not a subnet; write 10.0.0.0/24"),
+        ("--vni 42 --subnet 10.0.0.7/24", "write 10.0.0.0/24"),
+        ("--vni 42 --subnet 10.0.0.0/24 --gateway 10.0.1.1", "it is in none of the subnets"),
+        ("--vni 42 --gateway 10.0.1.1", "--gateway 10.0.1.1: it is in none of the subnets"),
+        ("--vni 42 --subnet 10.0.0.0/24 --gateway x", "--gateway x: it is no IP address"),
+        (
+            "--vni 42 --subnet 10.0.0.0/24 --gateway 10.0.0.1 10.0.0.2",
+            "--gateway 10.0.0.2: its subnet has another gateway already",
+        ),
+        ("--vni x", "\"x\" is not a number from 0 to 16777215"),
+        ("--vni 42 --mtu x", "\"x\" is not a number of bytes from 68 to 65535"),
+        ("--subnet 10.0.0.0/24", "--vni is mandatory"),
+    ] {
+        let daemon = Daemon::new();
+        let line = format!("network add {options} @");
+        let ended = daemon.start(&line).end();
+        daemon.assert_silent(&line);
+        assert!(ended.err.contains(why), "{line}: {}", ended.err);
+        assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)), "{line}");
+    }
+}
+
+#[test]
+fn routers_are_declared_attached_listed_and_taken_back() {
+    let row = |line, asks| Row { line, asks, ..Row::default() };
+    check(&[
+        row("router add r1 @", &[&["router_add { id: \"r1\" }"]]),
+        row("router add r1 r2 @", &[&["router_add { id: \"r1\" }", "router_add { id: \"r2\" }"]]),
+        row("router del r1 @", &[&["router_del: \"r1\""]]),
+        row("router attach r1 --vni 42 @", &[&["router_attach { router: \"r1\" vni: 42 }"]]),
+        row(
+            "router attach r1 --vni 42 --address 10.0.0.7 ::7 @",
+            &[&["router_attach { router: \"r1\" vni: 42 address: \"10.0.0.7\" address: \"::7\" }"]],
+        ),
+        row("router detach r1 --vni 42 @", &[&["router_detach { router: \"r1\" vni: 42 }"]]),
+        Row {
+            line: "router attach r --vni 42 @",
+            asks: &[&["router_attach { router: \"r\" vni: 42 }"]],
+            answers: &[&[refused!("there is no router r")]],
+            err: "error in response\ndescription: there is no router r\nerror in command: router\n",
+            code: 1,
+            ..Row::default()
+        },
+        Row {
+            line: "router list @",
+            asks: &[&["router_list: true"]],
+            answers: &[&[ROUTERS]],
+            out: "router  vni  address\nr1       42  gateways\nr1       50  10.0.1.7 2001:db8:1::7\n\
+                  r2        -  -\n",
+            ..Row::default()
+        },
+        Row {
+            line: "router list --json @",
+            asks: &[&["router_list: true"]],
+            out: "{\n  \"routers\": []\n}\n",
+            ..Row::default()
+        },
+    ]);
+    let expected = json!({ "routers": [
+        { "id": "r1", "attachments": [
+            { "vni": 42, "addresses": [] },
+            { "vni": 50, "addresses": ["10.0.1.7", "2001:db8:1::7"] },
+        ] },
+        { "id": "r2", "attachments": [] },
+    ] });
+    assert_eq!(printed("router list --json @", ROUTERS), expected);
+}
+
+/// An operator who asks for it learns of changes that changed nothing, or more than was said.
+#[test]
+fn strict_tells_what_was_probably_not_meant() {
+    let end = |command: &str, note: &str| {
+        format!(
+            "note: {note}\n--strict: it was done, and is a failure because of the note\n\
+             error in command: {command}\n"
+        )
+    };
+    for (line, list, answered, asked, note) in [
+        (
+            "network del --vni 7 --strict @",
+            "network_list: true",
+            NETWORKS,
+            "network_del: 7",
+            "network 7 was not declared: nothing changed",
+        ),
+        (
+            "router del r3 --strict @",
+            "router_list: true",
+            ROUTERS,
+            "router_del: \"r3\"",
+            "there was no router r3: nothing changed",
+        ),
+        (
+            "router add r1 --strict @",
+            "router_list: true",
+            ROUTERS,
+            "router_add { id: \"r1\" }",
+            "router r1 was there and is detached from all networks now: it was attached to 42, 50",
+        ),
+        (
+            "router detach r1 --vni 7 --strict @",
+            "router_list: true",
+            ROUTERS,
+            "router_detach { router: \"r1\" vni: 7 }",
+            "router r1 was not attached to network 7: nothing changed",
+        ),
+    ] {
+        let command = line.split(' ').next().unwrap();
+        let err = end(command, note);
+        let (asks, answers): (&[&[&str]], &[&[&str]]) = (&[&[list], &[asked]], &[&[answered]]);
+        check(&[Row { line, asks, answers, err: &err, code: 1, ..Row::default() }]);
+    }
+    for (line, list, answered, asked) in [
+        ("network del --vni 42 --strict @", "network_list: true", NETWORKS, "network_del: 42"),
+        ("router add r2 --strict @", "router_list: true", ROUTERS, "router_add { id: \"r2\" }"),
+        ("router del r1 --strict @", "router_list: true", ROUTERS, "router_del: \"r1\""),
+    ] {
+        let (asks, answers): (&[&[&str]], &[&[&str]]) = (&[&[list], &[asked]], &[&[answered]]);
+        check(&[Row { line, asks, answers, ..Row::default() }]);
+    }
+}
+
+/// Networks and routers come first, as routers need them and vnics must not have their addresses.
+#[test]
+fn a_dump_has_networks_and_routers_first_and_is_applied() {
+    let daemon = Daemon::new();
+    let mut client = daemon.start("dump @");
+    daemon.receive("dump");
+    let nic = "{ id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: TAP }";
+    daemon.send(&answer(&[&format!("nic_details {nic}"), "sg_details { id: \"web\" }"]));
+    daemon.receive("dump");
+    daemon.send(&answer(&[NETWORKS, ROUTERS, "peer_list { address: \"10.9.0.2\" }"]));
+    let dump = client.end();
+    let kinds: Vec<&str> =
+        dump.out.lines().map(str::trim).filter(|line| line.contains("_add {")).collect();
+    let expected = [
+        "network_add {",
+        "network_add {",
+        "router_add {",
+        "router_add {",
+        "nic_add {",
+        "sg_add {",
+        "peer_add {",
+    ];
+    assert_eq!(kinds, expected);
+
+    std::fs::write(daemon.path("saved"), dump.out).unwrap();
+    let mut client = daemon.start("apply saved @");
+    let request = daemon.receive("apply");
+    let field =
+        |list: &str, name: &str| list.replace(&format!("{name}_list {{"), &format!("{name} {{"));
+    let (networks, routers) = (field(NETWORKS, "network"), field(ROUTERS, "router"));
+    let state = format!(
+        "apply {{ nic {nic} security_group {{ id: \"web\" }} peer {{ address: \"10.9.0.2\" }} \
+         prune: false dry_run: false {networks} {routers} }}"
+    );
+    assert_eq!(asked_for(&request.messages[0]), in_full(&state));
+    daemon.send(&answer(&[
+        "apply { change { object: NETWORK name: \"42\" what: ADDED text: \"MTU 1400\" } \
+         change { object: ROUTER name: \"r1\" what: REMOVED } }",
+    ]));
+    let ended = client.end();
+    let out = "+ network 42: MTU 1400\n- router r1\n1 added, 1 removed\n";
+    assert_eq!((ended.out.as_str(), ended.err.as_str(), ended.code), (out, "", Some(0)));
+}
