@@ -2,26 +2,12 @@
 
 use butterfly_datapath::{
     AddError, DropReport, Explanation, ExportedVnic, FdbRow, GroupChange, Imported, Moved,
-    MovedVnic, NoAnswer, NotAHost, Question, SessionFilter, SessionRow, SessionTable, Switch,
-    Timeouts, TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec,
-    WorkerReport,
+    MovedVnic, NoAnswer, NotAHost, Question, RoutingChange, SessionFilter, SessionRow,
+    SessionTable, Switch, Timeouts, TunnelError, TunnelReport, UplinkReport, VnicPolicy,
+    VnicReport, VnicSpec, WorkerReport,
 };
-use butterfly_model::{GroupName, Network, Router, RouterId, Rule, Vni};
+use butterfly_model::{GroupName, Rule, Vni};
 use std::{net::IpAddr, sync::Arc};
-
-/// A change of the networks that are declared, or of the routers that join them. It was checked
-/// against everything that is declared.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RoutingChange {
-    /// A network comes, or has these subnets and this MTU from now on.
-    DeclareNetwork(Network),
-    /// A network is not declared any more; no router joins it.
-    RemoveNetwork(Vni),
-    /// A router comes, or joins exactly these networks from now on, which are declared.
-    DeclareRouter(Router),
-    /// A router goes.
-    RemoveRouter(RouterId),
-}
 
 /// Something that moves frames between vnics. Every call returns when its effect is complete.
 pub trait Dataplane {
@@ -244,8 +230,9 @@ impl Dataplane for Arc<Switch> {
         Switch::remove_peer(self, peer, vni)
     }
 
-    /// Does nothing yet: the switch has no routers.
-    fn change_routing(&mut self, _: RoutingChange) {}
+    fn change_routing(&mut self, change: RoutingChange) {
+        Switch::change_routing(self, change);
+    }
 
     fn follow_layout(&self) {
         Switch::follow_layout(self);

@@ -6,7 +6,7 @@
 
 use super::{Daemon, nic::refusal, security_group::limits_egress};
 use crate::{
-    dataplane::{Dataplane, RoutingChange},
+    dataplane::Dataplane,
     events::{Kind, counted},
     handlers::convert,
     recorder::Recorder,
@@ -15,7 +15,7 @@ use butterfly_api::Failure;
 use butterfly_control::{
     Change, NicChange, Prepared, TunnelPeer, about_network, about_router, member_of, rule_of,
 };
-use butterfly_datapath::GroupChange;
+use butterfly_datapath::{GroupChange, RoutingChange};
 use butterfly_model::{GroupName, Nic, Vni};
 
 impl<D: Dataplane> Daemon<D> {

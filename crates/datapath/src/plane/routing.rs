@@ -13,13 +13,23 @@ use crate::world::{
     snapshot::{Network, Snapshot},
 };
 
-/// A change of what is declared of a network or of a router.
-#[derive(Clone, Debug)]
+/// A change of the networks that are declared, or of the routers that join them. It was checked
+/// against everything that is declared.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RoutingChange {
-    /// Declares a network anew, or removes what is declared of it.
-    Network(Vni, Option<Declared>),
-    /// Declares a router with all that it is attached to, or removes it.
-    Router(RouterId, Option<Router>),
+    /// A network comes, or has these subnets and this MTU from now on.
+    DeclareNetwork(Declared),
+    /// A network is not declared any more; no router joins it.
+    RemoveNetwork(Vni),
+    /// A router comes, or joins exactly these networks from now on.
+    DeclareRouter(Router),
+    /// A router goes.
+    RemoveRouter(RouterId),
+}
+
+/// Returns the networks that a router joins.
+fn networks_of(router: Option<&Router>) -> BTreeSet<Vni> {
+    router.into_iter().flat_map(Router::attachments).map(|(vni, _)| vni).collect()
 }
 
 /// Declared networks and routers.
@@ -32,27 +42,30 @@ pub(super) struct Routed {
 impl Routed {
     /// Carries out a change. Returns the networks whose routing is another one now.
     fn change(&mut self, change: RoutingChange) -> BTreeSet<Vni> {
-        let of = |router: &Router| router.attachments().map(|(vni, _)| vni).collect::<Vec<_>>();
         match change {
-            RoutingChange::Network(vni, declared) => {
-                match declared {
-                    Some(declared) => self.networks.insert(vni, declared),
-                    None => self.networks.remove(&vni),
-                };
-                // Routers lead to its subnets from all their networks.
-                let joins = |router: &&Router| router.attachment(vni).is_some();
-                let others = self.routers.values().filter(joins).flat_map(of);
-                others.chain([vni]).collect()
+            RoutingChange::DeclareNetwork(network) => {
+                let vni = network.vni();
+                self.networks.insert(vni, network);
+                self.with_neighbours(vni)
             }
-            RoutingChange::Router(id, declared) => {
-                let new = declared.as_ref().map(of).unwrap_or_default();
-                let old = match declared {
-                    Some(declared) => self.routers.insert(id, declared),
-                    None => self.routers.remove(&id),
-                };
-                old.as_ref().map(of).into_iter().flatten().chain(new).collect()
+            RoutingChange::RemoveNetwork(vni) => {
+                self.networks.remove(&vni);
+                self.with_neighbours(vni)
             }
+            RoutingChange::DeclareRouter(router) => {
+                let new = networks_of(Some(&router));
+                let old = self.routers.insert(router.id().clone(), router);
+                networks_of(old.as_ref()).into_iter().chain(new).collect()
+            }
+            RoutingChange::RemoveRouter(id) => networks_of(self.routers.remove(&id).as_ref()),
         }
+    }
+
+    /// Returns a network, and those from which its routers lead to it.
+    fn with_neighbours(&self, vni: Vni) -> BTreeSet<Vni> {
+        let joins = |router: &&Router| router.attachment(vni).is_some();
+        let others = self.routers.values().filter(joins);
+        others.flat_map(|router| networks_of(Some(router))).chain([vni]).collect()
     }
 
     /// Makes the routing of these networks. `None` for those that are not declared.

@@ -19,6 +19,11 @@ use crate::session::FormerTable;
 use crate::switch::Switch;
 
 impl Switch {
+    /// Changes what is routed. Returns when no packet goes by the old state any more.
+    pub fn change_routing(&self, change: crate::plane::routing::RoutingChange) {
+        self.plane().change_routing(change);
+    }
+
     /// Changes a security group. When this returns, no worker uses the old one. On an error nothing
     /// has changed.
     pub fn change_group(

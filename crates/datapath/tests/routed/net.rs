@@ -32,16 +32,16 @@ pub fn gateway() -> Mac {
 pub fn network(number: u32, block: &str, gateway: &str, mtu: Option<u32>) -> RoutingChange {
     let subnet = Subnet::parse(block, Some(gateway)).unwrap();
     let network = Network::new(vni(number), vec![subnet], mtu).unwrap();
-    RoutingChange::Network(vni(number), Some(network))
+    RoutingChange::DeclareNetwork(network)
 }
 
 pub fn router(id: &str, networks: &[u32]) -> RoutingChange {
     let id = RouterId::new(id).unwrap();
-    let mut router = Router::new(id.clone());
+    let mut router = Router::new(id);
     for number in networks {
         router.attach(vni(*number), RouterAddresses::default());
     }
-    RoutingChange::Router(id, Some(router))
+    RoutingChange::DeclareRouter(router)
 }
 
 /// A policy without filter, or one with the group `open`.

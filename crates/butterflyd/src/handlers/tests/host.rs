@@ -3,7 +3,7 @@
 use super::{BYPASS, NIC};
 use crate::{
     config::{Config, options::Options},
-    dataplane::{Dataplane, RoutingChange},
+    dataplane::Dataplane,
     events::{Events, announce::Announcer},
     handlers::{Daemon, Reload},
     host::signals::Calls,
@@ -21,8 +21,9 @@ use butterfly_datapath::{
     ExportedVnic, Fate, FdbKind, FdbRow, Features, Front, GroupChange, GroupRow, GuestReport,
     Imported, Mac, Machine, Mark, Moved, MovedVnic, Negotiated, NeighbourRow, NetworkReport,
     NoAnswer, NotAHost, PeerReport, Peers, Pings, PlaceDrops, Question, Queue, Refused, RemoteMac,
-    RingStatus, SessionEnd, SessionFilter, SessionRow, SessionTable, Step, Target, Timeouts, Times,
-    TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, Walk, WorkerReport,
+    RingStatus, RoutingChange, SessionEnd, SessionFilter, SessionRow, SessionTable, Step, Target,
+    Timeouts, Times, TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec,
+    Walk, WorkerReport,
 };
 use butterfly_model::{
     Cidr, Direction, GroupName, Network, Router, RouterId, Rule, SecurityGroup, SocketDir, Vni,
