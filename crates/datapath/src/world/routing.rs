@@ -1,6 +1,6 @@
 //! Routing: what joins the networks of this host, as workers see it.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use butterfly_model as model;
 use butterfly_packet::Mac;
@@ -129,6 +129,21 @@ impl Routing {
     /// Returns the gateway that has an address.
     pub fn by_address(&self, address: Address) -> Option<&Gateway> {
         self.gateways.iter().find(|gateway| gateway.addresses.contains(&address))
+    }
+
+    /// Returns the MAC address of the gateway by which a machine of the network reaches an address:
+    /// none if that is in the network, or there is no gateway.
+    pub fn way_out(&self, address: Address) -> Option<u64> {
+        let inside = self.subnets.iter().any(|block| block.has(address));
+        let leads = |gateway: &&Gateway| gateway.router.network_of(address).is_some();
+        let best = self.gateways.iter().find(leads).or(self.gateways.first());
+        best.filter(|_| !inside).map(|gateway| gateway.mac)
+    }
+
+    /// Returns the networks that its routers join, each once, this one too, ascending.
+    pub fn joined(&self) -> BTreeSet<u32> {
+        let interfaces = self.gateways.iter().flat_map(|gateway| &gateway.router.interfaces);
+        interfaces.map(|interface| interface.vni).collect()
     }
 
     /// Returns whether a machine of the network may have an address.

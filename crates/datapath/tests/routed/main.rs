@@ -2,5 +2,6 @@
 //! which drop everything else is.
 
 mod dropped;
+mod explained;
 mod net;
 mod walks;

@@ -153,7 +153,7 @@ pub(crate) fn explain(plane: &Plane, question: &Question) -> Result<Explanation,
         walks.push(walk);
         if question.reply
             && arrives
-            && let Some((answer, from)) = question::answer(&packet, met)
+            && let Some((answer, from)) = question::answer(&packet, met, &snapshot)
         {
             walks.push(recorder::record(plane, &world, &mut scratches, from, &answer).0);
         }

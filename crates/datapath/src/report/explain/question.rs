@@ -10,6 +10,7 @@ use butterfly_packet::{
     sctp,
 };
 
+use crate::engine::mac::address as address_of;
 use crate::ip::{
     discovery::link_local,
     tcp::{ACK, FIN, RST, SYN, Track},
@@ -171,7 +172,11 @@ pub(super) fn resolve(
     }
     let source_mac = question.source_mac.or(sender.map(|vnic| vnic.mac)).unwrap_or(ELSEWHERE);
     let beyond = spans_hosts && sender.is_some();
-    let destination_mac = destination_mac(question, receiver, destination, beyond)?;
+    let gateway = sender.and_then(|_| network.routing.as_ref()?.way_out(number(destination)));
+    let destination_mac = match (gateway, question.destination_mac, receiver) {
+        (Some(gateway), None, None) => Some(address_of(gateway)),
+        _ => destination_mac(question, receiver, destination, beyond)?,
+    };
     let mut asked = Asked {
         vni,
         from,
@@ -363,10 +368,22 @@ impl Asked {
 
 /// Returns the receiver's answer to a packet, and the slot it answers from. `None` if such packets
 /// have no answer.
-pub(super) fn answer(asked: &Asked, receiver: Option<u32>) -> Option<(Vec<u8>, u32)> {
+pub(super) fn answer(
+    asked: &Asked,
+    receiver: Option<u32>,
+    snapshot: &Snapshot,
+) -> Option<(Vec<u8>, u32)> {
     let receiver = receiver?;
     let Question { protocol, flags, icmp, source_port, .. } = asked.question;
-    let ip = ip((asked.ips.1, asked.ips.0), (asked.macs.1, asked.macs.0))?;
+    let vnic = snapshot.vnics.get(receiver)?;
+    // In another network the answer goes to the gateway there.
+    let macs = match snapshot.networks.get(vnic.network).map(|network| &network.routing) {
+        Some(Some(routing)) if vnic.vni != asked.vni && !vnic.is_trunk() => {
+            (vnic.mac, address_of(routing.way_out(number(asked.ips.0))?))
+        }
+        _ => (asked.macs.1, asked.macs.0),
+    };
+    let ip = ip((asked.ips.1, asked.ips.0), macs)?;
     let frame = match protocol {
         TCP => {
             let (from, to) = asked.ports("TCP").ok()?;

@@ -25,13 +25,17 @@ use crate::stages::{
     claims::{self, Claims},
     context::Context,
     deliver::deliver,
-    filter::{Filter, SESSIONS_FULL, full_shares, may_give_way, read_packet, rests, rules_say},
+    filter::{
+        Filter, SESSIONS_FULL, full_shares, may_give_way, read_packet, rests, rules_say, zone,
+    },
     forward::{Forward, NO_RECEIVER},
     headers::Headers,
     leave::Departures,
+    masquerade::Masquerade,
     offload::Offload,
     pipeline::{self, Observer, Scratches},
     reasons::info,
+    route::Route,
     stage::Stage,
 };
 use crate::world::snapshot::Vnic;
@@ -122,11 +126,15 @@ impl Observer for Recorder<'_> {
             self.steps.push(told::source(context.sender));
         } else if stage == Offload::NAME {
             self.read(batch, context);
+        } else if stage == Route::NAME {
+            self.steps.extend(told::route(batch, context));
         } else if stage == Forward::NAME {
             self.verdict = verdict;
             self.looked_up(context);
         } else if stage == Filter::NAME {
             self.filtered(context);
+        } else if stage == Masquerade::NAME {
+            self.steps.extend(told::masquerade(batch));
         }
     }
 }
@@ -177,15 +185,18 @@ impl<'a> Recorder<'a> {
             bytes.map_or(Mac::ZERO, |bytes| Mac(*bytes))
         };
         self.world.take_stations(vni, [mac(0), mac(6)]);
-        if let Some(packet) = &self.packet {
-            self.world.take_sessions(&Key::new(&packet.tuple, Zone::of(vni), self.from, self.from));
-            if let L4::Error(quoted) = &packet.l4 {
-                self.world.take_sessions(&Key::new(
-                    &quoted.tuple,
-                    Zone::of(vni),
-                    self.from,
-                    self.from,
-                ));
+        let Some(packet) = &self.packet else { return };
+        let quoted = match &packet.l4 {
+            L4::Error(quoted) => Some(quoted.tuple),
+            _ => None,
+        };
+        let joined = context.entry.routing.as_ref().map(|routing| routing.joined());
+        // A routed session is of the smaller VNI.
+        let lower = joined.into_iter().flatten().filter(|other| *other <= vni);
+        let zones = lower.map(Zone::routed).chain([Zone::of(vni)]);
+        for zone in zones {
+            for tuple in [packet.tuple].into_iter().chain(quoted) {
+                self.world.take_sessions(&Key::new(&tuple, zone, self.from, self.from));
             }
         }
     }
@@ -198,7 +209,8 @@ impl<'a> Recorder<'a> {
     fn key(&self, context: &Context<'_>) -> Option<Key> {
         let packet = self.packet.as_ref()?;
         let receiver = self.receiver(context)?;
-        Some(Key::new(&packet.tuple, Zone::of(context.sender.vni), self.from, receiver.place.slot))
+        let zone = zone(context.sender, receiver);
+        Some(Key::new(&packet.tuple, zone, self.from, receiver.place.slot))
     }
 
     fn find(&self, context: &Context<'_>) -> Option<Found> {
@@ -242,7 +254,8 @@ impl<'a> Recorder<'a> {
             let ends = [self.from, key.slots().1];
             let ends = ends.iter().filter_map(|slot| context.snapshot.vnics.get(*slot));
             ends.for_each(|vnic| vnic.shared.sessions.forget());
-            context.entry.sessions.store(0, Relaxed);
+            let home = context.snapshot.network(key.vni());
+            home.into_iter().for_each(|network| network.sessions.store(0, Relaxed));
             context.shares.forget();
         }
     }

@@ -49,36 +49,19 @@ pub(super) struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// Copies all that concerns packets of a network. `None` if there is no memory for it.
+    /// Copies all that concerns packets of a network, also in those that a router joins to it. `None`
+    /// if there is no memory for it.
     pub fn new(shared: &'a Shared, snapshot: &Snapshot, vni: u32) -> Option<World<'a>> {
         // The counts of vnics that wait are the switch's.
         let mut own = Snapshot { adopted: None, ..snapshot.clone() };
-        if let Some(at) = own.by_vni.get(&vni).copied()
-            && let Some(network) = own.networks.get(at).cloned()
-        {
-            let trunk = network.remote.as_ref().map(|remote| remote.slot);
-            for slot in network.members.iter().copied().chain(trunk) {
-                if let Some(vnic) = own.vnics.get(slot).cloned() {
-                    own.vnics.set(
-                        slot,
-                        Some(Arc::new(Vnic {
-                            shared: counts(&vnic.shared),
-                            ..copy_with(&vnic, vnic.rules.clone())
-                        })),
-                    );
-                }
-            }
-            let network = Network {
-                learnt: same32(&network.learnt).into(),
-                sessions: same32(&network.sessions).into(),
-                ..Network::clone(&network)
-            };
-            own.networks.set(at, Some(Arc::new(network)));
-        }
+        let joined = snapshot.network(vni).and_then(|network| network.routing.as_ref());
+        let mut networks = joined.map(|routing| routing.joined()).unwrap_or_default();
+        networks.insert(vni);
+        networks.iter().for_each(|vni| copy_network(&mut own, *vni));
         let bindings = Bindings::new().ok()?;
         own.vnics
             .iter()
-            .filter(|(_, vnic)| vnic.vni == vni)
+            .filter(|(_, vnic)| networks.contains(&vnic.vni))
             .for_each(|(_, vnic)| bindings.adopt(vnic, &own));
         Some(World {
             shared,
@@ -169,6 +152,26 @@ impl<'a> World<'a> {
             room: std::cell::Cell::new(None),
         }
     }
+}
+
+/// Copies the counts of a network, and of its vnics.
+fn copy_network(own: &mut Snapshot, vni: u32) {
+    let Some(at) = own.by_vni.get(&vni).copied() else { return };
+    let Some(network) = own.networks.get(at).cloned() else { return };
+    let trunk = network.remote.as_ref().map(|remote| remote.slot);
+    for slot in network.members.iter().copied().chain(trunk) {
+        if let Some(vnic) = own.vnics.get(slot).cloned() {
+            let rules = vnic.rules.clone();
+            let copy = Vnic { shared: counts(&vnic.shared), ..copy_with(&vnic, rules) };
+            own.vnics.set(slot, Some(Arc::new(copy)));
+        }
+    }
+    let copy = Network {
+        learnt: same32(&network.learnt).into(),
+        sessions: same32(&network.sessions).into(),
+        ..Network::clone(&network)
+    };
+    own.networks.set(at, Some(Arc::new(copy)));
 }
 
 /// Copies the counts and memory of a vnic. Its rings are shared, but not touched here.

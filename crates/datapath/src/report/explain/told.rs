@@ -9,7 +9,13 @@ use butterfly_packet::{
     tcp::{ACK, FIN, RST, SYN},
 };
 
-use crate::engine::{batch::Verdict, inside::Inside, place::PeerRef, reason::DropReason};
+use crate::engine::{
+    batch::{Batch, Verdict},
+    inside::Inside,
+    mac::address as mac_of,
+    place::PeerRef,
+    reason::DropReason,
+};
 use crate::ip::{
     Address, BAD_DHCP, DHCP_LIMIT, L4, Packet, frame::inside, parse::parse, tcp::TcpState,
 };
@@ -123,11 +129,31 @@ pub(super) fn owner(claimed: Address, context: &Context<'_>) -> Option<String> {
         .then(|| format!("{} is an address of {}", address(claimed), owners.join(", ")))
 }
 
+/// Returns the step of a router that passes a packet on.
+pub(super) fn route(batch: &Batch<'_>, context: &Context<'_>) -> Option<Step> {
+    let hop = batch.hop(0).filter(|_| batch.routed() != 0)?;
+    let exit = context.other(hop.exit)?;
+    let text =
+        format!("the gateway of VNI {} passes it on to VNI {}", context.sender.vni, exit.vni);
+    Some(step("route", Mark::Pass, text))
+}
+
+/// Returns the step that tells what a router wrote.
+pub(super) fn masquerade(batch: &Batch<'_>) -> Option<Step> {
+    let hop = batch.hop(0).filter(|_| batch.routed() != 0)?;
+    let (from, to) = (mac_of(hop.source), mac_of(hop.destination));
+    let text = format!("it goes on from {from} to {to}, with a hop less to go");
+    Some(step("masquerade", Mark::Pass, text))
+}
+
 /// Returns the step that names the receiver.
 pub(super) fn lookup(verdict: Verdict, frame: &[u8], context: &Context<'_>) -> Step {
     let mac = frame.first_chunk().map_or(Mac::ZERO, |bytes| Mac(*bytes));
     let text = match verdict {
         Verdict::Deliver(slot) => match context.snapshot.vnics.get(slot) {
+            Some(vnic) if vnic.vni != context.sender.vni => {
+                format!("{} has the address, on this host", vnic.id)
+            }
             Some(vnic) if vnic.mac == mac => format!("{mac} is {}, on this host", vnic.id),
             Some(vnic) => format!("{mac} was last seen behind {}, on this host", vnic.id),
             None => format!("{mac} is on this host"),
