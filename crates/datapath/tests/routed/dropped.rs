@@ -121,3 +121,16 @@ fn born_full() {
     assert_eq!(answered as u64 + full, 150);
     assert!((100..=110).contains(&answered), "{answered} answers");
 }
+
+/// Whether the network has a router or not. A filtered vnic has one address, which is none of them.
+#[test]
+fn router_mac() {
+    for source in [gateway(), Mac([0xb2, 0xf1, 10, 0, 0, 1])] {
+        for to in [C.1, Mac::BROADCAST, gateway()] {
+            let frame = build::ethernet(source, to).ipv4(A.3, C.3).udp(1, 2, b"x");
+            net().drops(A, &frame, "router-mac");
+            Net::apart(&[A, B, C], true).drops(A, &frame, "router-mac");
+            Net::new(&[A, B, C], false).drops(A, &frame, "spoofed-mac");
+        }
+    }
+}
