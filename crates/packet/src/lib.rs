@@ -9,8 +9,10 @@
 pub mod arp;
 pub mod build;
 pub mod checksum;
+pub mod echo;
 pub mod ethernet;
 pub mod icmp;
+pub mod icmp_error;
 pub mod igmp;
 pub mod ipv4;
 pub mod ipv6;
@@ -19,7 +21,6 @@ pub mod mld;
 pub mod sctp;
 pub mod summary;
 pub mod tcp;
-pub mod too_big;
 pub mod udp;
 pub mod vxlan;
 

@@ -5,7 +5,9 @@ use std::process::Command;
 use butterfly_packet::{
     Mac,
     build::{self, Checksum},
-    igmp, mld, too_big,
+    echo,
+    icmp_error::{self, IcmpError, of_router},
+    igmp, mld,
 };
 
 const A: Mac = Mac([2, 0xbf, 0, 0, 0, 1]);
@@ -14,10 +16,24 @@ const A6: [u16; 8] = [0xfd00, 0, 0, 0, 0, 0, 0, 1];
 const B6: [u16; 8] = [0xfd00, 0, 0, 0, 0, 0, 0, 2];
 
 fn answer(frame: &[u8]) -> Vec<u8> {
-    let mut out = vec![0; too_big::MAX_LEN];
-    let len = too_big::too_big(frame, 1400, &mut out).unwrap();
+    let mut out = vec![0; icmp_error::MAX_LEN];
+    let len = icmp_error::too_big(frame, 1400, &mut out).unwrap();
     out.truncate(len);
     out
+}
+
+/// Error of a router.
+fn error(frame: &[u8], error: IcmpError) -> Vec<u8> {
+    let mut out = vec![0; icmp_error::MAX_LEN];
+    let len = of_router(frame, (B, [10, 1, 0, 254].into()), error, &mut out).unwrap();
+    out.truncate(len);
+    out
+}
+
+fn echoed(mut frame: Vec<u8>) -> Vec<u8> {
+    let len = echo::answer(&mut frame).unwrap();
+    frame.truncate(len);
+    frame
 }
 
 /// Frames and the protocols that are expected in them.
@@ -38,6 +54,12 @@ fn frames() -> Vec<(Vec<u8>, &'static str)> {
         ),
         (answer(&v6().udp(4000, 4001, &big)), "eth:ethertype:ipv6:icmpv6:ipv6:udp:data"),
         (answer(&v6().udp(4000, 4001, &big)[..128]), "eth:ethertype:ipv6:icmpv6:ipv6:udp:data"),
+        (
+            error(&v4().ttl(1).udp(4000, 4001, &big), IcmpError::EXPIRED),
+            "eth:ethertype:ip:icmp:ip:udp:data",
+        ),
+        (error(&v4().udp(4000, 4001, b"x"), IcmpError::NO_PORT), "eth:ethertype:ip:icmp:ip:udp"),
+        (echoed(v4().ping(7, 1, b"payload")), "eth:ethertype:ip:icmp:data"),
         (
             v4().checksum(Checksum::Zero).vxlan(50_000, 1337, &inner),
             "eth:ethertype:ip:udp:vxlan:eth:ethertype:ip:icmp:data",

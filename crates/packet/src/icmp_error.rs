@@ -1,13 +1,14 @@
-//! The answer to a packet that does not fit: ICMP "fragmentation needed" (RFC 792, RFC 1191) and
-//! ICMPv6 "packet too big" (RFC 4443, 3.2).
+//! Errors about packets: ICMP (RFC 792, RFC 1191; RFC 1812, 4.3) and ICMPv6 "packet too big" (RFC
+//! 4443, 3.2).
 //!
-//! A switch has no address, so the answer comes from the packet's destination. Nothing is answered
-//! that RFC 1122, 3.2.2 and RFC 4443, 2.4 forbid to answer: an ICMP error, several receivers, an
-//! unclear sender, a fragment that is not the first.
+//! An error of a router comes from its address. A switch has none, so that its "too big" comes from
+//! the packet's destination. Nothing is answered that RFC 1122, 3.2.2 and RFC 4443, 2.4 forbid to
+//! answer: an ICMP error, several receivers, an unclear sender, a fragment that is not the first.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::{
+    Mac,
     checksum::Sum,
     ethernet::{self, Ethernet},
     icmp,
@@ -15,6 +16,44 @@ use crate::{
     ipv6::{self, Ipv6},
     protocol,
 };
+
+/// Error of a router about a packet of IPv4.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IcmpError {
+    kind: u8,
+    code: u8,
+    /// Longest packet that would have passed, in bytes, or 0 (RFC 1191, 4).
+    mtu: u16,
+}
+
+impl IcmpError {
+    /// Time exceeded in transit.
+    pub const EXPIRED: IcmpError = IcmpError::new(icmp::v4::TIME_EXCEEDED, 0);
+    /// No way leads to the network.
+    pub const NO_NETWORK: IcmpError = IcmpError::new(icmp::v4::UNREACHABLE, 0);
+    /// The network is there, the machine is not.
+    pub const NO_HOST: IcmpError = IcmpError::new(icmp::v4::UNREACHABLE, 1);
+    /// The router itself does not speak the protocol.
+    pub const NO_PROTOCOL: IcmpError = IcmpError::new(icmp::v4::UNREACHABLE, 2);
+    /// The router itself has nothing at the port.
+    pub const NO_PORT: IcmpError = IcmpError::new(icmp::v4::UNREACHABLE, 3);
+
+    const fn new(kind: u8, code: u8) -> IcmpError {
+        IcmpError { kind, code, mtu: 0 }
+    }
+
+    /// Fragmentation needed, and forbidden by the packet. `mtu` is the longest IP packet that would
+    /// have passed, in bytes.
+    pub fn too_big(mtu: u32) -> IcmpError {
+        let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
+        let code = icmp::v4::FRAGMENTATION_NEEDED;
+        IcmpError { kind: icmp::v4::UNREACHABLE, code, mtu }
+    }
+
+    fn is_too_big(self) -> bool {
+        (self.kind, self.code) == (icmp::v4::UNREACHABLE, icmp::v4::FRAGMENTATION_NEEDED)
+    }
+}
 
 /// Bytes of the longest answer: a tagged frame with the smallest IPv6 MTU.
 pub const MAX_LEN: usize = ethernet::HEADER_LEN + ethernet::TAG_LEN + MAX_V6;
@@ -48,7 +87,7 @@ const TOS: u8 = 0xc0;
 /// Also `None` if it or `out` is too short. Never allocates.
 ///
 /// ```
-/// use butterfly_packet::{Mac, build, too_big::{MAX_LEN, too_big}};
+/// use butterfly_packet::{Mac, build, icmp_error::{MAX_LEN, too_big}};
 /// let (a, b) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
 /// let ip = build::ethernet(a, b).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
 /// let mut answer = [0; MAX_LEN];
@@ -71,15 +110,58 @@ pub fn too_big(head: &[u8], mtu: u32, out: &mut [u8]) -> Option<usize> {
     out.put(&frame.destination().0)?;
     out.put(link)?;
     match tags.ethertype() {
-        ethernet::IPV4 => v4(packet, mtu, &mut out),
+        ethernet::IPV4 => v4(packet, None, IcmpError::too_big(mtu), &mut out),
         ethernet::IPV6 => v6(packet, mtu, &mut out),
         _ => None,
     }
 }
 
-fn v4(packet: &[u8], mtu: u32, out: &mut Writer<'_>) -> Option<usize> {
+/// Writes the frame by which a router tells the sender of `head`, a frame of IPv4 without VLAN tag,
+/// what became of its packet. Returns its length in bytes.
+///
+/// `router` is the MAC address that the answer comes from, and the router's address in the sender's
+/// network. Quotes and refuses as [`too_big`] does; that a packet forbids its fragmentation counts
+/// for [`IcmpError::too_big`] alone. Never allocates.
+///
+/// ```
+/// use butterfly_packet::{Mac, build, icmp_error::{IcmpError, of_router}};
+/// let (a, router) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
+/// let packet = build::ethernet(a, router).ipv4([10, 0, 0, 1], [10, 1, 0, 2]).udp(1, 2, b"x");
+/// let mut answer = [0; 590];
+/// let from = (router, [10, 0, 0, 254].into());
+/// let len = of_router(&packet, from, IcmpError::EXPIRED, &mut answer);
+/// assert_eq!(len, Some(14 + 20 + 8 + 29));
+/// ```
+pub fn of_router(
+    head: &[u8],
+    (mac, address): (Mac, Ipv4Addr),
+    error: IcmpError,
+    out: &mut [u8],
+) -> Option<usize> {
+    let frame = Ethernet::parse(head).ok()?;
+    if frame.source().is_group() || frame.destination().is_group() {
+        return None;
+    }
+    let mut tags = frame.tags();
+    if tags.next().is_some() || tags.ethertype() != ethernet::IPV4 {
+        return None;
+    }
+    let mut out = Writer { bytes: out, at: 0 };
+    out.put(&frame.source().0)?;
+    out.put(&mac.0)?;
+    out.put(&ethernet::IPV4.to_be_bytes())?;
+    v4(tags.rest(), Some(address), error, &mut out)
+}
+
+/// Writes an error about a packet, from an address: from the packet's destination if it is `None`.
+fn v4(
+    packet: &[u8],
+    from: Option<Ipv4Addr>,
+    error: IcmpError,
+    out: &mut Writer<'_>,
+) -> Option<usize> {
     let ip = Ipv4::parse(packet).ok()?;
-    if !ip.dont_fragment()
+    if error.is_too_big() && !ip.dont_fragment()
         || ip.fragment_offset() != 0
         || !is_host_v4(ip.source())
         || !is_host_v4(ip.destination())
@@ -103,13 +185,13 @@ fn v4(packet: &[u8], mtu: u32, out: &mut Writer<'_>) -> Option<usize> {
     out.put(&total.to_be_bytes())?;
     // "Don't fragment": no identification is owed (RFC 6864, 4.1).
     out.put(&[0, 0, 0x40, 0, TTL, protocol::ICMP, 0, 0])?;
-    out.put(&ip.destination().octets())?;
+    out.put(&from.unwrap_or(ip.destination()).octets())?;
     out.put(&ip.source().octets())?;
     out.sum(start, start + ipv4::CHECKSUM_OFFSET, Sum::EMPTY)?;
 
     let start = out.at;
-    out.put(&[icmp::v4::UNREACHABLE, icmp::v4::FRAGMENTATION_NEEDED, 0, 0, 0, 0])?;
-    out.put(&u16::try_from(mtu).unwrap_or(u16::MAX).to_be_bytes())?;
+    out.put(&[error.kind, error.code, 0, 0, 0, 0])?;
+    out.put(&error.mtu.to_be_bytes())?;
     out.put(quote)?;
     out.sum(start, start + icmp::CHECKSUM_OFFSET, Sum::EMPTY)?;
     Some(out.at)
@@ -195,7 +277,6 @@ impl Writer<'_> {
 mod tests {
     use super::*;
     use crate::{
-        Mac,
         build::{self, Ip},
         icmp::Icmp,
     };
@@ -341,6 +422,57 @@ mod tests {
         ] {
             assert!(answer(&frame, 1500).is_some());
         }
+    }
+
+    #[test]
+    fn a_router_says_who_it_is_and_what_became_of_the_packet() {
+        let from = (B, [10, 0, 0, 254].into());
+        let frame =
+            build::ethernet(A, B).ipv4([10, 0, 0, 1], [10, 1, 0, 2]).ttl(1).udp(1, 2, &[5; 99]);
+        for (error, kind, code, rest) in [
+            (IcmpError::EXPIRED, 11, 0, 0),
+            (IcmpError::NO_NETWORK, 3, 0, 0),
+            (IcmpError::NO_HOST, 3, 1, 0),
+            (IcmpError::NO_PROTOCOL, 3, 2, 0),
+            (IcmpError::NO_PORT, 3, 3, 0),
+        ] {
+            let mut out = [0; 1600];
+            let len = of_router(&frame, from, error, &mut out).unwrap();
+            assert_eq!((&out[..6], &out[6..12]), (&A.0[..], &B.0[..]));
+            let ip = Ipv4::parse(&out[14..len]).unwrap();
+            assert!(ip.checksum_is_valid());
+            assert_eq!(
+                (ip.source(), ip.destination()),
+                ([10, 0, 0, 254].into(), [10, 0, 0, 1].into())
+            );
+            let message = ip.payload().unwrap();
+            assert!(Sum::of(message).is_valid());
+            let read = Icmp::parse(message).unwrap();
+            assert_eq!((read.kind(), read.code(), read.rest_of_header()), (kind, code, rest));
+            assert_eq!(read.body(), &frame[14..]);
+            assert_eq!(
+                of_router(&out[..len], from, error, &mut [0; 1600]),
+                None,
+                "no errors about errors"
+            );
+        }
+    }
+
+    #[test]
+    fn a_router_tells_the_mtu_to_who_forbids_fragments_alone() {
+        let from = (B, [10, 0, 0, 254].into());
+        let error = IcmpError::too_big(1400);
+        let mut out = [0; 600];
+        let may = build::ethernet(A, B).ipv4([10, 0, 0, 1], [10, 1, 0, 2]).udp(1, 2, &[0; 1472]);
+        assert_eq!(of_router(&may, from, error, &mut out), None);
+        assert!(of_router(&may, from, IcmpError::EXPIRED, &mut out).is_some());
+        let len = of_router(&ipv4().udp(1, 2, &[0; 1472]), from, error, &mut out).unwrap();
+        assert_eq!(out[34..36], [3, 4]);
+        assert_eq!(out[38..42], [0, 0, 0x05, 0x78]);
+        assert_eq!(len, 14 + 576);
+        let tagged =
+            build::ethernet(A, B).vlan(7).ipv4([10, 0, 0, 1], [10, 1, 0, 2]).udp(1, 2, b"x");
+        assert_eq!(of_router(&tagged, from, IcmpError::EXPIRED, &mut out), None);
     }
 
     proptest! {
