@@ -10,7 +10,7 @@
 use std::net::IpAddr;
 
 use butterfly_datapath::{
-    GroupChange, Mac, SessionConfig, TunnelConfig, VnicPolicy,
+    GroupChange, Mac, RoutingChange, SessionConfig, TunnelConfig, VnicPolicy,
     harness::{Error, Host, LINUX, stages},
 };
 use butterfly_guest_driver::{
@@ -18,7 +18,10 @@ use butterfly_guest_driver::{
     memory::MemoryConfig,
 };
 use butterfly_mem::cpu;
-use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
+use butterfly_model::{
+    Cidr, Direction, GroupName, Network, Router, RouterAddresses, RouterId, Rule, SecurityGroup,
+    Subnet, Vni,
+};
 use butterfly_packet::{
     build,
     checksum::Sum,
@@ -41,6 +44,8 @@ enum To {
     /// The same between filtered vnics, by a session that is known: UDP, TCP.
     Filtered,
     FilteredTcp,
+    /// Filtered, in another network, by a router of this host.
+    Routed,
     Learnt,
     Broadcast,
     /// Filtered, to another host, and from there.
@@ -87,6 +92,7 @@ const CASES: &[Case] = &[
         batch: 64,
         to: To::FilteredTcp,
     },
+    Case { name: "64-routed", size: 64, features: LINUX, shape: PLAIN, batch: 64, to: To::Routed },
     Case {
         name: "64-encapsulated",
         size: 64,
@@ -166,31 +172,36 @@ fn main() -> Result<(), Error> {
     }
     let mut host = Host::new()?;
     let bypass = VnicPolicy { bypass: true, ..VnicPolicy::default() };
-    let filtered = matches!(case.to, To::Filtered | To::FilteredTcp);
-    for (id, mac, ip) in [("a", a, "10.0.0.1"), ("b", b, "10.0.0.2")] {
+    let filtered = matches!(case.to, To::Filtered | To::FilteredTcp | To::Routed);
+    let routed = case.to == To::Routed;
+    let there = if routed { [10, 1, 0, 2] } else { [10, 0, 0, 2] };
+    for (id, mac, vni, ip) in
+        [("a", a, 1, [10, 0, 0, 1]), ("b", b, if routed { 2 } else { 1 }, there)]
+    {
         let config = GuestConfig {
             rx_shape: if case.shape == PLAIN { PLAIN } else { case.shape },
             tx_shape: case.shape,
             ..GuestConfig::default()
         };
         let policy = VnicPolicy {
-            ips: vec![ip.parse()?],
+            ips: vec![ip.into()],
             groups: vec![GroupName::new("g")?],
             ..VnicPolicy::default()
         };
-        host.declare(id, mac, 1, if filtered { &policy } else { &bypass })?;
+        host.declare(id, mac, vni, if filtered { &policy } else { &bypass })?;
         host.attach(id, case.features, &config, &MemoryConfig::new(config.memory_needed()))?;
     }
     let to = match case.to {
         To::Learnt => behind_b,
         To::Broadcast => Mac::BROADCAST,
+        To::Routed => join(&host)?,
         _ => b,
     };
-    let frame = build::ethernet(a, to).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(
-        4000,
-        5001,
-        &vec![0x5a; case.size - 42],
-    );
+    let udp = |from: Mac, to: Mac, ttl| {
+        let payload = vec![0x5a; case.size - 42];
+        build::ethernet(from, to).ipv4([10, 0, 0, 1], there).ttl(ttl).udp(4000, 5001, &payload)
+    };
+    let frame = udp(a, to, 64);
     let addressed = build::ethernet(a, to).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
     let frame = if case.to == To::FilteredTcp {
         let ack =
@@ -199,6 +210,7 @@ fn main() -> Result<(), Error> {
     } else {
         frame
     };
+    let arrives = if routed { udp(to, b, 63) } else { frame.clone() };
     if filtered {
         let rule = Rule::new(
             Direction::Inbound,
@@ -247,7 +259,7 @@ fn main() -> Result<(), Error> {
         cycles += cpu::tsc() - start;
         let guest = host.guest("b").ok_or("no guest")?;
         while let Some((_, bytes)) = guest.recv()? {
-            if bytes != frame {
+            if bytes != arrives {
                 return Err("a frame was changed on its way".into());
             }
             received += 1;
@@ -264,6 +276,23 @@ fn main() -> Result<(), Error> {
         cycles as f64 / sent as f64
     );
     Ok(())
+}
+
+/// Joins networks 1 and 2 by a router. Returns its MAC address.
+fn join(host: &Host) -> Result<Mac, Error> {
+    let id = RouterId::new("r")?;
+    let mac = Mac(id.gateway_mac());
+    let mut router = Router::new(id);
+    for (vni, block, gateway) in
+        [(1, "10.0.0.0/24", "10.0.0.254"), (2, "10.1.0.0/24", "10.1.0.254")]
+    {
+        let (vni, subnet) = (Vni::new(vni)?, Subnet::parse(block, Some(gateway))?);
+        let network = Network::new(vni, vec![subnet], None)?;
+        host.change_routing(RoutingChange::DeclareNetwork(network));
+        router.attach(vni, RouterAddresses::default());
+    }
+    host.change_routing(RoutingChange::DeclareRouter(router));
+    Ok(mac)
 }
 
 /// A filtered vnic on one host, one on another, and frames that cross. Cycles are those of the host

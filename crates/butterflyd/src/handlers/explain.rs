@@ -148,6 +148,7 @@ impl<D: Dataplane> Daemon<D> {
                 message.drop = vec![drop(refused)];
                 explain_walk::Fate::DROPPED
             }
+            Fate::Answered => explain_walk::Fate::ANSWERED,
             Fate::NoAddress => explain_walk::Fate::NO_ADDRESS,
         };
         message.fate = Some(fate.into());

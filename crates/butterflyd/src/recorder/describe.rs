@@ -86,6 +86,7 @@ pub fn comment(packet: &TapPacket<'_>) -> String {
         TapVerdict::Dropped { reason, charged } => {
             format!("dropped: {}, charged to {}", reason.name(), who(charged))
         }
+        TapVerdict::Answered => "answered by the router".into(),
         TapVerdict::Seen => "on the uplink".into(),
     };
     for rule in rules(packet) {
@@ -138,6 +139,7 @@ pub fn traced(packet: &TapPacket<'_>) -> TracedPacket {
             traced.charged = Some(who(charged));
             Verdict::DROPPED
         }
+        TapVerdict::Answered => Verdict::ANSWERED,
         TapVerdict::Seen => Verdict::SEEN,
     };
     traced.verdict = Some(verdict.into());

@@ -40,21 +40,22 @@ pub(crate) enum Verdict {
 pub(crate) enum Consumed {
     /// A machine asks for the MAC address of a gateway (RFC 826).
     Arp,
+    /// A machine asks a router whether it is there (RFC 792).
+    Echo,
 }
 
 /// What a router does to a frame: it leaves by another network, with other MAC addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hop {
+    /// Destination and source addresses that it gets, as they stand in a frame. The source is that
+    /// of the gateway in the other network.
+    pub macs: [u8; 12],
     /// Network by which the frame leaves.
     pub exit: NetworkRef,
-    /// Destination address that it gets, as [`crate::engine::mac::number`].
-    pub destination: u64,
-    /// Source address that it gets, likewise: that of the gateway there.
-    pub source: u64,
 }
 
 impl Hop {
-    const NONE: Hop = Hop { exit: NetworkRef(0), destination: 0, source: 0 };
+    pub const NONE: Hop = Hop { macs: [0; 12], exit: NetworkRef(0) };
 }
 
 /// Facts about a frame.
@@ -130,7 +131,7 @@ impl Exits<'_> {
     /// Returns the network by which a frame leaves; `None` if it came by the same.
     #[inline(always)]
     pub fn of(&self, index: usize) -> Option<NetworkRef> {
-        if !is_set(self.crossed, index) {
+        if self.crossed == 0 || !is_set(self.crossed, index) {
             return None;
         }
         self.hops.get(index).map(|hop| hop.exit)
@@ -184,6 +185,8 @@ pub(crate) struct Batch<'a> {
     pub floods: bool,
     /// One of them came from another host and is to be passed on to a third one.
     pub relays: bool,
+    /// A router of this host answers one of them.
+    pub consumes: bool,
     pub origin: BatchOrigin,
     /// True if [`Meta::inside`] was read.
     read: bool,
@@ -206,6 +209,7 @@ impl<'a> Batch<'a> {
             segments: false,
             floods: false,
             relays: false,
+            consumes: false,
             origin,
             read: false,
             crossed: 0,
@@ -245,17 +249,21 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Has a router pass a frame on, by another network than it came by, to where `verdict` says.
-    /// [`Self::hop`] tells how its header is to be rewritten.
+    /// Returns the frames, their facts, and the ways of those that are to leave by another network:
+    /// for a router, which then says by [`Self::route`] which ones do.
     #[inline(always)]
-    pub fn route(&mut self, index: usize, hop: Hop, verdict: Verdict) {
-        let metas = &mut *self.metas;
-        if let (Some(to), Some(meta)) = (metas.hops.get_mut(index), metas.each.get_mut(index)) {
-            *to = hop;
-            meta.verdict = verdict;
-            self.crossed |= 1 << index;
-            self.routed |= 1 << index;
-        }
+    pub fn to_route(&mut self) -> (&mut Frames<'a>, &mut [Meta], &mut [Hop; BATCH]) {
+        let Metas { each, hops } = &mut *self.metas;
+        let len = self.frames.len();
+        (&mut self.frames, each.get_mut(..len).unwrap_or_default(), hops)
+    }
+
+    /// Has a router pass frames on, by other networks than they came by. `routed` has a bit for
+    /// each.
+    #[inline(always)]
+    pub fn route(&mut self, routed: u64) {
+        self.crossed |= routed;
+        self.routed |= routed;
     }
 
     /// Returns a bit for each frame that a router passes on.

@@ -56,6 +56,8 @@ pub enum TapVerdict {
     Delivered(TapEnd),
     /// Sent to another host.
     Tunnelled(TapEnd),
+    /// To a router of this host, which answers it.
+    Answered,
     /// Sent to several receivers.
     Flooded {
         /// Vnics that got it.
@@ -319,9 +321,8 @@ impl Taps {
             (FrameFate::Tunnel, Some(reason)) => {
                 TapVerdict::Dropped { reason, charged: TapEnd::Network(record.vni) }
             }
-            (FrameFate::Deliver | FrameFate::Drop | FrameFate::Open, Some(reason)) => {
-                TapVerdict::Dropped { reason, charged: charged(record.to) }
-            }
+            (FrameFate::Consume, None) => TapVerdict::Answered,
+            (_, Some(reason)) => TapVerdict::Dropped { reason, charged: charged(record.to) },
             (FrameFate::Drop | FrameFate::Open, None) => TapVerdict::Seen,
         };
         let on_uplink = matches!(record.point, TapPoint::UplinkIn | TapPoint::UplinkOut);

@@ -1,18 +1,28 @@
-//! Answers of routers to what machines ask them.
+//! Answers of routers: to what machines ask them, and about packets that go no further (RFC 792; RFC
+//! 1812, 4.3).
 
-use butterfly_packet::{arp, mac::Mac};
+use butterfly_packet::{
+    arp, echo,
+    icmp_error::{IcmpError, of_router},
+    mac::Mac,
+    protocol::{TCP, UDP},
+};
 
 use crate::engine::{
-    batch::{Batch, Consumed, Verdict},
+    batch::{Batch, Consumed, Meta, Verdict},
     inside::Inside,
     mac::address,
-    reason::drop_reasons,
+    reason::{DropReason, drop_reasons},
 };
 use crate::ip::{frame::arp as read_arp, mapped};
 use crate::stages::{
     context::Context,
-    leave::{ANSWERS_PER_SECOND, Answer, Departures},
+    leave::{ANSWERS_PER_SECOND, Answer, Departures, ERROR},
+    route::{
+        GATEWAY_NO_SERVICE, NEXT_HOP_UNKNOWN, NO_ROUTE, ROUTE_TOO_BIG, TTL_EXPIRED, gateway_of,
+    },
 };
+use crate::world::rules::address as ip_of;
 
 drop_reasons! { 11;
     /// A router's answer found no room: the machine asks more than it may.
@@ -23,35 +33,94 @@ drop_reasons! { 11;
     }
 }
 
-/// Makes the answers to the frames of a batch that routers consumed.
+/// Answers of each second that are kept for ARP: a machine that pings its gateway without end still
+/// finds it.
+const FOR_ARP: u32 = ANSWERS_PER_SECOND / 5;
+
+/// Offsets behind Ethernet, of IPv4: protocol, and source.
+const PROTOCOL: usize = 14 + 9;
+const SOURCE: usize = 14 + 12;
+
+/// Makes the answers to the frames of a batch that routers consumed, or could not pass on.
 #[cold]
 #[inline(never)]
-pub(crate) fn consume(batch: &Batch<'_>, context: &Context<'_>, departures: &mut Departures) {
-    for (index, meta) in batch.metas().iter().enumerate() {
-        let (Verdict::Consumed(Consumed::Arp), Inside::Arp(at)) = (meta.verdict, meta.inside)
-        else {
-            continue;
+pub(crate) fn consume(batch: &mut Batch<'_>, context: &Context<'_>, departures: &mut Departures) {
+    for index in 0..batch.frames.len() {
+        let Some(meta) = batch.metas().get(index).copied() else { return };
+        let (answer, reserve) = match meta.verdict {
+            Verdict::Consumed(Consumed::Arp) => (arp_answer(batch, &meta, index, context), 0),
+            Verdict::Consumed(Consumed::Echo) => (echo_answer(batch, index), FOR_ARP),
+            Verdict::Drop(reason, _) => (error(batch, &meta, (index, reason), context), FOR_ARP),
+            _ => continue,
         };
-        let Some(answer) = arp_answer(batch.frames.head(index), at, context) else { continue };
+        let Some(answer) = answer else { continue };
         let (pace, now) = (&context.sender.shared.answered, context.now);
-        let mut kept = Answer::new();
-        let room = pace.left(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND) > 0;
-        if room
-            && kept.try_extend_from_slice(&answer).is_ok()
-            && departures.answers.try_push(kept).is_ok()
-        {
+        let room = pace.left(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND) > reserve;
+        if room && departures.answers.try_push(answer).is_ok() {
             pace.take(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND);
-        } else {
+        } else if matches!(meta.verdict, Verdict::Consumed(_)) {
             context.count_drop(context.sender, BORN_FULL, &batch.frames, index);
         }
     }
 }
 
 /// Returns the answer to a request for a gateway's address. An answer gets none.
-fn arp_answer(head: &[u8], at: u16, context: &Context<'_>) -> Option<[u8; arp::FRAME_LEN]> {
+fn arp_answer(
+    batch: &Batch<'_>,
+    meta: &Meta,
+    index: usize,
+    context: &Context<'_>,
+) -> Option<Answer> {
+    let Inside::Arp(at) = meta.inside else { return None };
+    let head = batch.frames.head(index);
     let packet = read_arp(head, at).filter(|packet| packet.operation() == arp::REQUEST)?;
     let asked = packet.target_ip();
     let gateway = context.entry.routing.as_ref()?.by_address(mapped(asked))?;
     let asker = head.get(6..12)?.first_chunk().map(|mac| Mac(*mac))?;
-    Some(arp::reply((asker, packet.sender_ip()), (address(gateway.mac), asked)))
+    kept(&arp::reply((asker, packet.sender_ip()), (address(gateway.mac), asked)))
+}
+
+/// Returns the answer to an echo request, which is what was sent and not what the machine makes of
+/// it meanwhile.
+fn echo_answer(batch: &mut Batch<'_>, index: usize) -> Option<Answer> {
+    let len = echo::request(batch.frames.head(index))?;
+    let mut answer = kept(batch.frames.keep(index)?.get(..len)?)?;
+    echo::answer(&mut answer)?;
+    Some(answer)
+}
+
+/// Returns the error about a packet that goes no further, if it gets one.
+fn error(
+    batch: &Batch<'_>,
+    meta: &Meta,
+    (index, reason): (usize, DropReason),
+    context: &Context<'_>,
+) -> Option<Answer> {
+    let head = batch.frames.head(index);
+    let (gateway, mtu) = gateway_of(head, meta, context)?;
+    let error = match reason {
+        TTL_EXPIRED => IcmpError::EXPIRED,
+        NO_ROUTE => IcmpError::NO_NETWORK,
+        NEXT_HOP_UNKNOWN => IcmpError::NO_HOST,
+        ROUTE_TOO_BIG => IcmpError::too_big(mtu),
+        GATEWAY_NO_SERVICE => match *head.get(PROTOCOL)? {
+            TCP | UDP => IcmpError::NO_PORT,
+            _ => IcmpError::NO_PROTOCOL,
+        },
+        _ => return None,
+    };
+    let source = mapped((*head.get(SOURCE..)?.first_chunk::<4>()?).into());
+    let routing = context.entry.routing.as_ref()?;
+    let std::net::IpAddr::V4(from) = ip_of(routing.address_for(gateway, source)?) else {
+        return None;
+    };
+    let mut bytes = [0; ERROR];
+    let len = of_router(head, (address(gateway.mac), from), error, &mut bytes)?;
+    kept(bytes.get(..len)?)
+}
+
+fn kept(bytes: &[u8]) -> Option<Answer> {
+    let mut answer = Answer::new();
+    answer.try_extend_from_slice(bytes).ok()?;
+    Some(answer)
 }

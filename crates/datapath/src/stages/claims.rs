@@ -19,6 +19,7 @@ use crate::engine::{
     batch::{Batch, BatchOrigin, Verdict},
     inside::Inside,
     reason::{ReasonInfo, drop_reasons},
+    reserved::is_reserved,
 };
 use crate::ip::{
     Address, Discovery, L4, Packet,
@@ -68,6 +69,9 @@ impl Stage for Claims {
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
     for index in 0..batch.frames.len() {
+        if batch.metas().get(index).is_some_and(|meta| is_reserved(meta.source)) {
+            continue; // `forward` drops it
+        }
         if claimed(batch, index, context).is_some()
             && let Some(meta) = batch.parts().1.get_mut(index)
         {

@@ -95,7 +95,7 @@ impl<'a> Context<'a> {
     }
 
     /// Returns a network to which a frame crossed, if it exists.
-    #[cold]
+    #[inline]
     pub fn other(&self, exit: NetworkRef) -> Option<&'a Network> {
         self.snapshot.networks.get(exit.0).map(|network| &**network)
     }

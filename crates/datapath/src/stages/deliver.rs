@@ -184,7 +184,6 @@ struct Planned {
     floods: bool,
     tunnelled: bool,
     drops: bool,
-    consumed: bool,
 }
 
 /// Counts the receivers that get frames of their own, with the number of frames.
@@ -201,8 +200,7 @@ fn plan(batch: &Batch<'_>, receivers: &mut Receivers) -> Planned {
             Verdict::Tunnel(_) => planned.tunnelled = true,
             Verdict::Flood { .. } => planned.floods = true,
             Verdict::Drop(..) => planned.drops = true,
-            Verdict::Consumed(_) => planned.consumed = true,
-            Verdict::Undecided | Verdict::Later => {}
+            Verdict::Undecided | Verdict::Later | Verdict::Consumed(_) => {}
         }
     }
     note(receivers, current);
@@ -309,7 +307,7 @@ pub(crate) fn deliver<O: Outlet>(
     if planned.drops {
         count_drops(batch, context);
     }
-    if planned.consumed {
+    if batch.consumes {
         consume(batch, context, departures);
     }
     if planned.floods {

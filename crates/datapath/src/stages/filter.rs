@@ -19,7 +19,7 @@ mod slow;
 use butterfly_vhost::ring::{Slot, own_memory};
 
 use crate::engine::{
-    batch::{Batch, Exits, Verdict},
+    batch::{Batch, Consumed, Exits, Verdict},
     inside::Inside,
     reason::ReasonInfo,
 };
@@ -73,11 +73,15 @@ impl Stage for Filter {
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
     batch.read(inside);
-    let pending = if batch.exits().any() {
+    let mut pending = if batch.exits().any() {
         read_crossing(batch, context, room)
     } else {
-        read(batch, context, room, |_, _| context.entry)
+        let own = Zone::of(context.sender.vni);
+        read(batch, context, room, |_, _| context.entry, |_| own)
     };
+    if batch.consumes {
+        read_consumed(batch, room, &mut pending);
+    }
     // What follows touches the table of sessions, not the sender's memory.
     own_memory();
     match (pending.fast, batch.frames.len()) {
@@ -99,7 +103,7 @@ fn concerns(batch: &Batch<'_>, context: &Context<'_>) -> bool {
     context.entry.filtered || batch.exits().any() && concerns_exit(batch, context)
 }
 
-#[cold]
+#[inline(never)]
 fn concerns_exit(batch: &Batch<'_>, context: &Context<'_>) -> bool {
     (0..batch.frames.len()).any(|index| context.exit(batch.exits(), index).filtered)
 }
@@ -110,24 +114,46 @@ struct Pending {
     slow: bool,
 }
 
-#[cold]
+#[inline(never)]
 fn read_crossing(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) -> Pending {
-    read(batch, context, room, |exits, index| context.exit(exits, index))
+    let exit = |exits: Exits<'_>, index| context.exit(exits, index);
+    let mut last = (u32::MAX, Zone::of(context.sender.vni));
+    let zone_to = |receiver| {
+        if last.0 != receiver {
+            let vnic = context.snapshot.vnics.get(receiver);
+            last = (receiver, vnic.map_or(last.1, |vnic| zone(context.sender, vnic)));
+        }
+        last.1
+    };
+    read(batch, context, room, exit, zone_to)
 }
 
-/// First pass: reads each frame.
+/// Has the slow path ask whether what a router answers may leave its sender.
+#[cold]
+fn read_consumed(batch: &Batch<'_>, room: &mut FilterRoom, pending: &mut Pending) {
+    for (meta, flow) in batch.metas().iter().zip(room.flows.iter_mut()) {
+        if meta.verdict == Verdict::Consumed(Consumed::Echo) {
+            flow.path = Path::Slow;
+            pending.slow = true;
+        }
+    }
+}
+
+/// First pass: reads each frame. `exit` returns the network by which it leaves, `zone_to` the zone
+/// of its session.
 #[inline(always)]
 fn read<'a>(
     batch: &mut Batch<'_>,
     context: &Context<'a>,
     room: &mut FilterRoom,
     exit: impl Fn(Exits<'_>, usize) -> &'a Network,
+    mut zone_to: impl FnMut(u32) -> Zone,
 ) -> Pending {
     let sender = context.sender;
     let bypass = sender.rules.bypass;
     let mut pending = Pending::default();
     let (frames, metas, exits) = batch.all_parts();
-    let mut last = (u32::MAX, false, Zone::of(sender.vni));
+    let mut last = (u32::MAX, false);
     let each = frames.each().zip(metas.iter_mut()).zip(room.flows.iter_mut()).enumerate();
     for (index, (((frame, slot), meta), flow)) in each {
         flow.path = Path::Done;
@@ -145,11 +171,9 @@ fn read<'a>(
             _ => continue,
         };
         if last.0 != receiver {
-            let vnic = context.snapshot.vnics.get(receiver);
             last = (
                 receiver,
-                vnic.is_some_and(|vnic| vnic.rules.bypass),
-                vnic.map_or(Zone::of(sender.vni), |vnic| zone(sender, vnic)),
+                context.snapshot.vnics.get(receiver).is_some_and(|vnic| vnic.rules.bypass),
             );
         }
         if bypass && last.1 {
@@ -172,7 +196,7 @@ fn read<'a>(
             if let Some(segment) = segment {
                 flow.segment = segment;
             }
-            flow.key = Key::new(&tuple, last.2, sender.place.slot, receiver);
+            flow.key = Key::new(&tuple, zone_to(receiver), sender.place.slot, receiver);
             pending.fast = true;
         } else {
             pending.slow = true;

@@ -52,6 +52,12 @@ drop_reasons! { 3;
         remedy: "compare the packet's destination with `butterfly fdb VNI`; declare it there (`butterfly nic add --vni VNI ...`), or if it is on another host see `butterfly tunnels VNI`",
         charged: "the sender, or the network if the frame came from another host",
     }
+    /// The frame says that it is from a router: its source begins with b2:f0 or b2:f1.
+    ROUTER_MAC = "router-mac" {
+        cause: "a machine that wants to be taken for a router, or whose MAC address happens to begin so",
+        remedy: "give the machine another MAC address: those that begin with b2:f0 and b2:f1 are the switch's own",
+        charged: "the sender, or the network if the frame came from another host",
+    }
     /// To the address of a router that the network does not have.
     GATEWAY_NOT_HERE = "gateway-not-here" {
         cause: "a router that was detached from the network while the machine remembers its address, or that this host does not know",
@@ -147,7 +153,9 @@ fn crossing(
     context: &Context<'_>,
 ) -> bool {
     let each = metas.iter_mut().enumerate();
-    each.fold(false, |floods, (index, meta)| {
+    // Routers have decided most of them.
+    let open = each.filter(|(_, meta)| meta.verdict == Verdict::Undecided);
+    open.fold(false, |floods, (index, meta)| {
         let exit = match exits.of(index) {
             None => Some(context.entry),
             Some(exit) => context.other(exit),
@@ -155,9 +163,7 @@ fn crossing(
         match exit {
             Some(exit) => decide(std::slice::from_mut(meta), exit, origin, context) | floods,
             None => {
-                if meta.verdict == Verdict::Undecided {
-                    meta.verdict = Verdict::Drop(NO_RECEIVER, context.sender.place.slot);
-                }
+                meta.verdict = Verdict::Drop(NO_RECEIVER, context.sender.place.slot);
                 floods
             }
         }
@@ -226,6 +232,9 @@ pub(crate) fn learn_source(
     }
     if source & GROUP_BIT != 0 || source == 0 {
         return Ok(Learning::Known); // not the address of a station
+    }
+    if is_reserved(source) {
+        return Err(ROUTER_MAC);
     }
     let behind = &sender.shared.learnt;
     let (place, most) = match (sender.is_trunk(), peer) {

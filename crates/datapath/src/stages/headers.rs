@@ -6,10 +6,9 @@ use butterfly_packet::ethernet;
 use butterfly_vhost::ring::FrameFault;
 
 use crate::engine::{
-    batch::{Batch, BatchOrigin, Verdict},
+    batch::{Batch, Verdict},
     inside::PLAIN_IP,
     reason::{ReasonInfo, drop_reasons},
-    reserved::is_reserved,
 };
 use crate::ip::frame::inside;
 use crate::stages::{
@@ -35,12 +34,6 @@ drop_reasons! { 0;
         cause: "a broken or hostile virtio driver in the machine",
         remedy: "replace the machine's virtio-net driver, or the program in it that writes raw frames",
         charged: "the sender",
-    }
-    /// The frame says that it is from a router: its source begins with b2:f0 or b2:f1.
-    ROUTER_MAC = "router-mac" {
-        cause: "a machine that wants to be taken for a router, or whose MAC address happens to begin so",
-        remedy: "give the machine another MAC address: those that begin with b2:f0 and b2:f1 are the switch's own",
-        charged: "the sender, or the network if the frame came from another host",
     }
     /// The frame was in a transmit ring that the front end had disabled for half a second or more.
     TX_DISABLED = "tx-disabled" {
@@ -71,8 +64,6 @@ impl Stage for Headers {
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
     let classify = context.entry.is_read();
-    // Those of filtered vnics are compared with the declared one.
-    let guarded = context.sender.rules.bypass && batch.origin != BatchOrigin::Own;
     let (mut unusual, mut offloads) = (false, false);
     let (frames, metas) = batch.parts();
     for (index, (meta, (frame, slot))) in metas.iter_mut().zip(frames.each()).enumerate() {
@@ -109,10 +100,6 @@ fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
             None => Verdict::Undecided,
             Some(fault) => Verdict::Drop(reason(fault), context.sender.place.slot),
         };
-        if guarded && is_reserved(meta.source) {
-            meta.verdict = Verdict::Drop(ROUTER_MAC, context.sender.place.slot);
-            meta.offload = false; // nobody will look at what it claims
-        }
         if classify {
             meta.inside = match ([t0, t1], first >> 4) {
                 // The commonest frame.

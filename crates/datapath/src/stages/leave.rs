@@ -31,10 +31,12 @@ use crate::stages::{
 };
 use crate::world::snapshot::Vnic;
 
-/// Most answers "too big" of one batch.
+/// Most answers to the frames of one batch.
 const ANSWERS: usize = 4;
-/// Room for such an answer.
-const ANSWER: usize = 320;
+/// Longest answer in bytes: an Ethernet frame of the usual size.
+pub(crate) const ANSWER: usize = 1514;
+/// Longest answer that says what became of a packet: it need not quote more.
+pub(crate) const ERROR: usize = 320;
 /// Identifications that a worker takes at once from those of all.
 const IDENTIFICATIONS: u16 = 64;
 /// Most answers to a vnic per second.
@@ -484,8 +486,9 @@ impl<O: Outlet> Sending<'_, '_, O> {
             return;
         }
         let mtu = self.tunnel.inner_mtu();
-        let mut answer = [0u8; ANSWER];
-        if let Some(len) = butterfly_packet::too_big::too_big(frames.head(index), mtu, &mut answer)
+        let mut answer = [0u8; ERROR];
+        if let Some(len) =
+            butterfly_packet::icmp_error::too_big(frames.head(index), mtu, &mut answer)
             && let Some(bytes) = answer.get(..len)
         {
             let mut kept = Answer::new();

@@ -4,18 +4,21 @@
 //! 1812, 5.2 and 5.3). [`crate::stages::masquerade`] writes what is decided here, once the filter
 //! has let the packet pass. A routed packet has one receiver: it is never flooded.
 
-use butterfly_packet::{arp, checksum::Sum, ethernet};
+use butterfly_packet::{arp, checksum::Sum, echo, ethernet};
+use butterfly_vhost::{net::NetHeader, ring::HEAD_MAX};
 
 use crate::engine::{
-    batch::{Batch, Consumed, Hop, Verdict},
+    batch::{Batch, Consumed, Hop, Meta, Verdict},
     inside::Inside,
-    mac::number,
+    mac::address,
     reason::{DropReason, ReasonInfo, drop_reasons},
     reserved::is_reserved,
 };
 use crate::ip::{Address, frame::arp as read_arp, mapped};
 use crate::stages::{
     context::Context,
+    forward::ROUTER_MAC,
+    leave::ANSWER,
     stage::{Stage, StageConfig},
 };
 use crate::world::{
@@ -91,6 +94,12 @@ drop_reasons! { 10;
         remedy: "declare one MTU for both: `butterfly network add --vni VNI ... --mtu N`",
         charged: "the sender",
     }
+    /// To the router itself, and no request for an echo that it answers.
+    GATEWAY_NO_SERVICE = "gateway-no-service" {
+        cause: "a machine that takes its gateway for more than a router: for its name server or NTP server",
+        remedy: "give the machine the address of a server; a gateway answers ARP and ICMP echo alone, echo in packets of 1,514 bytes at most, whole and without options",
+        charged: "the sender",
+    }
     /// No machine that runs here has the destination.
     NEXT_HOP_UNKNOWN = "next-hop-unknown" {
         cause: "an address that nobody has, or whose machine is not started",
@@ -126,99 +135,177 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     if batch.unusual {
         asks(batch, routing, context);
     }
-    let mut last: Option<Known<'_>> = None;
-    for index in 0..batch.frames.len() {
-        let Some(meta) = batch.metas().get(index) else { return };
+    // Packets of a batch tend to have the same way as the one before.
+    let mut known = Known::NONE;
+    let (mut routed, mut consumes) = (0, false);
+    let (frames, metas, hops) = batch.to_route();
+    let frames = &*frames;
+    let each = frames.each().zip(metas.iter_mut()).zip(hops.iter_mut()).enumerate();
+    for (index, (((frame, slot), meta), hop)) in each {
         if meta.verdict != Verdict::Undecided || !is_reserved(meta.destination) {
             continue;
         }
-        let (mac, inside) = (meta.destination, meta.inside);
-        let Some(gateway) = routing.by_mac(mac) else { continue };
-        let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
-        let routed = match inside {
-            Inside::Ip { at, vlan: 0 } if usize::from(at) == L3 => {
-                let packet = (batch.frames.head(index), len);
-                pass_on(packet, gateway, routing, &mut last, context)
+        if !known.has(slot.bytes(), meta, frame.len) {
+            let Some(gateway) = routing.by_mac(meta.destination) else { continue };
+            match decide((frames.head(index), frame.len), meta, (gateway, routing), context) {
+                Ok(way) => known = way,
+                Err(verdict) => {
+                    consumes |= !context.sender.is_trunk() && is_answered(verdict);
+                    meta.verdict = verdict;
+                    continue;
+                }
             }
-            Inside::Ip { .. } | Inside::HiddenIp => Err(GATEWAY_TAGGED),
-            _ => Err(GATEWAY_NOT_IP),
-        };
-        match routed {
-            Ok((hop, slot)) => batch.route(index, hop, Verdict::Deliver(slot)),
-            Err(reason) => drop_at(batch, index, reason, context),
         }
+        *hop = known.hop;
+        meta.verdict = Verdict::Deliver(known.slot);
+        routed |= 1 << index;
     }
+    batch.route(routed);
+    batch.consumes |= consumes;
 }
 
-#[cold]
-fn drop_at(batch: &mut Batch<'_>, index: usize, reason: DropReason, context: &Context<'_>) {
-    if let Some(meta) = batch.parts().1.get_mut(index) {
-        meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
-        meta.offload = false; // nobody will look at what it claims
-    }
-}
-
-/// Way of a packet: packets of a batch tend to have the same as the one before.
-#[derive(Clone, Copy)]
-struct Known<'a> {
-    gateway: &'a Gateway,
-    destination: Address,
-    hop: Hop,
-    slot: u32,
+/// Way of packets with the same ends to the same gateway.
+struct Known {
+    /// MAC addresses of the gateway and of the sender, as [`crate::engine::mac::number`]; 0 if there
+    /// is no way yet.
+    gateway: u64,
+    sender: u64,
+    /// Source and destination, as they stand in a packet.
+    ends: [u8; 8],
+    /// Longest packet in bytes.
     mtu: u32,
+    slot: u32,
+    hop: Hop,
 }
 
-/// Returns the way of a packet, and the slot of its receiver.
+impl Known {
+    const NONE: Known =
+        Known { gateway: 0, sender: 0, ends: [0; 8], mtu: 0, slot: 0, hop: Hop::NONE };
+
+    /// Returns whether a packet may go this way: whole IPv4 without options, with a right checksum
+    /// and a hop left (RFC 1812, 5.2.2 and 5.3.1). [`decide`] decides all others.
+    #[inline(always)]
+    fn has(&self, bytes: &[u8; HEAD_MAX], meta: &Meta, len: u32) -> bool {
+        let &[_, _, _, _, _, _, _, _, _, _, _, _, t0, t1, ref ip @ ..] = bytes;
+        let Some((header, _)) = ip.split_first_chunk::<20>() else { return false };
+        let &[first, _, l0, l1, _, _, _, _, ttl, _, _, _, ref ends @ ..] = header;
+        let total = u32::from(u16::from_be_bytes([l0, l1]));
+        meta.destination == self.gateway
+            && meta.source == self.sender
+            && *ends == self.ends
+            && [t0, t1, first] == [0x08, 0x00, 0x45]
+            && total >= 20
+            && total <= self.mtu
+            && total + L3 as u32 <= len
+            && ttl > 1
+            && is_sum_right(header)
+    }
+}
+
+/// Returns whether the checksum of a header without options is right (RFC 1071).
 #[inline(always)]
-fn pass_on<'a>(
+fn is_sum_right(header: &[u8; 20]) -> bool {
+    let (words, _) = header.as_chunks::<4>();
+    let sum: u64 = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum();
+    let sum = (sum >> 32) + (sum & 0xffff_ffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    (sum >> 16) + (sum & 0xffff) == 0xffff
+}
+
+/// Decides on a packet to a gateway. Returns its way, or another verdict.
+#[cold]
+#[inline(never)]
+fn decide(
     (head, len): (&[u8], u32),
-    gateway: &'a Gateway,
-    routing: &Routing,
-    last: &mut Option<Known<'a>>,
+    meta: &mut Meta,
+    (gateway, routing): (&Gateway, &Routing),
     context: &Context<'_>,
-) -> Result<(Hop, u32), DropReason> {
+) -> Result<Known, Verdict> {
+    let way = match meta.inside {
+        Inside::Ip { at, vlan: 0 } if usize::from(at) == L3 => {
+            pass_on((head, len), meta, (gateway, routing), context)
+        }
+        Inside::Ip { .. } | Inside::HiddenIp => Err(GATEWAY_TAGGED),
+        _ => Err(GATEWAY_NOT_IP),
+    };
+    way.map_err(|reason| {
+        meta.offload = false; // nobody will look at what it claims
+        if reason == GATEWAY_NO_SERVICE && echo::request(head).is_some_and(|len| len <= ANSWER) {
+            Verdict::Consumed(Consumed::Echo)
+        } else {
+            Verdict::Drop(reason, context.sender.place.slot)
+        }
+    })
+}
+
+/// Returns whether the sender hears of a verdict.
+fn is_answered(verdict: Verdict) -> bool {
+    match verdict {
+        Verdict::Consumed(_) => true,
+        Verdict::Drop(reason, _) => {
+            [TTL_EXPIRED, NO_ROUTE, NEXT_HOP_UNKNOWN, ROUTE_TOO_BIG, GATEWAY_NO_SERVICE]
+                .contains(&reason)
+        }
+        _ => false,
+    }
+}
+
+/// Returns the way of a packet.
+fn pass_on(
+    (head, len): (&[u8], u32),
+    meta: &Meta,
+    (gateway, routing): (&Gateway, &Routing),
+    context: &Context<'_>,
+) -> Result<Known, DropReason> {
     if context.sender.is_trunk() {
         return Err(GATEWAY_FROM_WIRE);
+    }
+    if is_reserved(meta.source) {
+        return Err(ROUTER_MAC);
     }
     let packet = read(head, len)?;
     if !(routing.owns(packet.source, true) || context.sender.rules.owns(packet.source)) {
         return Err(FOREIGN_SOURCE);
     }
-    let known = match last {
-        Some(known)
-            if std::ptr::eq(known.gateway, gateway) && known.destination == packet.destination =>
-        {
-            known
-        }
-        _ => last.insert(resolve(gateway, packet.destination, context)?),
-    };
+    if gateway.router.has(packet.destination) {
+        return Err(GATEWAY_NO_SERVICE); // also if it has no hop left: it is there
+    }
+    let known = resolve((gateway, meta), &packet, context)?;
     if packet.ttl <= 1 {
         return Err(TTL_EXPIRED);
     }
-    // The sender cuts large segments to what its own network carries.
-    if packet.len > known.mtu {
+    if longest(meta, packet.len) > known.mtu {
         return Err(ROUTE_TOO_BIG);
     }
-    Ok((known.hop, known.slot))
+    Ok(known)
+}
+
+/// Returns the length of a packet, or of the longest that it is cut into, in bytes.
+fn longest(meta: &Meta, len: u32) -> u32 {
+    if !meta.offload || meta.net.gso_type & !NetHeader::GSO_ECN == NetHeader::GSO_NONE {
+        return len;
+    }
+    let headers = u32::from(meta.payload).saturating_sub(L3 as u32);
+    len.min(headers + u32::from(meta.net.gso_size))
 }
 
 /// What a router reads of a packet.
 struct Header {
     source: Address,
     destination: Address,
+    /// Both as they stand in the packet.
+    ends: [u8; 8],
     /// Length of the packet in bytes, as its header says.
     len: u32,
     ttl: u8,
 }
 
 /// Reads a header of IPv4, and checks its sum (RFC 791; RFC 1812, 5.2.2).
-#[inline(always)]
 fn read(head: &[u8], len: u32) -> Result<Header, DropReason> {
     let ip = head.get(L3..).ok_or(IP_CHECKSUM)?;
-    let &[first, _, l0, l1, _, _, _, _, ttl, _, _, _, s0, s1, s2, s3, d0, d1, d2, d3, ..] = ip
-    else {
-        return Err(IP_CHECKSUM);
-    };
+    let Some(fixed) = ip.first_chunk::<20>() else { return Err(IP_CHECKSUM) };
+    let &[first, _, l0, l1, _, _, _, _, ttl, _, _, _, ends @ ..] = fixed;
     if first >> 4 == 6 {
         return Err(NO_ROUTE);
     }
@@ -232,22 +319,23 @@ fn read(head: &[u8], len: u32) -> Result<Header, DropReason> {
     if !Sum::of(bytes).is_valid() {
         return Err(IP_CHECKSUM);
     }
+    let [s0, s1, s2, s3, d0, d1, d2, d3] = ends;
     Ok(Header {
         source: mapped([s0, s1, s2, s3].into()),
         destination: mapped([d0, d1, d2, d3].into()),
+        ends,
         len: total,
         ttl,
     })
 }
 
-/// Finds the way to an address from a gateway.
-#[cold]
-#[inline(never)]
-fn resolve<'a>(
-    gateway: &'a Gateway,
-    destination: Address,
+/// Finds the way of a packet from a gateway.
+fn resolve(
+    (gateway, meta): (&Gateway, &Meta),
+    packet: &Header,
     context: &Context<'_>,
-) -> Result<Known<'a>, DropReason> {
+) -> Result<Known, DropReason> {
+    let destination = packet.destination;
     if !is_host(destination) {
         return Err(ROUTE_GROUP);
     }
@@ -263,8 +351,33 @@ fn resolve<'a>(
         return Err(ROUTE_GROUP); // the network's broadcast
     }
     let vnic = holder(destination, network, context).ok_or(NEXT_HOP_UNKNOWN)?;
-    let hop = Hop { exit, destination: number(vnic.mac), source: gateway.mac };
-    Ok(Known { gateway, destination, hop, slot: vnic.place.slot, mtu: routing.mtu })
+    let mut macs = [0; 12];
+    macs.iter_mut()
+        .zip(vnic.mac.0.into_iter().chain(address(gateway.mac).0))
+        .for_each(|(to, byte)| *to = byte);
+    Ok(Known {
+        gateway: meta.destination,
+        sender: meta.source,
+        ends: packet.ends,
+        mtu: routing.mtu,
+        slot: vnic.place.slot,
+        hop: Hop { macs, exit },
+    })
+}
+
+/// Returns the gateway to which a machine sent a packet, and the longest one that may pass there,
+/// in bytes.
+pub(crate) fn gateway_of<'a>(
+    head: &[u8],
+    meta: &Meta,
+    context: &Context<'a>,
+) -> Option<(&'a Gateway, u32)> {
+    let gateway = context.entry.routing.as_ref()?.by_mac(meta.destination)?;
+    let &[d0, d1, d2, d3] = head.get(L3 + 16..)?.first_chunk::<4>()?;
+    let exit = gateway.router.network_of(mapped([d0, d1, d2, d3].into()));
+    let network = exit.and_then(|vni| context.snapshot.network(vni));
+    let mtu = network.and_then(|network| Some(network.routing.as_ref()?.mtu));
+    Some((gateway, mtu.unwrap_or(u32::MAX)))
 }
 
 /// Returns whether a machine may have an address: it is of no group, no broadcast, and not this
@@ -285,6 +398,14 @@ fn holder<'a>(address: Address, network: &Network, context: &Context<'a>) -> Opt
     (runs && speaks).then_some(&**vnic)
 }
 
+#[cold]
+fn drop_at(batch: &mut Batch<'_>, index: usize, reason: DropReason, context: &Context<'_>) {
+    if let Some(meta) = batch.parts().1.get_mut(index) {
+        meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
+        meta.offload = false; // nobody will look at what it claims
+    }
+}
+
 /// Hears ARP of machines that ask for a gateway, or say that they are one.
 #[cold]
 #[inline(never)]
@@ -292,7 +413,7 @@ fn asks(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     for index in 0..batch.frames.len() {
         let Some(meta) = batch.metas().get(index).copied() else { return };
         let Inside::Arp(at) = meta.inside else { continue };
-        if meta.verdict != Verdict::Undecided {
+        if meta.verdict != Verdict::Undecided || is_reserved(meta.source) {
             continue;
         }
         let Some(packet) = read_arp(batch.frames.head(index), at) else { continue };
@@ -312,7 +433,10 @@ fn asks(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             None
         };
         match (verdict, batch.parts().1.get_mut(index)) {
-            (Some(Ok(verdict)), Some(meta)) => meta.verdict = verdict,
+            (Some(Ok(verdict)), Some(meta)) => {
+                meta.verdict = verdict;
+                batch.consumes = true;
+            }
             (Some(Err(reason)), Some(_)) => drop_at(batch, index, reason, context),
             _ => {}
         }

@@ -96,7 +96,8 @@ impl<'a> Taken<'_, 'a, '_> {
             Verdict::Tunnel(peer) => (FrameFate::Tunnel, peer.0),
             Verdict::Flood { .. } => (FrameFate::Flood, 0),
             Verdict::Drop(..) => (FrameFate::Drop, 0),
-            Verdict::Undecided | Verdict::Later | Verdict::Consumed(_) => (FrameFate::Open, 0),
+            Verdict::Consumed(_) => (FrameFate::Consume, 0),
+            Verdict::Undecided | Verdict::Later => (FrameFate::Open, 0),
         };
         let mut record = TapRecord {
             vni: context.sender.vni,

@@ -52,6 +52,8 @@ struct Interface {
 pub(crate) struct Joined {
     /// Blocks of all its networks, ascending. No two of them overlap.
     interfaces: Box<[Interface]>,
+    /// Its own addresses in them, ascending.
+    addresses: Box<[Address]>,
 }
 
 impl Joined {
@@ -68,7 +70,18 @@ impl Joined {
             })
             .collect();
         interfaces.sort_unstable_by_key(|interface| interface.block.first);
-        Joined { interfaces: interfaces.into() }
+        let given = router.attachments().filter_map(|(vni, given)| {
+            networks(vni).map(|network| given.in_network(network).map(number_of_ip))
+        });
+        let mut addresses: Vec<Address> = given.flatten().collect();
+        addresses.sort_unstable();
+        Joined { interfaces: interfaces.into(), addresses: addresses.into() }
+    }
+
+    /// Returns whether an address is the router's own, in any of its networks.
+    #[inline]
+    pub fn has(&self, address: Address) -> bool {
+        self.addresses.binary_search(&address).is_ok()
     }
 
     /// Returns the network to which an address belongs, by its number. `None` if no network of the
@@ -126,14 +139,25 @@ impl Routing {
         self.gateways.iter().find(|gateway| gateway.mac == mac)
     }
 
+    /// Returns the address of a gateway that a machine of the network knows it by: the one in the
+    /// machine's block, else its first.
+    pub fn address_for(&self, gateway: &Gateway, machine: Address) -> Option<Address> {
+        let block = self.subnets.iter().find(|block| block.has(machine));
+        let near = |address: &&Address| block.is_some_and(|block| block.has(**address));
+        gateway.addresses.iter().find(near).or(gateway.addresses.first()).copied()
+    }
+
     /// Returns the gateway that has an address.
     pub fn by_address(&self, address: Address) -> Option<&Gateway> {
         self.gateways.iter().find(|gateway| gateway.addresses.contains(&address))
     }
 
-    /// Returns the MAC address of the gateway by which a machine of the network reaches an address:
-    /// none if that is in the network, or there is no gateway.
+    /// Returns the MAC address of the gateway by which a machine of the network reaches an address,
+    /// or that has it: none if another machine of the network may have it, or there is no gateway.
     pub fn way_out(&self, address: Address) -> Option<u64> {
+        if let Some(gateway) = self.by_address(address) {
+            return Some(gateway.mac);
+        }
         let inside = self.subnets.iter().any(|block| block.has(address));
         let leads = |gateway: &&Gateway| gateway.router.network_of(address).is_some();
         let best = self.gateways.iter().find(leads).or(self.gateways.first());

@@ -12,18 +12,18 @@ fn net() -> Net {
 #[test]
 fn no_route() {
     let frame = build::ethernet(A.1, gateway()).ipv4(A.3, [192, 0, 2, 1]).udp(1, 2, b"x");
-    net().drops(A, &frame, "no-route");
+    net().refuses(A, &frame, "no-route", (3, 0, 0));
 }
 
 #[test]
 fn next_hop_unknown() {
     let frame = build::ethernet(A.1, gateway()).ipv4(A.3, [10, 1, 0, 77]).udp(1, 2, b"x");
-    net().drops(A, &frame, "next-hop-unknown");
+    net().refuses(A, &frame, "next-hop-unknown", (3, 1, 0));
     let mut net = net();
     net.host.detach("b");
     net.host.moved();
     let [sent, _] = routed(A, B, |ip| ip.udp(1, 2, b"x"));
-    net.drops(A, &sent, "next-hop-unknown");
+    net.refuses(A, &sent, "next-hop-unknown", (3, 1, 0));
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn ttl_expired() {
         sent[24..26].copy_from_slice(&[0, 0]);
         let sum = butterfly_packet::checksum::Sum::of(&sent[14..34]).checksum();
         sent[24..26].copy_from_slice(&sum.to_be_bytes());
-        net().drops(A, &sent, "ttl-expired");
+        net().refuses(A, &sent, "ttl-expired", (11, 0, 0));
     }
 }
 
@@ -76,6 +76,8 @@ fn route_too_big() {
     net.passes(A, &sent, B, &arrives);
     let [sent, _] = routed(A, B, |ip| ip.udp(1, 2, &[7; 1400 - 27]));
     net.drops(A, &sent, "route-too-big");
+    let [sent, _] = routed(A, B, |ip| ip.dont_fragment().udp(1, 2, &[7; 1400 - 27]));
+    net.refuses(A, &sent, "route-too-big", (3, 4, 1400));
 }
 
 #[test]
@@ -110,6 +112,22 @@ fn gateway_not_here() {
     let frame = build::ethernet(A.1, other).ipv4(A.3, B.3).udp(1, 2, b"x");
     net().drops(A, &frame, "gateway-not-here");
     Net::apart(&[A, B, C], true).drops(A, &frame, "gateway-not-here");
+}
+
+#[test]
+fn gateway_no_service() {
+    let to = |at: [u8; 4]| build::ethernet(A.1, gateway()).ipv4(A.3, at);
+    for at in GATEWAYS {
+        let mut net = net();
+        net.refuses(A, &to(at).udp(1000, 53, b"?"), "gateway-no-service", (3, 3, 0));
+        let syn = build::Tcp::new(1000, 22, butterfly_packet::tcp::SYN);
+        net.refuses(A, &to(at).tcp(&syn, b""), "gateway-no-service", (3, 3, 0));
+        net.refuses(A, &to(at).payload(89, &[2; 24]), "gateway-no-service", (3, 2, 0));
+        // Errors, and echo that is in parts, get no answer.
+        net.drops(A, &to(at).icmp(3, 3, 0, &[0x45; 28]), "gateway-no-service");
+        let part = to(at).fragment(7, 1480, false).payload(1, &[0; 64]);
+        net.drops(A, &part, "gateway-no-service");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use butterfly_datapath::{
 use butterfly_model::{
     Cidr, Direction, GroupName, Network, Router, RouterAddresses, RouterId, Rule, Subnet, Vni,
 };
+use butterfly_packet::build;
 use butterfly_vhost::net::NetHeader;
 
 /// A machine: id, MAC address, network and IP address.
@@ -120,6 +121,27 @@ impl Net {
     #[track_caller]
     pub fn drops(&mut self, from: Machine, frame: &[u8], reason: &str) {
         assert_eq!(self.send(from, frame), BTreeMap::new());
+        self.counts_one(from, reason);
+    }
+
+    /// Sends a frame. Asserts that nobody gets a byte of it, that one drop is counted, and that the
+    /// sender gets the error with this type, code and MTU from the gateway of its network.
+    #[track_caller]
+    pub fn refuses(&mut self, from: Machine, frame: &[u8], reason: &str, error: (u8, u8, u32)) {
+        let quote = &frame[14..frame.len().min(128)]; // what is at hand
+        let expected = build::ethernet(gateway(), from.1)
+            .ipv4(if from.2 == 42 { GATEWAYS[0] } else { GATEWAYS[1] }, from.3)
+            .tos(0xc0)
+            .dont_fragment()
+            .icmp(error.0, error.1, error.2, quote);
+        let got = self.send(from, frame);
+        assert_eq!(got, BTreeMap::from([(from.0.to_owned(), vec![expected])]));
+        self.counts_one(from, reason);
+    }
+
+    /// Asserts that one drop was counted, for a machine.
+    #[track_caller]
+    fn counts_one(&mut self, from: Machine, reason: &str) {
         let moved = self.host.moved();
         let names: Vec<_> = moved.iter().filter(|(name, _)| name.contains(".drop.")).collect();
         assert_eq!(names, [(&format!("{}.drop.{reason}", from.0), &1)], "{moved:?}");
@@ -137,7 +159,6 @@ pub fn routed(
     to: Machine,
     make: impl Fn(butterfly_packet::build::Ip) -> Vec<u8>,
 ) -> [Vec<u8>; 2] {
-    use butterfly_packet::build;
     let sent = make(build::ethernet(from.1, gateway()).ipv4(from.3, to.3));
     let mut arrives = sent.clone();
     arrives[..6].copy_from_slice(&to.1.0);

@@ -80,7 +80,7 @@ fn networks_are_joined_in_any_order() {
         net.host.moved();
         net.passes(A, &sent, B, &arrives);
         net.host.change_routing(router("r", &[42]));
-        net.drops(A, &sent, "no-route");
+        net.refuses(A, &sent, "no-route", (3, 0, 0));
         net.host.change_routing(router("r", &[42, 50]));
         net.passes(A, &sent, B, &arrives);
     }

@@ -106,6 +106,12 @@ impl Slot {
     pub fn bytes(&self) -> &[u8; HEAD_MAX] {
         &self.0
     }
+
+    /// Returns the same, to be rewritten: what [`Self::bytes`] returns of the frame is delivered.
+    #[inline(always)]
+    pub fn bytes_mut(&mut self) -> &mut [u8; HEAD_MAX] {
+        &mut self.0
+    }
 }
 
 /// A worker's room for one batch. What is in it can be seen only through [`Frames`], while what it
@@ -229,6 +235,12 @@ impl<'a> Frames<'a> {
     #[inline(always)]
     pub fn each(&self) -> impl Iterator<Item = (&Frame, &Slot)> {
         self.frames.iter().zip(self.slots.iter())
+    }
+
+    /// The frames with their header slots, which may be rewritten.
+    #[inline(always)]
+    pub fn each_mut(&mut self) -> impl Iterator<Item = (&Frame, &mut Slot)> {
+        self.frames.iter().zip(self.slots.iter_mut())
     }
 
     /// Some of the frames with their header slots.

@@ -61,6 +61,10 @@ pub fn text(packet: &TracedPacket) -> String {
                 let _ = write!(to, ", no rule of {}", names.join(", "));
             }
         }
+        Some(Verdict::ANSWERED) => {
+            line.push_str("router");
+            let _ = write!(to, "the router answers");
+        }
         Some(Verdict::SEEN) | None => line.push_str(&safe(packet.point())),
     }
     if let Some(vni) = packet.vni {

@@ -37,6 +37,8 @@ pub(crate) enum FrameFate {
     Flood,
     /// Dropped and charged to a vnic.
     Drop,
+    /// Answered by a router.
+    Consume,
     /// Not decided yet, or a frame for the tunnel endpoint itself.
     Open,
 }
@@ -183,6 +185,7 @@ impl TapRecord {
             1 => FrameFate::Tunnel,
             2 => FrameFate::Flood,
             3 => FrameFate::Drop,
+            4 => FrameFate::Consume,
             _ => FrameFate::Open,
         };
         let record = TapRecord {

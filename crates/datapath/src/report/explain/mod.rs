@@ -111,13 +111,15 @@ pub enum Fate {
     Dropped(Refused),
     /// Never sent: no station of the network tells its sender the link address.
     NoAddress,
+    /// A router of this host answers it.
+    Answered,
 }
 
 impl Fate {
-    /// Returns whether it arrives or leaves for another host.
+    /// Returns whether it arrives, leaves for another host, or is answered.
     pub fn is_allowed(&self) -> bool {
         match self {
-            Fate::Delivered(_) | Fate::Leaves(_) => true,
+            Fate::Delivered(_) | Fate::Leaves(_) | Fate::Answered => true,
             Fate::Flooded { here, away, .. } => !here.is_empty() || !away.is_empty(),
             Fate::Dropped(_) | Fate::NoAddress => false,
         }

@@ -329,6 +329,7 @@ fn tell(
             steps.push(told::dropped("tunnel", reason));
             Fate::Dropped(refused((reason, charged), context))
         }
+        None if matches!(verdict, Verdict::Consumed(_)) => Fate::Answered,
         None => {
             steps.push(told::dropped("delivery", NO_RECEIVER));
             Fate::Dropped(refused((NO_RECEIVER, context.sender.place.slot), context))

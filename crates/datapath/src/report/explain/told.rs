@@ -12,7 +12,6 @@ use butterfly_packet::{
 use crate::engine::{
     batch::{Batch, Verdict},
     inside::Inside,
-    mac::address as mac_of,
     place::PeerRef,
     reason::DropReason,
 };
@@ -141,7 +140,9 @@ pub(super) fn route(batch: &Batch<'_>, context: &Context<'_>) -> Option<Step> {
 /// Returns the step that tells what a router wrote.
 pub(super) fn masquerade(batch: &Batch<'_>) -> Option<Step> {
     let hop = batch.hop(0).filter(|_| batch.routed() != 0)?;
-    let (from, to) = (mac_of(hop.source), mac_of(hop.destination));
+    let [to @ .., _, _, _, _, _, _] = hop.macs;
+    let [_, _, _, _, _, _, from @ ..] = hop.macs;
+    let (from, to) = (Mac(from), Mac(to));
     let text = format!("it goes on from {from} to {to}, with a hop less to go");
     Some(step("masquerade", Mark::Pass, text))
 }

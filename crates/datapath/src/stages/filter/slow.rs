@@ -27,6 +27,7 @@ pub(crate) use rules::{rule_port, rules_say};
 
 use decision::Decision;
 use floods::judge_flooded;
+use rules::leaves;
 
 /// Judges a frame whose session is not known yet, or that has none.
 #[inline(never)]
@@ -71,6 +72,11 @@ pub(super) fn judge(
                 return Ok(());
             };
             Decision { context, receiver, packet: &packet, len, index }.judge(room)
+        }
+        // A router answers: nobody's rules let it in.
+        (Verdict::Consumed(_), Some(read)) if !context.sender.rules.bypass => {
+            let packet = read.map_err(|reason| (reason, own))?;
+            leaves(context.sender, &packet, context).map(|_| ())
         }
         (Verdict::Flood { .. }, read) => {
             let unknown = meta.verdict == (Verdict::Flood { unknown: true });
