@@ -33,7 +33,7 @@ drop_reasons! { 10;
         remedy: "declare the same routers on all hosts of the network: compare `butterfly router list` on both",
         charged: "the network",
     }
-    /// An ARP packet says that its sender has the address of a gateway.
+    /// An ARP packet says that its sender has the address of a gateway, or a router's MAC address.
     GATEWAY_CLAIMED = "gateway-claimed" {
         cause: "a machine that was given the gateway's address, or that wants to be taken for the gateway",
         remedy: "give the machine another address; if it is the network's router, take the gateway away (`butterfly network add --vni VNI --subnet CIDR` without `--gateway`)",
@@ -416,21 +416,23 @@ fn asks(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
         if meta.verdict != Verdict::Undecided || is_reserved(meta.source) {
             continue;
         }
-        let Some(packet) = read_arp(batch.frames.head(index), at) else { continue };
-        let (sender, target) = (mapped(packet.sender_ip()), mapped(packet.target_ip()));
-        let verdict = if routing.by_address(sender).is_some() {
-            Some(Err(GATEWAY_CLAIMED))
-        } else if packet.operation() == arp::REQUEST && routing.by_address(target).is_some() {
-            match context.sender.is_trunk() {
-                true => Some(Err(GATEWAY_FROM_WIRE)),
-                false if usize::from(at) != L3 => Some(Err(GATEWAY_TAGGED)),
-                false => Some(Ok(Verdict::Consumed(Consumed::Arp))),
+        let head = batch.frames.head(index);
+        let claims = says(head, at)
+            .is_some_and(|(mac, ip)| is_reserved(mac) || routing.by_address(ip).is_some());
+        let verdict = match read_arp(head, at) {
+            _ if claims => Some(Err(GATEWAY_CLAIMED)),
+            Some(packet) => {
+                let asks = packet.operation() == arp::REQUEST
+                    && routing.by_address(mapped(packet.target_ip())).is_some();
+                let concerns = asks || routing.by_mac(meta.destination).is_some();
+                concerns.then_some(match context.sender.is_trunk() {
+                    true if asks => Err(GATEWAY_FROM_WIRE),
+                    false if usize::from(at) != L3 => Err(GATEWAY_TAGGED),
+                    // To a gateway that is not asked for: an answer that it did not ask for.
+                    _ => Ok(Verdict::Consumed(Consumed::Arp)),
+                })
             }
-        } else if routing.by_mac(meta.destination).is_some() {
-            // An answer that a gateway did not ask for.
-            Some(Ok(Verdict::Consumed(Consumed::Arp)))
-        } else {
-            None
+            None => None,
         };
         match (verdict, batch.parts().1.get_mut(index)) {
             (Some(Ok(verdict)), Some(meta)) => {
@@ -440,5 +442,18 @@ fn asks(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             (Some(Err(reason)), Some(_)) => drop_at(batch, index, reason, context),
             _ => {}
         }
+    }
+}
+
+/// Reads the addresses that an ARP packet says its sender has, as loosely as any host reads them:
+/// Linux also takes the hardware type of IEEE 802.
+fn says(head: &[u8], at: u16) -> Option<(u64, Address)> {
+    let at = usize::from(at);
+    match head.get(at..at + arp::LEN)? {
+        &[_, _, 8, 0, 6, 4, _, _, m0, m1, m2, m3, m4, m5, s0, s1, s2, s3, ..] => {
+            let mac = u64::from_le_bytes([m0, m1, m2, m3, m4, m5, 0, 0]);
+            Some((mac, mapped([s0, s1, s2, s3].into())))
+        }
+        _ => None,
     }
 }

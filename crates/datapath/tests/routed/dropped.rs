@@ -92,11 +92,30 @@ fn gateway_claimed() {
     }
 }
 
+/// As any machine would read it: Linux takes the hardware type of IEEE 802, too (6).
+#[test]
+fn gateway_claimed_in_other_words() {
+    let mut other_type = build::ethernet(A.1, Mac::BROADCAST).arp_reply(GATEWAYS[0], C.3);
+    other_type[15] = 6;
+    net().drops(A, &other_type, "gateway-claimed");
+    for mac in [gateway(), Mac([0xb2, 0xf1, 10, 0, 0, 1])] {
+        let mut frame = build::ethernet(A.1, Mac::BROADCAST).arp_reply(A.3, C.3);
+        frame[22..28].copy_from_slice(&mac.0);
+        net().drops(A, &frame, "gateway-claimed");
+    }
+}
+
 #[test]
 fn gateway_tagged() {
     let [sent, _] = routed(A, B, |ip| ip.udp(1, 2, b"x"));
     let tagged = [&sent[..12], &[0x81, 0, 0, 5], &sent[12..]].concat();
     net().drops(A, &tagged, "gateway-tagged");
+    for to in [gateway(), Mac::BROADCAST] {
+        let frame = build::ethernet(A.1, to).vlan(5).arp_request(A.3, GATEWAYS[0]);
+        net().drops(A, &frame, "gateway-tagged");
+    }
+    let answer = build::ethernet(A.1, gateway()).vlan(5).arp_reply(A.3, GATEWAYS[0]);
+    net().drops(A, &answer, "gateway-tagged");
 }
 
 #[test]
