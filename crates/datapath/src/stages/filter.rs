@@ -164,8 +164,11 @@ fn read<'a>(
                 None => continue,
             },
             Verdict::Flood { .. } => {
-                flow.path = Path::Slow;
-                pending.slow = true;
+                // Of a batch that is here for what routers pass on.
+                if exit(exits, index).filtered {
+                    flow.path = Path::Slow;
+                    pending.slow = true;
+                }
                 continue;
             }
             _ => continue,

@@ -1,6 +1,7 @@
 //! What passes.
 
 use butterfly_packet::{Mac, build};
+use butterfly_vhost::net::NetHeader;
 
 use crate::net::*;
 
@@ -84,4 +85,27 @@ fn networks_are_joined_in_any_order() {
         net.host.change_routing(router("r", &[42, 50]));
         net.passes(A, &sent, B, &arrives);
     }
+}
+
+/// Nobody in its network is filtered. What is flooded there leaves no trace, also beside a packet
+/// for a filtered machine behind the router: here the fragment of another packet with its number.
+#[test]
+fn what_is_flooded_without_filters_is_not_noted() {
+    let mut net = Net::apart(&[A], true);
+    net.host.vnic(B.0, B.1, B.2, &policy(B.3, false)).unwrap();
+    net.join();
+    net.admit("10.0.0.0/24");
+    net.host.settle();
+    net.host.moved();
+    let first = |to| {
+        let whole = build::ethernet(A.1, to).ipv4(A.3, B.3).udp(1000, 53, &[0; 64]);
+        let ip = build::ethernet(A.1, to).ipv4(A.3, B.3).fragment(1, 0, true);
+        ip.payload(17, &whole[34..66])
+    };
+    for frame in [first(Mac::BROADCAST), first(gateway())] {
+        net.host.guest(A.0).unwrap().send(&frame, NetHeader::default()).unwrap();
+    }
+    net.host.settle();
+    let received = net.host.received().unwrap();
+    assert_eq!(received.get(B.0).map(Vec::len), Some(1), "{:?}", net.host.moved());
 }
