@@ -15,6 +15,7 @@ use crate::{
     commands::Case,
     generate,
     policy::{Declared, Direction, Group, Peer, Rule, is_in},
+    router::{Change, Routes},
     switch::{Model, Outcome},
     tcp::{ACK, FIN, RST, SYN},
     world,
@@ -677,6 +678,9 @@ impl Switch for Mistaken {
     fn change(&mut self, host: usize, change: &crate::commands::Command) {
         crate::check::change_groups(&mut self.hosts[host], change);
     }
+    fn route(&mut self, _: &Change, routes: &Routes) {
+        self.hosts.iter_mut().for_each(|model| model.routes.clone_from(routes));
+    }
     fn pass(&mut self, seconds: u32) {
         self.hosts.iter_mut().for_each(|model| model.pass(seconds));
     }
@@ -686,8 +690,9 @@ impl Switch for Mistaken {
             self.hosts.iter_mut().for_each(self.mistake);
             let outcomes = world::send(&mut self.hosts, host, name, frame, &mut Choices::default());
             for (seen, outcome) in all.iter_mut().zip(outcomes) {
+                let arrives = outcome.becomes.as_ref().unwrap_or(frame);
                 seen.received.extend(
-                    outcome.receivers.iter().map(|name| ((*name).to_owned(), frame.clone())),
+                    outcome.receivers.iter().map(|name| ((*name).to_owned(), arrives.clone())),
                 );
                 for (vnic, reason) in outcome.drops.iter().map(|drop| drop[0]) {
                     *seen.drops.entry((vnic.to_owned(), reason.to_owned())).or_default() += 1;

@@ -11,6 +11,7 @@ use crate::{
     commands::{Case, Command, NAMES, Shot},
     frames::Frames,
     policy::Declared,
+    router::{Change, Routes},
     switch::{Drop, Model, Outcome},
     world::{TRUNKS, arrive, hosts},
 };
@@ -34,6 +35,8 @@ pub trait Switch {
     fn update(&mut self, host: usize, name: &str, declared: &Declared);
     /// One of the commands about groups.
     fn change(&mut self, host: usize, change: &Command);
+    /// A change of declared networks and routers, of which all are told `routes` so far.
+    fn route(&mut self, change: &Change, routes: &Routes);
     fn pass(&mut self, seconds: u32);
     /// Sends frames that are all in the vnic's ring when the switch looks. Frames that leave their
     /// host arrive at the other one. Returns the effects on each host.
@@ -91,7 +94,8 @@ fn agrees(seen: &Seen, frames: &[Vec<u8>], outcomes: &[Outcome]) -> bool {
         .iter()
         .zip(frames)
         .flat_map(|(outcome, frame)| {
-            outcome.receivers.iter().map(|name| ((*name).to_owned(), frame.clone()))
+            let arrives = outcome.becomes.as_ref().unwrap_or(frame);
+            outcome.receivers.iter().map(|name| ((*name).to_owned(), arrives.clone()))
         })
         .collect();
     let mut received = seen.received.clone();
@@ -128,7 +132,11 @@ pub fn run<S: Switch>(case: &Case, switch: &mut S, tally: &mut Tally) -> Result<
     let mut declared = case.vnics.clone();
     let mut placed = case.placed.clone();
     let mut here = vec![true; declared.len()];
+    let mut routes = Routes::default();
     tally.cases += 1;
+    for change in &case.routes {
+        declare(change, &mut routes, switch, &mut possible);
+    }
     for group in &case.groups {
         for (host, models) in possible.iter_mut().enumerate() {
             switch.change(host, &Command::Declare(group.clone()));
@@ -154,6 +162,8 @@ pub fn run<S: Switch>(case: &Case, switch: &mut S, tally: &mut Tally) -> Result<
                 let host = placed[vnic];
                 let seen = switch.send(host, sender, &burst);
                 tally.count(&burst, &seen);
+                stays_among_joined(&declared, vnic, &seen, &routes)
+                    .map_err(|text| Failure { at, text })?;
                 let (what, early) = ((sender, &burst[..], &seen[host]), S::EARLY);
                 let send = |model: &mut Model, frame: &[u8], choices: &mut Choices| {
                     model.send(sender, frame, choices)
@@ -190,6 +200,7 @@ pub fn run<S: Switch>(case: &Case, switch: &mut S, tally: &mut Tally) -> Result<
                 switch.pass(*seconds);
                 possible.iter_mut().flatten().for_each(|model| model.pass(*seconds));
             }
+            Command::Route(change) => declare(change, &mut routes, switch, &mut possible),
             Command::Move(i, host) if here[*i] && placed[*i] == *host => {}
             Command::Remove(i) | Command::Insert(i) | Command::Move(i, _) => {
                 if here[*i] {
@@ -240,6 +251,41 @@ pub fn run<S: Switch>(case: &Case, switch: &mut S, tally: &mut Tally) -> Result<
                     possible[host].iter_mut().for_each(|model| change_groups(model, change));
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Declares a network or router to the switch and to all models, or removes one.
+fn declare<S: Switch>(
+    change: &Change,
+    routes: &mut Routes,
+    switch: &mut S,
+    possible: &mut [Vec<Model>],
+) {
+    if routes.apply(change) {
+        switch.route(change, routes);
+        possible.iter_mut().flatten().for_each(|model| model.routes.clone_from(routes));
+    }
+}
+
+/// Checks, by nothing but what is declared, that nobody got a frame from a network that no router
+/// joins to the own one.
+fn stays_among_joined(
+    declared: &[Declared],
+    sender: usize,
+    seen: &[Seen],
+    routes: &Routes,
+) -> Result<(), String> {
+    let from = declared[sender].vni;
+    for (name, frame) in seen.iter().flat_map(|seen| &seen.received) {
+        let Some(receiver) = NAMES.iter().position(|known| known == name) else { continue };
+        let to = declared[receiver].vni;
+        if to != from && !routes.are_joined(from, to) {
+            return Err(format!(
+                "{name} of network {to} got a frame of {} of network {from}: {frame:02x?}",
+                NAMES[sender]
+            ));
         }
     }
     Ok(())
@@ -328,9 +374,8 @@ fn explain(sender: &str, burst: &[Vec<u8>], seen: &Seen, all: &[(Model, Vec<Outc
         .for_each(|frame| write!(text, "\n    {} ({} bytes)", hex(frame), frame.len()).unwrap());
     let who: Vec<&str> = seen.received.iter().map(|(name, _)| name.as_str()).collect();
     write!(text, "\nswitch: received by {who:?}, drops {:?}", seen.drops).unwrap();
-    let changed = seen.received.iter().filter(|(_, frame)| !burst.contains(frame)).count();
-    if changed > 0 {
-        write!(text, " ({changed} frames arrived changed)").unwrap();
+    for (name, frame) in seen.received.iter().filter(|(_, frame)| !burst.contains(frame)) {
+        write!(text, "\n{name} got {} ({} bytes)", hex(frame), frame.len()).unwrap();
     }
     let mut said: Vec<&Vec<Outcome>> = Vec::new();
     for (_, outcomes) in all {

@@ -2,7 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::policy::{Declared, Group, Rule};
+use crate::{
+    policy::{Declared, Group, Rule},
+    router::{Change, ROUTERS},
+};
 
 pub const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 pub const GROUPS: [&str; 3] = ["web", "db", "ops"];
@@ -17,6 +20,8 @@ pub struct Flow {
     pub vlan: Option<u16>,
     /// Stations behind the vnics, if they are not the vnics themselves.
     pub stations: [Option<u8>; 2],
+    /// Router to which both ends send, by index into [`ROUTERS`].
+    pub via: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +126,15 @@ pub enum What {
     },
     /// An address is about to be taken: ARP from nowhere, or detection of duplicates.
     Probe,
+    /// ARP for an address, to all or to the receiver.
+    Ask(Ipv4Addr),
+    /// ARP that says, to all, that an address is at the MAC address of the sender or of a router;
+    /// of Ethernet, or of IEEE 802.
+    Claim {
+        address: Option<Ipv4Addr>,
+        router: Option<usize>,
+        hardware: u8,
+    },
     Type(u16),
     /// IP that hides: behind two tags, behind SNAP, or with the other version's type.
     Hidden(u8),
@@ -137,6 +151,8 @@ pub enum To {
     LinkLocalGroup,
     Vnic(usize),
     Station(u8),
+    /// The MAC address of a router, by index into [`ROUTERS`].
+    Router(usize),
 }
 
 /// A fault of a frame.
@@ -151,6 +167,12 @@ pub enum Twist {
     SourceStation(u8),
     SourceIp(usize),
     DestinationIp(usize),
+    /// The MAC address of a router, by index into [`ROUTERS`].
+    SourceRouter(usize),
+    From(Ipv4Addr),
+    Towards(Ipv4Addr),
+    /// So many hops to go, with the right sum.
+    Hops(u8),
     Vlan(Option<u16>),
     Byte(u16, u8),
     Cut(u16),
@@ -188,6 +210,7 @@ pub enum Command {
     Insert(usize),
     /// To this host, unless it is there.
     Move(usize, usize),
+    Route(Change),
     /// A command about groups that only one host is told.
     At(usize, Box<Command>),
 }
@@ -201,6 +224,8 @@ pub struct Case {
     /// On which host each vnic is at the start.
     pub placed: Vec<usize>,
     pub groups: Vec<Group>,
+    /// Networks and routers that are declared before all else.
+    pub routes: Vec<Change>,
     pub flows: Vec<Flow>,
     pub commands: Vec<Command>,
 }
@@ -257,6 +282,7 @@ impl Case {
             writeln!(text, "group {}: members {:?}", group.name, group.members).unwrap();
             group.rules.iter().for_each(|rule| writeln!(text, "    {rule:?}").unwrap());
         }
+        self.routes.iter().for_each(|change| writeln!(text, "{change:?}").unwrap());
         let used = |index: usize| {
             self.commands
                 .iter()
@@ -271,7 +297,9 @@ impl Case {
                     NAMES[flow.vnics[side]], flow.ips[side], flow.ports[side]
                 )
             };
-            writeln!(text, "flow {index}: {} - {}, VLAN {:?}", end(0), end(1), flow.vlan).unwrap();
+            let via = flow.via.map(|router| format!(", router {}", ROUTERS[router]));
+            let (via, vlan) = (via.unwrap_or_default(), flow.vlan);
+            writeln!(text, "flow {index}: {} - {}, VLAN {vlan:?}{via}", end(0), end(1)).unwrap();
         }
         for command in &self.commands {
             match command {

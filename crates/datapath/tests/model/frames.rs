@@ -11,6 +11,7 @@ use butterfly_packet::{
 use crate::{
     commands::{Case, Defect, Flow, NAMES, Part, Shot, Step, To, Twist, What, station, v4, v6},
     policy::Declared,
+    router::{ROUTERS, gateway_mac, set_sum},
     tcp::{ACK, FIN, RST, SYN},
 };
 
@@ -63,12 +64,13 @@ impl Frames {
         };
         let mut source = end(here);
         let destination = match shot.to {
-            To::Receiver => end(there),
+            To::Receiver => flow.via.map_or(end(there), gateway),
             To::Broadcast => Mac::BROADCAST,
             To::Multicast => ALL_NODES,
             To::LinkLocalGroup => Mac([1, 0x80, 0xc2, 0, 0, 3]),
             To::Vnic(vnic) => self.mac(vnic),
             To::Station(n) => Mac(station(n)),
+            To::Router(n) => gateway(n),
         };
         let (mut from, mut to) = (flow.ips[here], flow.ips[there]);
         let mut vlan = flow.vlan;
@@ -79,6 +81,9 @@ impl Frames {
             Twist::SourceIp(n) => from = pick(from, n),
             Twist::DestinationIp(n) => to = pick(to, n),
             Twist::Vlan(other) => vlan = other,
+            Twist::SourceRouter(n) => source = gateway(n),
+            Twist::From(ip) => from = ip.into(),
+            Twist::Towards(ip) => to = ip.into(),
             _ => {}
         }
         let destination = match (from, &shot.what) {
@@ -103,6 +108,10 @@ impl Frames {
                 frame[at] ^= value;
             }
             Twist::Cut(len) => frame.truncate(14 + usize::from(len) % (frame.len() - 13)),
+            Twist::Hops(hops) if frame[12..15] == [8, 0, 0x45] && frame.len() >= 34 => {
+                frame[22] = hops;
+                set_sum(&mut frame[14..34]);
+            }
             Twist::Pad(n) => frame.extend(std::iter::repeat_n(0, n.into())),
             _ => {}
         }
@@ -143,6 +152,20 @@ impl Frames {
                 if reply { ends.link.arp_reply(from, to) } else { ends.link.arp_request(from, to) }
             }
             What::Probe => probe(ends),
+            What::Ask(address) => match ends.from {
+                IpAddr::V4(from) => ends.link.arp_request(from, address),
+                IpAddr::V6(_) => ends.link.payload(0x0806, &[0; 28]),
+            },
+            What::Claim { address, router, hardware } => {
+                let own = if let IpAddr::V4(own) = ends.from { own } else { Ipv4Addr::UNSPECIFIED };
+                let mut frame = ends.link.arp_reply(address.unwrap_or(own), own);
+                let at = frame.len() - 28;
+                frame[at + 1] = hardware;
+                if let Some(router) = router {
+                    frame[at + 8..at + 14].copy_from_slice(&gateway(router).0);
+                }
+                frame
+            }
             What::Type(kind) => ends.link.payload(kind, &[0; 46]),
             What::Hidden(how) => hidden(ends, how),
             What::Options(len) => match ends.from {
@@ -252,6 +275,10 @@ impl Frames {
         let cut = if theirs.is_ipv4() { 14 + 28 } else { 14 + 48 };
         ends.ip().icmp(kind, 0, 0, &bytes[14..bytes.len().min(cut)])
     }
+}
+
+fn gateway(router: usize) -> Mac {
+    Mac(gateway_mac(ROUTERS[router]))
 }
 
 struct Ends {

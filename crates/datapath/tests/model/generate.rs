@@ -32,7 +32,7 @@ pub fn case(seed: u64) -> Case {
     let commands =
         commands(&mut random, &vnics, &flows, 0, |random| vec![change(random, &vnics, outbound)]);
     let placed = vec![0; vnics.len()];
-    Case { hosts: 1, vnics, placed, groups, flows, commands }
+    Case { hosts: 1, vnics, placed, groups, routes: vec![], flows, commands }
 }
 
 /// Makes a case in the same worlds, spread over two hosts. Vnics go from one to the other, and an
@@ -65,7 +65,7 @@ pub fn case_of_two(seed: u64) -> Case {
         // No guest attached a moment ago: connections need a beginning.
         commands.insert(0, Command::Pass(130));
     }
-    Case { hosts: 2, vnics, placed, groups, flows, commands }
+    Case { hosts: 2, vnics, placed, groups, routes: vec![], flows, commands }
 }
 
 /// A vnic goes to the other host, where in most cases it says at once that it is there.
@@ -122,7 +122,7 @@ fn claim(random: &mut Random, vnics: &[Declared], flows: &[Flow]) -> Command {
     }])
 }
 
-fn vnic(random: &mut Random, index: usize, networks: usize) -> Declared {
+pub fn vnic(random: &mut Random, index: usize, networks: usize) -> Declared {
     // Networks repeat each other's addresses.
     let (within, vni) = (index / networks, 1 + (index % networks) as u32);
     let mut declared = Declared {
@@ -161,7 +161,7 @@ fn groups(random: &mut Random) -> Vec<&'static str> {
     GROUPS.iter().copied().filter(|_| random.percent(55)).collect()
 }
 
-fn group(random: &mut Random, name: &'static str, outbound: usize) -> Group {
+pub fn group(random: &mut Random, name: &'static str, outbound: usize) -> Group {
     let mut members = Vec::new();
     let mut rules: Vec<Rule> = Vec::new();
     for n in 0..5 {
@@ -222,7 +222,7 @@ fn rule(random: &mut Random, outbound: usize) -> Rule {
     Rule { direction, protocol, ports, peer }
 }
 
-fn flow(random: &mut Random, vnics: &[Declared]) -> Flow {
+pub fn flow(random: &mut Random, vnics: &[Declared]) -> Flow {
     let a = random.below(vnics.len());
     let others: Vec<usize> =
         (0..vnics.len()).filter(|b| *b != a && vnics[*b].vni == vnics[a].vni).collect();
@@ -254,11 +254,12 @@ fn flow(random: &mut Random, vnics: &[Declared]) -> Flow {
         ports,
         vlan: random.pick(&[None, None, None, Some(5), Some(6), Some(0)]),
         stations,
+        via: None,
     }
 }
 
 /// Conversations, so many of a hundred of which are orderly TCP at least, among what `other` does.
-fn commands(
+pub fn commands(
     random: &mut Random,
     vnics: &[Declared],
     flows: &[Flow],
@@ -331,7 +332,7 @@ fn change_group(random: &mut Random, outbound: usize) -> Command {
     }
 }
 
-fn change(random: &mut Random, vnics: &[Declared], outbound: usize) -> Command {
+pub fn change(random: &mut Random, vnics: &[Declared], outbound: usize) -> Command {
     let name = random.pick(&GROUPS);
     let vnic = random.below(vnics.len());
     let n = random.below(5);

@@ -1,8 +1,8 @@
 //! The switch against a model of it: random policy, traffic and changes go through both. Both must
 //! agree on the receivers of every frame, and on the drop that is counted otherwise.
 //!
-//! The model ([`switch`], [`policy`], [`tcp`], [`wire`]) is plain and slow: lists that are searched
-//! from their start, a parser of its own. Where the specification leaves a choice open
+//! The model ([`switch`], [`policy`], [`router`], [`tcp`], [`wire`]) is plain and slow: lists that
+//! are searched from their start, a parser of its own. Where the specification leaves a choice open
 //! ([`choices`]) it follows both ways until the switch shows which one it took. Of networks that
 //! span hosts it has two models and hands frames from one to the other ([`world`]).
 //!
@@ -22,6 +22,8 @@ mod limits;
 mod policy;
 mod random;
 mod real;
+mod routed;
+mod router;
 mod spanning;
 mod switch;
 mod tcp;
@@ -52,11 +54,18 @@ fn the_switches_of_two_hosts_do_what_the_model_says() {
     compare(generate::case_of_two, 30_000, Real::new);
 }
 
+/// Networks, and routers between some of them, come and go.
+#[test]
+fn the_router_does_what_the_model_says() {
+    compare(routed::case, 20_000, Real::new);
+}
+
 /// The explanation of a frame before it is sent comes true, and explaining changes nothing.
 #[test]
 fn explanations_say_what_the_switch_does() {
     compare(generate::case, 4_000, Explained::new);
     compare(generate::case_of_two, 4_000, Explained::new);
+    compare(routed::case, 2_000, Explained::new);
 }
 
 /// Runs cases until there were so many frames, unless it is told how long to take. Cases have one

@@ -14,6 +14,7 @@ use crate::{
     check::{Seen, Switch},
     commands::Command,
     policy::{Declared, Direction, Peer, Rule},
+    router::{self, Change, Routes},
 };
 
 pub struct Real {
@@ -146,6 +147,12 @@ impl Switch for Real {
             }
             Command::Forget(name) => change_group(name, GroupChange::Forget),
             _ => {}
+        }
+    }
+
+    fn route(&mut self, change: &Change, _: &Routes) {
+        for host in &mut self.hosts {
+            host.change_routing(router::declaration(change));
         }
     }
 

@@ -12,6 +12,7 @@ use crate::{
     claims::Bound,
     dhcp::{self, Dhcp},
     policy::{self, Declared, Group, Verdict},
+    router::{Fate, Routes, is_reserved},
     tcp::{Connection, Judgement, Segment},
     wire::{self, Carries, Packet, Reasons, be16},
 };
@@ -53,7 +54,10 @@ struct End {
 /// Key of a session, as a frame from `from` to `to` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
+    /// Of the two VNIs of a routed conversation the smaller one.
     vni: u32,
+    /// Its ends are in two networks.
+    routed: bool,
     vlan: Option<u16>,
     protocol: u8,
     from: End,
@@ -132,6 +136,8 @@ struct Fragments {
 pub struct Outcome {
     pub receivers: Vec<&'static str>,
     pub drops: Vec<Drop>,
+    /// Frame that receivers get in place of the one that was sent: a router made it of that.
+    pub becomes: Option<Vec<u8>>,
     /// True for a fragment that came before its first one, and is judged again in a moment.
     pub waits: bool,
 }
@@ -149,6 +155,7 @@ pub struct Model {
     changes: u32,
     pub vnics: Vec<Vnic>,
     pub groups: Vec<Group>,
+    pub routes: Routes,
     learnt: Vec<Learnt>,
     sessions: Vec<Session>,
     /// Sessions forgotten since the last look at all sessions: their places are free from then on.
@@ -169,12 +176,18 @@ pub enum Mistake {
     MovedIsAdmitted,
     /// Any claim to an address is accepted.
     ClaimsAreBelieved,
+    /// A router passes on what comes from any address.
+    AnySource,
+    /// A packet has as many hops to go behind a router as before it.
+    KeepsHops,
+    /// The zone of a routed conversation is the VNI of who sends.
+    ZoneOfSender,
 }
 
 /// Reasons for the drop of a frame, each with the vnic that is charged: each of these is right.
 pub type Drop = Vec<(&'static str, &'static str)>;
 
-fn drop(vnic: &'static str, reasons: Reasons) -> Drop {
+fn drop(vnic: &'static str, reasons: &[&'static str]) -> Drop {
     reasons.iter().map(|reason| (vnic, *reason)).collect()
 }
 
@@ -213,6 +226,7 @@ impl Model {
             changes: 0,
             vnics: Vec::new(),
             groups: Vec::new(),
+            routes: Routes::default(),
             learnt: Vec::new(),
             sessions: Vec::new(),
             dead: Vec::new(),
@@ -233,6 +247,10 @@ impl Model {
     /// Makes a mistake from now on.
     pub fn errs(&mut self, mistake: Mistake) {
         self.mistake = Some(mistake);
+    }
+
+    pub fn mistake(&self) -> Option<Mistake> {
+        self.mistake
     }
 
     pub fn sessions(&self) -> usize {
@@ -372,9 +390,12 @@ impl Model {
         choices: &mut Choices,
     ) -> Result<(), Drop> {
         let Vnic { name, declared, port, .. } = self.vnics[sender].clone();
-        let refuse = |reasons: Reasons| Err(drop(name, reasons));
+        let refuse = |reasons: &[&'static str]| Err(drop(name, reasons));
         if frame.len() < 14 {
             return refuse(&["short"]);
+        }
+        if declared.bypass && is_reserved(&frame[6..12]) {
+            return refuse(&["router-mac"]);
         }
         let carries = wire::carries(frame);
         if let Carries::Ip(at, vlan) = &carries
@@ -404,6 +425,28 @@ impl Model {
             return refuse(CLAIMED);
         }
         self.bind(sender, &carries, frame);
+        match self.at_routers(sender, frame, &carries) {
+            Fate::NotMine => {}
+            Fate::Dropped(reasons) => return refuse(&reasons),
+            Fate::Heard => return Ok(()),
+            Fate::Answered(answer) => {
+                outcome.receivers.push(name);
+                outcome.becomes = Some(answer);
+                return Ok(());
+            }
+            Fate::Routed(receiver, becomes) => {
+                let to = self.vnics[receiver].clone();
+                if !(declared.bypass && to.declared.bypass)
+                    && let Some(packet) =
+                        read(frame, &carries).map_err(|reasons| drop(name, reasons))?
+                {
+                    self.unicast(sender, receiver, &packet, choices)?;
+                }
+                outcome.receivers.push(to.name);
+                outcome.becomes = Some(becomes);
+                return Ok(());
+            }
+        }
         let destination = self.forward(sender, frame).map_err(|reasons| drop(name, reasons))?;
         match destination {
             Destination::Vnic(receiver)
@@ -479,7 +522,11 @@ impl Model {
             let reserved = destination[..5] == [1, 0x80, 0xc2, 0, 0] && destination[5] < 16;
             return if reserved { Err(&["link-local-group"]) } else { Ok(Destination::Group) };
         }
-        let found = self.owner(declared.vni, destination).or_else(|| {
+        let owner = self.owner(declared.vni, destination);
+        if owner.is_none() && is_reserved(&destination) {
+            return Err(&["gateway-not-here"]);
+        }
+        let found = owner.or_else(|| {
             let learnt = self.learnt.iter().find(|learnt| {
                 (learnt.vni, learnt.mac) == (declared.vni, destination)
                     && self.now - learnt.seen < LEARNT_FOR
@@ -635,12 +682,7 @@ impl Model {
             }
             _ => {
                 let own = self.is_own(name, &declared, packet);
-                let key = key_of(
-                    declared.vni,
-                    self.vnics[sender].port,
-                    self.vnics[receiver].port,
-                    packet,
-                );
+                let key = self.key_between(sender, receiver, packet);
                 let known = self
                     .sessions
                     .iter()
@@ -672,11 +714,25 @@ impl Model {
         }
     }
 
+    /// Returns the zone of a conversation between two vnics: whoever sends, it is the same one.
+    fn zone(&self, sender: usize, receiver: usize) -> (u32, bool) {
+        let [from, to] = [sender, receiver].map(|vnic| self.vnics[vnic].declared.vni);
+        match self.mistake {
+            _ if from == to => (from, false),
+            Some(Mistake::ZoneOfSender) => (from, true),
+            _ => (from.min(to), true),
+        }
+    }
+
+    fn key_between(&self, sender: usize, receiver: usize, packet: &Packet) -> Option<Key> {
+        let (from, to) = (self.vnics[sender].port, self.vnics[receiver].port);
+        key_of(self.zone(sender, receiver), from, to, packet)
+    }
+
     /// Takes a packet that claims to be of a session, from another vnic's address. Like a packet of
     /// that session, it has policy looked at again, which ends a session that is not admitted now.
     fn claim(&mut self, sender: usize, receiver: usize, packet: &Packet, choices: &mut Choices) {
-        let (from, to) = (self.vnics[sender].port, self.vnics[receiver].port);
-        let Some(key) = key_of(self.vnics[sender].declared.vni, from, to, packet) else { return };
+        let Some(key) = self.key_between(sender, receiver, packet) else { return };
         self.out_of_the_way(key, choices);
         if let Some(at) =
             self.there(|session| session.key == key || session.key.reversed() == key, choices)
@@ -791,10 +847,8 @@ impl Model {
         packet: &Packet,
         choices: &mut Choices,
     ) -> Result<(), Drop> {
-        let (port, to) = (self.vnics[sender].port, self.vnics[receiver].port);
-        let (name, vni) = (self.vnics[sender].name, self.vnics[sender].declared.vni);
-        let receiving = self.vnics[receiver].name;
-        let key = key_of(vni, port, to, packet);
+        let (name, receiving) = (self.vnics[sender].name, self.vnics[receiver].name);
+        let key = self.key_between(sender, receiver, packet);
         if let Some(key) = key {
             self.out_of_the_way(key, choices);
         }
@@ -847,7 +901,7 @@ impl Model {
             }
             self.sessions.remove(at);
         }
-        if self.quotes_a_session(vni, sender, to, packet, choices) {
+        if self.quotes_a_session(sender, receiver, packet, choices) {
             return Ok(());
         }
         if key.is_some_and(|key| self.moves(key, packet, choices)) {
@@ -902,7 +956,9 @@ impl Model {
     /// Returns whether policy still admits a session. The owner of a made-up address may change
     /// while conversations go on, and is looked up when they are decided: until then one goes on.
     fn goes_on(&self, session: &Session, choices: &mut Choices) -> bool {
-        let made_up = self.is_made_up(session.key.vni, session.opening.source);
+        let opener = self.at(session.key.from.port);
+        let vni = opener.map_or(session.key.vni, |opener| opener.declared.vni);
+        let made_up = self.is_made_up(vni, session.opening.source);
         self.is_admitted(session, false)
             || made_up && self.is_admitted(session, true) && choices.either()
     }
@@ -1082,9 +1138,8 @@ impl Model {
     /// sender may be one that can know of the session: the other end, or any router.
     fn quotes_a_session(
         &mut self,
-        vni: u32,
         sender: usize,
-        to: Port,
+        receiver: usize,
         packet: &Packet,
         choices: &mut Choices,
     ) -> bool {
@@ -1094,11 +1149,12 @@ impl Model {
             return false;
         }
         let (port, bypass) = (self.vnics[sender].port, self.vnics[sender].declared.bypass);
+        let (zone, to) = (self.zone(sender, receiver), self.vnics[receiver].port);
         // The packet may have gone to any port: only its tuple and its sender's port are known.
         let same = |key: &Key| {
             let ends = (key.from.address, key.from.number, key.to.address, key.to.number);
-            (key.vni, key.vlan, key.protocol, key.from.port)
-                == (vni, packet.vlan, quoted.protocol, to)
+            ((key.vni, key.routed), key.vlan, key.protocol, key.from.port)
+                == (zone, packet.vlan, quoted.protocol, to)
                 && ends == (quoted.source, quoted.ports.0, quoted.destination, quoted.ports.1)
         };
         let sessions = self.sessions.clone();
@@ -1167,7 +1223,7 @@ fn echo_reply(packet: &Packet) -> u8 {
 }
 
 /// Returns the key of a packet in the table of sessions; None if it can have no session.
-fn key_of(vni: u32, from: Port, to: Port, packet: &Packet) -> Option<Key> {
+fn key_of((vni, routed): (u32, bool), from: Port, to: Port, packet: &Packet) -> Option<Key> {
     let upper = &packet.upper;
     let numbers = match packet.protocol {
         6 | 17 | 132 => (be16(upper, 0), be16(upper, 2)),
@@ -1185,6 +1241,7 @@ fn key_of(vni: u32, from: Port, to: Port, packet: &Packet) -> Option<Key> {
     };
     Some(Key {
         vni,
+        routed,
         vlan: packet.vlan,
         protocol: packet.protocol,
         from: End { port: from, address: packet.source, number: numbers.0 },

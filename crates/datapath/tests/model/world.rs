@@ -30,6 +30,7 @@ pub fn arrive(
         return Outcome {
             receivers: Vec::new(),
             drops: vec![vec![(UPLINKS[host], "unknown-vni")]],
+            becomes: None,
             waits: false,
         };
     }

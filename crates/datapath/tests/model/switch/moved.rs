@@ -18,7 +18,7 @@ impl Key {
     pub(super) fn direction_of(&self, other: &Key) -> Option<usize> {
         let plain = |key: &Key| {
             let ends = [key.from, key.to].map(|end| (end.address, end.number));
-            (key.vni, key.vlan, key.protocol, ends)
+            ((key.vni, key.routed), key.vlan, key.protocol, ends)
         };
         let (this, that) = (plain(self), plain(other));
         if this == that {

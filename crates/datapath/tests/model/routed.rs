@@ -1,0 +1,400 @@
+//! Cases of declared networks, which routers join or not, and the model's own tests of them.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use butterfly_packet::{Mac, build};
+
+use crate::{
+    cases::{disagreements, rule, say, vnic},
+    choices::Choices,
+    commands::{Case, Command, Flow, GROUPS, Shot, To, Twist, What},
+    generate,
+    policy::{Declared, Direction::Inbound, Group, Peer, Rule},
+    random::Random,
+    router::{Block, Change, Net, ROUTERS, Router, gateway_mac},
+    switch::{Mistake, Model},
+};
+
+/// Networks of a case: the third byte of their addresses, by VNI from 1 on.
+type Bytes = &'static [u8];
+
+/// Routers by index into [`ROUTERS`], and the networks that each joins.
+type Joins = &'static [(usize, &'static [u32])];
+
+/// Worlds: one router, of two networks or of three; two that share a network, or both; two of which
+/// each has the addresses of the other one's networks; a network apart that has those of another.
+const WORLDS: [(Bytes, Joins); 7] = [
+    (&[0, 1], &[(0, &[1, 2])]),
+    (&[0, 1], &[(0, &[1, 2])]),
+    (&[0, 1, 2], &[(0, &[1, 2, 3])]),
+    (&[0, 1, 2], &[(0, &[1, 2]), (1, &[2, 3])]),
+    (&[0, 1], &[(0, &[1, 2]), (1, &[1, 2])]),
+    (&[0, 1, 0, 1], &[(0, &[1, 2]), (1, &[3, 4])]),
+    (&[0, 1, 0], &[(0, &[1, 2])]),
+];
+
+/// Addresses that no machine has, or a router.
+fn odd_address(random: &mut Random) -> Ipv4Addr {
+    random.pick(&[
+        Ipv4Addr::new(10, 0, 0, 0),
+        Ipv4Addr::new(10, 0, 1, 255),
+        Ipv4Addr::new(10, 0, 0, 254),
+        Ipv4Addr::new(10, 0, 1, 254),
+        Ipv4Addr::new(10, 0, 9, 0),
+        Ipv4Addr::new(10, 0, 9, 3),
+        Ipv4Addr::new(192, 0, 2, 1),
+        Ipv4Addr::new(224, 0, 0, 5),
+        Ipv4Addr::new(127, 0, 0, 1),
+        Ipv4Addr::BROADCAST,
+        Ipv4Addr::UNSPECIFIED,
+    ])
+}
+
+fn address(byte: u8, host: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, byte, host)
+}
+
+/// A network of 256 addresses, and maybe another few.
+fn net(random: &mut Random, vni: u32, byte: u8, further: Option<u8>) -> Net {
+    let gateway = Some(address(byte, 254));
+    let mut blocks = vec![Block { first: address(byte, 0), mask: 24, gateway }];
+    if let Some(mask) = further {
+        blocks.push(Block { first: address(9, 0), mask, gateway: None });
+    }
+    Net { vni, blocks, mtu: random.pick(&[None, None, Some(68), Some(1400)]) }
+}
+
+/// A router of some networks. The second one of a network has an address of its own.
+fn router(at: usize, bytes: Bytes, joins: &[u32]) -> Change {
+    let own = |vni: &u32| (at > 0).then(|| address(bytes[*vni as usize - 1], 253));
+    let joins = joins.iter().map(|vni| (*vni, own(vni))).collect();
+    Change::Router(Router { name: ROUTERS[at], joins })
+}
+
+pub fn case(seed: u64) -> Case {
+    let mut random = Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x726f_7574);
+    let (bytes, joins) = random.pick(&WORLDS);
+    let networks = bytes.len();
+    let count = networks.max(3 + random.below(4));
+    let further = random.percent(30).then(|| random.pick(&[30, 31]));
+    let byte_of = |vnic: usize| bytes[vnic % networks];
+    let mut vnics: Vec<Declared> =
+        (0..count).map(|i| generate::vnic(&mut random, i, networks)).collect();
+    for (i, vnic) in vnics.iter_mut().enumerate() {
+        vnic.shared_ip &= random.percent(30);
+        vnic.ips.iter_mut().for_each(|ip| move_to(ip, byte_of(i)));
+    }
+    if further.is_some() {
+        vnics[1].ips.push(address(9, 1).into());
+    }
+    let outbound = random.pick(&[0, 0, 4, 25]);
+    let mut groups: Vec<Group> = Vec::new();
+    for name in GROUPS {
+        let mut group = generate::group(&mut random, name, outbound);
+        group.rules.iter_mut().for_each(|rule| widen(&mut random, rule));
+        group.members.iter_mut().for_each(|ip| move_to(ip, random.pick(bytes)));
+        groups.push(group);
+    }
+    let nets: Vec<Net> = (1..)
+        .zip(bytes)
+        .map(|(vni, byte)| net(&mut random, vni, *byte, further.filter(|_| vni == 2)))
+        .collect();
+    let routers: Vec<Change> = joins.iter().map(|(at, joins)| router(*at, bytes, joins)).collect();
+    let mut routes: Vec<Change> = nets.iter().cloned().map(Change::Net).collect();
+    if random.percent(95) {
+        routes.extend(routers.clone());
+    }
+    let flows: Vec<Flow> = (0..8).map(|_| flow(&mut random, &vnics, joins)).collect();
+    let mut commands =
+        generate::commands(&mut random, &vnics, &flows, 20, |random| match random.below(100) {
+            0..25 => vec![route(random, bytes, joins, &nets)],
+            25..50 => vec![speak(random, &flows)],
+            _ => vec![changed(random, &vnics, &byte_of, bytes, outbound)],
+        });
+    for command in &mut commands {
+        if let Command::Send(shots) = command {
+            shots.iter_mut().for_each(|shot| twist(&mut random, shot));
+        }
+    }
+    if random.percent(40) {
+        // No guest attached a moment ago: connections need a beginning.
+        commands.insert(0, Command::Pass(130));
+    }
+    let placed = vec![0; vnics.len()];
+    Case { hosts: 1, vnics, placed, groups, routes, flows, commands }
+}
+
+/// Moves an address of the first network to another one.
+fn move_to(ip: &mut IpAddr, byte: u8) {
+    if let IpAddr::V4(four) = ip
+        && let [10, 0, 0, host] = four.octets()
+    {
+        *four = address(byte, host);
+    }
+}
+
+/// Makes a rule one about other networks, in most cases.
+fn widen(random: &mut Random, rule: &mut Rule) {
+    let block = |text: &str, mask| Peer::Cidr(text.parse().unwrap(), mask);
+    match random.below(8) {
+        0 | 1 => rule.peer = block("10.0.0.0", 16),
+        2 => rule.peer = block("10.0.1.7", 24),
+        3 => rule.peer = block("10.0.1.1", 32),
+        4 => rule.peer = block("10.0.2.0", 24),
+        _ => {}
+    }
+}
+
+/// A conversation, in most cases of two networks by a router.
+fn flow(random: &mut Random, vnics: &[Declared], joins: Joins) -> Flow {
+    let a = random.below(vnics.len());
+    let others: Vec<usize> = (0..vnics.len()).filter(|b| vnics[*b].vni != vnics[a].vni).collect();
+    let neighbours = vnics.iter().filter(|vnic| vnic.vni == vnics[a].vni).count() > 1;
+    if neighbours && random.percent(20) || others.is_empty() {
+        let mut flow = generate::flow(random, vnics);
+        // To a neighbour by the gateway, now and then.
+        flow.via = random.percent(10).then_some(0);
+        return flow;
+    }
+    let joined = |b: &usize| {
+        let both = [vnics[a].vni, vnics[*b].vni];
+        joins.iter().find(|(_, nets)| both.iter().all(|vni| nets.contains(vni)))
+    };
+    let near: Vec<usize> = others.iter().copied().filter(|b| joined(b).is_some()).collect();
+    let among = if near.is_empty() || random.percent(10) { &others } else { &near };
+    let b = random.pick(among);
+    let leads = joined(&b).map_or(0, |(at, _)| *at);
+    let via = if random.percent(96) { leads } else { random.below(ROUTERS.len()) };
+    let mut ip = |vnic: usize| {
+        let own: Vec<IpAddr> = vnics[vnic].ips.iter().copied().filter(IpAddr::is_ipv4).collect();
+        if own.is_empty() || random.percent(4) {
+            return address(random.below(3) as u8, 1 + random.below(4) as u8).into();
+        }
+        random.pick(&own)
+    };
+    let mut ips = [ip(a), ip(b)];
+    if random.percent(5) {
+        // Of IPv6, which no router passes on.
+        ips = [a, b].map(|vnic| vnics[vnic].link_local());
+    }
+    let mut station =
+        |vnic: usize| (vnics[vnic].bypass && random.percent(15)).then(|| random.below(2) as u8);
+    let stations = [station(a), station(b)];
+    Flow {
+        vnics: [a, b],
+        ips,
+        ports: [random.pick(&[4000, 4001, 80]), random.pick(&[80, 80, 22, 53])],
+        vlan: random.percent(3).then(|| random.pick(&[5, 0])),
+        stations,
+        via: Some(via),
+    }
+}
+
+/// A change of what is declared: a router or a network goes, comes back, or is another one.
+fn route(random: &mut Random, bytes: Bytes, joins: Joins, nets: &[Net]) -> Command {
+    let (at, all) = random.pick(joins);
+    let net = random.pick(nets);
+    Command::Route(match random.below(24) {
+        0 => Change::NoRouter(ROUTERS[at]),
+        1..17 => router(at, bytes, all),
+        17 => {
+            let some: Vec<u32> = all.iter().copied().filter(|_| random.percent(60)).collect();
+            router(at, bytes, &some)
+        }
+        18 => Change::NoNet(net.vni),
+        19..22 => Change::Net(net),
+        _ => Change::Net(Net { mtu: random.pick(&[None, Some(68), Some(1400)]), ..net }),
+    })
+}
+
+/// ARP about a gateway, or a packet of a length that just passes, or just not.
+fn speak(random: &mut Random, flows: &[Flow]) -> Command {
+    let gateway =
+        |random: &mut Random| address(random.below(3) as u8, random.pick(&[254, 254, 254, 253, 1]));
+    let index = random.below(flows.len());
+    let via = flows[index].via.unwrap_or(0);
+    let (what, to) = match random.below(10) {
+        0..4 => {
+            let to = if random.percent(70) { To::Broadcast } else { To::Router(via) };
+            (What::Ask(gateway(random)), to)
+        }
+        4..7 => {
+            let address = random.percent(60).then(|| gateway(random));
+            let router = random.percent(30).then_some(via);
+            let hardware = random.pick(&[1, 1, 6]);
+            let to = random.pick(&[To::Broadcast, To::Broadcast, To::Receiver]);
+            (What::Claim { address, router, hardware }, to)
+        }
+        _ => (What::Udp(random.pick(&[40, 40, 41])), To::Receiver),
+    };
+    let back = random.percent(50);
+    Command::Send(vec![Shot { flow: index, back, what, to, twist: Twist::None }])
+}
+
+/// A change of groups and vnics, about addresses of all networks.
+fn changed(
+    random: &mut Random,
+    vnics: &[Declared],
+    byte_of: &dyn Fn(usize) -> u8,
+    bytes: Bytes,
+    outbound: usize,
+) -> Command {
+    let mut change = generate::change(random, vnics, outbound);
+    match &mut change {
+        Command::AddRule(_, rule) | Command::RemoveRule(_, rule) => widen(random, rule),
+        Command::AddMember(_, ip) | Command::RemoveMember(_, ip) => {
+            move_to(ip, random.pick(bytes));
+        }
+        Command::Declare(group) => {
+            group.rules.iter_mut().for_each(|rule| widen(random, rule));
+            group.members.iter_mut().for_each(|ip| move_to(ip, random.pick(bytes)));
+        }
+        Command::Addresses(vnic, ips) => {
+            let byte = byte_of(*vnic);
+            ips.iter_mut().for_each(|ip| move_to(ip, byte));
+        }
+        _ => {}
+    }
+    change
+}
+
+/// Makes something wrong with some frames that others have no chance to be wrong with.
+fn twist(random: &mut Random, shot: &mut Shot) {
+    if random.percent(3) {
+        shot.to = To::Router(random.below(ROUTERS.len()));
+    }
+    if shot.twist != Twist::None || !random.percent(8) {
+        return;
+    }
+    shot.twist = match random.below(8) {
+        0..2 => Twist::Hops(random.pick(&[0, 1, 2, 255])),
+        2 => Twist::SourceRouter(random.below(ROUTERS.len())),
+        3 => Twist::From(address(random.below(3) as u8, 1 + random.below(4) as u8)),
+        4 => Twist::From(odd_address(random)),
+        5 => Twist::Towards(address(random.below(3) as u8, 1 + random.below(4) as u8)),
+        6 => Twist::Towards(odd_address(random)),
+        // Some bit of the header.
+        _ => Twist::Byte(2 + random.below(20) as u16, 1 << random.below(8)),
+    };
+}
+
+const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
+const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
+const IP_A: [u8; 4] = [10, 0, 0, 1];
+const IP_B: [u8; 4] = [10, 0, 1, 2];
+
+/// a in network 1, b in network 2, of group "web", and the router "r" between them. a bypasses
+/// filters, or not.
+fn world(bypass: bool) -> Model {
+    let mut model = Model::new();
+    let declared = |mac, n, vni, ip: [u8; 4], groups: &[&'static str]| Declared {
+        vni,
+        ips: vec![ip.into()],
+        ..vnic(mac, n, groups)
+    };
+    model.insert("a", Declared { bypass, ..declared(A, 1, 1, IP_A, &[]) });
+    model.insert("b", declared(B, 2, 2, IP_B, &["web"]));
+    let rules = vec![rule(Inbound, Some(17), (80, 80), "10.0.0.0", 24)];
+    model.groups.push(Group { name: "web", members: vec![], rules });
+    for (vni, byte) in [(1, 0), (2, 1)] {
+        let gateway = Some(address(byte, 254));
+        let blocks = vec![Block { first: address(byte, 0), mask: 24, gateway }];
+        assert!(model.routes.apply(&Change::Net(Net { vni, blocks, mtu: Some(100) })));
+    }
+    assert!(model.routes.apply(&router(0, &[0, 1], &[1, 2])));
+    model.pass(1000);
+    model
+}
+
+/// Sends a frame with exactly one right outcome. Returns the receivers or drops, and what arrives.
+#[track_caller]
+fn send(model: &mut Model, from: &str, frame: &[u8]) -> (String, Option<Vec<u8>>) {
+    let mut results = Choices::all(|choices| {
+        let mut model = model.clone();
+        let outcome = model.send(from, frame, choices);
+        (model, outcome)
+    });
+    assert_eq!(results.len(), 1);
+    let (after, outcome) = results.remove(0);
+    *model = after;
+    (say(&outcome), outcome.becomes)
+}
+
+fn gateway() -> Mac {
+    Mac(gateway_mac("r"))
+}
+
+fn there() -> build::Ip {
+    build::ethernet(A, gateway()).ipv4(IP_A, IP_B)
+}
+
+#[test]
+fn a_routed_conversation_is_one_session() {
+    let mut model = world(false);
+    assert_eq!(
+        send(&mut model, "b", &build::ethernet(B, gateway()).ipv4(IP_B, IP_A).udp(80, 9, b"")).0,
+        "a: ingress-denied"
+    );
+    let arrives = build::ethernet(gateway(), B).ipv4(IP_A, IP_B).ttl(63).udp(9, 80, b"?");
+    assert_eq!(send(&mut model, "a", &there().udp(9, 80, b"?")), ("> b".into(), Some(arrives)));
+    let back = build::ethernet(B, gateway()).ipv4(IP_B, IP_A).udp(80, 9, b"!");
+    let arrives = build::ethernet(gateway(), A).ipv4(IP_B, IP_A).ttl(63).udp(80, 9, b"!");
+    assert_eq!(send(&mut model, "b", &back), ("> a".into(), Some(arrives)));
+    assert_eq!(model.sessions(), 1);
+}
+
+#[test]
+fn what_a_router_refuses() {
+    let model = world(true);
+    let said = |frame: &[u8]| send(&mut model.clone(), "a", frame).0;
+    let udp = |ip: build::Ip| ip.udp(9, 80, b"?");
+    let from_to = |from: [u8; 4], to: [u8; 4]| build::ethernet(A, gateway()).ipv4(from, to);
+    assert_eq!(said(&udp(from_to([10, 0, 1, 9], IP_B))), "a: foreign-source");
+    assert_eq!(said(&udp(from_to([10, 0, 0, 255], IP_B))), "a: foreign-source");
+    assert_eq!(said(&udp(from_to(IP_A, [10, 0, 2, 1]))), "a: no-route");
+    assert_eq!(said(&udp(from_to(IP_A, IP_A))), "a: route-back");
+    assert_eq!(said(&udp(from_to(IP_A, [10, 0, 1, 3]))), "a: next-hop-unknown");
+    assert_eq!(said(&udp(from_to(IP_A, [224, 0, 0, 1]))), "a: route-group");
+    assert_eq!(said(&udp(there().ttl(1))), "a: ttl-expired");
+    assert_eq!(said(&there().udp(9, 80, &[0; 72])), "> b");
+    assert_eq!(said(&there().udp(9, 80, &[0; 73])), "a: route-too-big");
+    let mut wrong = udp(there());
+    wrong[24] ^= 1;
+    assert_eq!(said(&wrong), "a: ip-checksum");
+    let tagged = build::ethernet(A, gateway()).vlan(0).ipv4(IP_A, IP_B);
+    assert_eq!(said(&udp(tagged)), "a: gateway-tagged");
+    assert_eq!(said(&build::ethernet(A, gateway()).payload(0x88b5, &[0; 46])), "a: gateway-not-ip");
+    let nobody = build::ethernet(A, Mac(gateway_mac("s"))).ipv4(IP_A, IP_B);
+    assert_eq!(said(&udp(nobody)), "a: gateway-not-here");
+    assert_eq!(said(&udp(build::ethernet(gateway(), B).ipv4(IP_A, IP_B))), "a: router-mac");
+}
+
+#[test]
+fn a_router_answers_for_itself_and_for_nobody_else() {
+    let mut model = world(true);
+    let all = build::ethernet(A, Mac::BROADCAST);
+    let answer = build::ethernet(gateway(), A).arp_reply([10, 0, 0, 254], IP_A);
+    let asked = send(&mut model, "a", &all.arp_request(IP_A, [10, 0, 0, 254]));
+    assert_eq!(asked, ("> a".into(), Some(answer)));
+    assert_eq!(send(&mut model, "a", &all.arp_request(IP_A, [10, 0, 1, 254])).0, "a: no-receiver");
+    assert_eq!(
+        send(&mut model, "a", &all.arp_reply([10, 0, 0, 254], IP_A)).0,
+        "a: gateway-claimed"
+    );
+}
+
+#[test]
+fn a_switch_that_is_right_is_found_right() {
+    assert_eq!(disagreements(case, |_| {}), 0);
+}
+
+#[test]
+fn a_switch_that_is_wrong_is_found_wrong() {
+    let found = [
+        disagreements(case, |model| model.errs(Mistake::AnySource)),
+        disagreements(case, |model| model.errs(Mistake::KeepsHops)),
+        disagreements(case, |model| model.errs(Mistake::ZoneOfSender)),
+        disagreements(case, |model| model.routes.routers.clear()),
+    ];
+    assert!(found.iter().all(|cases| *cases >= 5), "{found:?}");
+}

@@ -1,0 +1,408 @@
+//! Declared networks and the routers between them: lists that are searched from their start.
+//!
+//! Written from docs/design/routed.md and RFC 1812. Subnets of one router do not overlap, so there
+//! is no longest prefix to look for. Of several reasons for a drop each is right: no document says
+//! in which order a router looks for them, except that nothing of a damaged header is believed.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use butterfly_datapath::RoutingChange;
+use butterfly_model::{Network, Router as Declaration, RouterAddresses, RouterId, Subnet, Vni};
+
+use crate::{
+    policy::{Declared, is_in},
+    switch::{Mistake, Model},
+    wire::{Carries, be16},
+};
+
+/// Names of all routers that there may be, and one that is never declared.
+pub const ROUTERS: [&str; 3] = ["r", "s", "nowhere"];
+
+/// A block of addresses of a network, and its gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    pub first: Ipv4Addr,
+    pub mask: u8,
+    pub gateway: Option<Ipv4Addr>,
+}
+
+/// A declared network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Net {
+    pub vni: u32,
+    pub blocks: Vec<Block>,
+    pub mtu: Option<u16>,
+}
+
+/// A declared router: the networks that it joins, and its address where it is not the gateway of
+/// the network's blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Router {
+    pub name: &'static str,
+    pub joins: Vec<(u32, Option<Ipv4Addr>)>,
+}
+
+/// A change of what is declared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    Net(Net),
+    NoNet(u32),
+    Router(Router),
+    NoRouter(&'static str),
+}
+
+/// Everything that is declared.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Routes {
+    pub nets: Vec<Net>,
+    pub routers: Vec<Router>,
+}
+
+/// Returns the MAC address of a router: two reserved bytes, and the 32 bits of FNV-1a of its name.
+pub fn gateway_mac(name: &str) -> [u8; 6] {
+    let mut hash = 0x811c_9dc5_u32;
+    for byte in name.bytes() {
+        hash = (hash ^ u32::from(byte)).wrapping_mul(16_777_619);
+    }
+    let mut mac = [0xb2, 0xf0, 0, 0, 0, 0];
+    mac[2..].copy_from_slice(&hash.to_be_bytes());
+    mac
+}
+
+/// Returns whether no machine may have a MAC address.
+pub fn is_reserved(mac: &[u8]) -> bool {
+    mac[..2] == [0xb2, 0xf0] || mac[..2] == [0xb2, 0xf1]
+}
+
+impl Block {
+    fn has(&self, ip: Ipv4Addr) -> bool {
+        is_in(ip.into(), self.first.into(), self.mask)
+    }
+
+    /// Returns whether an address of the block is no host's (RFC 1122, 3.2.1.3; RFC 3021).
+    fn is_nobodys(&self, ip: Ipv4Addr) -> bool {
+        let last = u32::from(self.first) + (1 << (32 - self.mask)) - 1;
+        self.mask < 31 && (ip == self.first || u32::from(ip) == last)
+    }
+}
+
+impl Routes {
+    /// Carries out a change, unless an operator is refused it. Returns whether it was.
+    pub fn apply(&mut self, change: &Change) -> bool {
+        let is_there = |routes: &Routes, vni: u32| routes.net(vni).is_some();
+        match change {
+            Change::Net(net) => {
+                self.nets.retain(|other| other.vni != net.vni);
+                self.nets.push(net.clone());
+            }
+            Change::NoNet(vni) => {
+                let joined = self.routers.iter().flat_map(|router| &router.joins);
+                if !is_there(self, *vni) || joined.into_iter().any(|(other, _)| other == vni) {
+                    return false;
+                }
+                self.nets.retain(|net| net.vni != *vni);
+            }
+            Change::Router(router) => {
+                if !router.joins.iter().all(|(vni, _)| is_there(self, *vni)) {
+                    return false;
+                }
+                self.routers.retain(|other| other.name != router.name);
+                self.routers.push(router.clone());
+            }
+            Change::NoRouter(name) => {
+                let before = self.routers.len();
+                self.routers.retain(|router| router.name != *name);
+                return self.routers.len() < before;
+            }
+        }
+        true
+    }
+
+    fn net(&self, vni: u32) -> Option<&Net> {
+        self.nets.iter().find(|net| net.vni == vni)
+    }
+
+    /// Returns whether one router joins two networks.
+    pub fn are_joined(&self, one: u32, other: u32) -> bool {
+        let joins =
+            |router: &Router, vni: u32| router.joins.iter().any(|(joined, _)| *joined == vni);
+        self.routers.iter().any(|router| joins(router, one) && joins(router, other))
+    }
+
+    /// Returns the addresses of a router in a network.
+    fn addresses(&self, router: &Router, vni: u32) -> Vec<Ipv4Addr> {
+        let given = router.joins.iter().find(|(joined, _)| *joined == vni);
+        match (given, self.net(vni)) {
+            (Some((_, Some(address))), _) => vec![*address],
+            (Some((_, None)), Some(net)) => {
+                net.blocks.iter().filter_map(|block| block.gateway).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the routers of a network that is declared.
+    fn routers_of(&self, vni: u32) -> impl Iterator<Item = &Router> {
+        let joins = move |router: &&Router| router.joins.iter().any(|(joined, _)| *joined == vni);
+        self.routers.iter().filter(joins)
+    }
+
+    /// Returns the router that has an address in a network.
+    fn with_address(&self, vni: u32, ip: Ipv4Addr) -> Option<&Router> {
+        self.routers_of(vni).find(|router| self.addresses(router, vni).contains(&ip))
+    }
+}
+
+/// Returns the change as an operator's request has it.
+pub fn declaration(change: &Change) -> RoutingChange {
+    let vni = |number: u32| Vni::new(number).unwrap();
+    let id = |name: &str| RouterId::new(name).unwrap();
+    match change {
+        Change::Net(net) => {
+            let subnet = |block: &Block| {
+                let gateway = block.gateway.map(|gateway| gateway.to_string());
+                Subnet::parse(&format!("{}/{}", block.first, block.mask), gateway.as_deref())
+                    .unwrap()
+            };
+            let subnets = net.blocks.iter().map(subnet).collect();
+            let mtu = net.mtu.map(u32::from);
+            RoutingChange::DeclareNetwork(Network::new(vni(net.vni), subnets, mtu).unwrap())
+        }
+        Change::NoNet(number) => RoutingChange::RemoveNetwork(vni(*number)),
+        Change::Router(router) => {
+            let mut declared = Declaration::new(id(router.name));
+            for (number, address) in &router.joins {
+                let given = address.iter().map(Ipv4Addr::to_string);
+                declared.attach(vni(*number), RouterAddresses::parse(given).unwrap());
+            }
+            RoutingChange::DeclareRouter(declared)
+        }
+        Change::NoRouter(name) => RoutingChange::RemoveRouter(id(name)),
+    }
+}
+
+/// Fate of a frame at the routers of its network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// No router takes it.
+    NotMine,
+    /// Each of these is a reason for the drop.
+    Dropped(Vec<&'static str>),
+    /// A router hears it, and does no more about it.
+    Heard,
+    /// The sender gets this frame.
+    Answered(Vec<u8>),
+    /// A vnic gets this frame, if the filter lets it pass.
+    Routed(usize, Vec<u8>),
+}
+
+/// Returns the sum of RFC 791 over a header, its own sum as it is.
+fn sum(header: &[u8]) -> u16 {
+    let mut sum: u32 = header
+        .chunks(2)
+        .map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)))
+        .sum();
+    while sum > 0xffff {
+        sum = (sum >> 16) + (sum & 0xffff);
+    }
+    sum as u16
+}
+
+/// Writes the right sum into a header.
+pub fn set_sum(header: &mut [u8]) {
+    header[10..12].copy_from_slice(&[0, 0]);
+    let right = !sum(header);
+    header[10..12].copy_from_slice(&right.to_be_bytes());
+}
+
+fn ip(bytes: &[u8], at: usize) -> Ipv4Addr {
+    Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3])
+}
+
+/// Returns whether an address is of a group, of all, of this host alone, or none (RFC 1812, 5.3.7).
+fn is_no_unicast(ip: Ipv4Addr) -> bool {
+    let first = ip.octets()[0];
+    first == 0 || first == 127 || first >= 224
+}
+
+impl Model {
+    /// Returns what the routers of a vnic's network make of its frame.
+    pub fn at_routers(&self, sender: usize, frame: &[u8], carries: &Carries) -> Fate {
+        let vni = self.vnics[sender].declared.vni;
+        if self.routes.net(vni).is_none() {
+            return Fate::NotMine;
+        }
+        if let Carries::Arp(at) = carries {
+            match self.hear(vni, frame, *at) {
+                Fate::NotMine => {}
+                heard => return heard,
+            }
+        }
+        let Some(router) =
+            self.routes.routers_of(vni).find(|router| gateway_mac(router.name) == frame[..6])
+        else {
+            return Fate::NotMine;
+        };
+        let tagged = ![14, usize::MAX].contains(&begins(frame, carries));
+        match carries {
+            Carries::Ip(14, _) => self.route(sender, router, frame),
+            Carries::Ip(..) => Fate::Dropped(vec!["gateway-tagged"]),
+            // It may be called IP behind something, or not IP at all.
+            Carries::Hidden => Fate::Dropped(vec!["gateway-tagged", "gateway-not-ip"]),
+            _ if tagged => Fate::Dropped(vec!["gateway-tagged", "gateway-not-ip"]),
+            _ => Fate::Dropped(vec!["gateway-not-ip"]),
+        }
+    }
+
+    /// Returns what is made of ARP. A claim is read as loosely as any machine reads it; an answer
+    /// gets only what RFC 826 asks for.
+    fn hear(&self, vni: u32, frame: &[u8], at: usize) -> Fate {
+        let arp = &frame[at..];
+        if arp.len() < 28 || arp[2..6] != [8, 0, 6, 4] {
+            return Fate::NotMine;
+        }
+        let (mac, from, asked) = (&arp[8..14], ip(arp, 14), ip(arp, 24));
+        if self.routes.with_address(vni, from).is_some() || is_reserved(mac) {
+            return Fate::Dropped(vec!["gateway-claimed"]);
+        }
+        if arp[..2] != [0, 1] {
+            return Fate::NotMine;
+        }
+        let to_router =
+            self.routes.routers_of(vni).any(|router| gateway_mac(router.name) == frame[..6]);
+        let asked = self.routes.with_address(vni, asked).filter(|_| arp[6..8] == [0, 1]);
+        match asked {
+            _ if at != 14 && (to_router || asked.is_some()) => {
+                Fate::Dropped(vec!["gateway-tagged"])
+            }
+            Some(router) => {
+                let own = gateway_mac(router.name);
+                let mut answer =
+                    [&frame[6..12], &own, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 2], &own].concat();
+                answer.extend_from_slice(&arp[24..28]);
+                answer.extend_from_slice(&frame[6..12]);
+                answer.extend_from_slice(&arp[14..18]);
+                Fate::Answered(answer)
+            }
+            None if to_router => Fate::Heard,
+            None => Fate::NotMine,
+        }
+    }
+
+    /// Passes a packet on, or says why not: all that is wrong with it.
+    fn route(&self, sender: usize, router: &Router, frame: &[u8]) -> Fate {
+        let packet = &frame[14..];
+        if packet[0] >> 4 != 4 {
+            // None is told of networks of IPv6 yet. A header that is cut short is one, too.
+            let cut = packet.len() < 40;
+            return Fate::Dropped(if cut {
+                vec!["no-route", "ip-checksum"]
+            } else {
+                vec!["no-route"]
+            });
+        }
+        // RFC 1812, 5.2.2.
+        let header = usize::from(packet[0] & 15) * 4;
+        if packet.len() < 20
+            || header < 20
+            || header > packet.len()
+            || sum(&packet[..header]) != 0xffff
+            || usize::from(be16(packet, 2)) < header
+        {
+            return Fate::Dropped(vec!["ip-checksum"]);
+        }
+        let total = usize::from(be16(packet, 2));
+        if total > packet.len() {
+            return Fate::Dropped(vec!["ip-checksum", "truncated"]);
+        }
+        let (source, destination) = (ip(packet, 12), ip(packet, 16));
+        let mut wrong = Vec::new();
+        let declared = &self.vnics[sender].declared;
+        if !self.is_of(declared, source) && self.mistake() != Some(Mistake::AnySource) {
+            wrong.push("foreign-source");
+        }
+        if packet[8] <= 1 {
+            wrong.push("ttl-expired");
+        }
+        let hop = self.hop(declared, router, destination, &mut wrong);
+        if let Some((_, Some(mtu))) = hop
+            && total > usize::from(mtu)
+        {
+            wrong.push("route-too-big");
+        }
+        match hop {
+            Some((receiver, _)) if wrong.is_empty() => {
+                let mut frame = frame.to_vec();
+                frame[..6].copy_from_slice(&self.vnics[receiver].declared.mac);
+                frame[6..12].copy_from_slice(&gateway_mac(router.name));
+                if self.mistake() != Some(Mistake::KeepsHops) {
+                    frame[14 + 8] -= 1;
+                }
+                set_sum(&mut frame[14..14 + header]);
+                Fate::Routed(receiver, frame)
+            }
+            _ => Fate::Dropped(wrong),
+        }
+    }
+
+    /// Returns whether a source is of a vnic's network, or of the vnic itself.
+    fn is_of(&self, vnic: &Declared, source: Ipv4Addr) -> bool {
+        let net = self.routes.net(vnic.vni);
+        let mut blocks = net.iter().flat_map(|net| &net.blocks);
+        blocks.any(|block| block.has(source) && !block.is_nobodys(source))
+            || vnic.ips.contains(&IpAddr::V4(source))
+    }
+
+    /// Finds the machine that has an address, and the longest packet that its network carries. Else
+    /// says why there is none.
+    fn hop(
+        &self,
+        sender: &Declared,
+        router: &Router,
+        destination: Ipv4Addr,
+        wrong: &mut Vec<&'static str>,
+    ) -> Option<(usize, Option<u16>)> {
+        if is_no_unicast(destination) {
+            wrong.push("route-group");
+            return None;
+        }
+        let nets = router.joins.iter().filter_map(|(vni, _)| self.routes.net(*vni));
+        let mut blocks = nets.flat_map(|net| net.blocks.iter().map(move |block| (net, block)));
+        let Some((net, block)) = blocks.find(|(_, block)| block.has(destination)) else {
+            wrong.push("no-route");
+            return None;
+        };
+        let is_back = net.vni == sender.vni;
+        if is_back {
+            wrong.push("route-back");
+        }
+        if block.is_nobodys(destination) {
+            wrong.push("route-group");
+        }
+        let holders: Vec<usize> = (0..self.vnics.len())
+            .filter(|at| {
+                let vnic = &self.vnics[*at];
+                vnic.declared.vni == net.vni && vnic.declared.ips.contains(&IpAddr::V4(destination))
+            })
+            .collect();
+        // An address that several may have says nothing about where to send.
+        match holders[..] {
+            [holder] if !self.vnics[holder].declared.shared_ip => {
+                (!is_back).then_some((holder, net.mtu))
+            }
+            _ => {
+                wrong.push("next-hop-unknown");
+                None
+            }
+        }
+    }
+}
+
+/// Returns the byte at which the contents of a frame begin, if they are behind tags or not.
+fn begins(frame: &[u8], carries: &Carries) -> usize {
+    match carries {
+        Carries::Ip(at, _) | Carries::Arp(at) => *at,
+        _ if [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300].contains(&be16(frame, 12)) => 18,
+        _ => 14,
+    }
+}
