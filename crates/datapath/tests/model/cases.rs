@@ -16,7 +16,7 @@ use crate::{
     generate,
     policy::{Declared, Direction, Group, Peer, Rule, is_in},
     router::{Change, Routes},
-    switch::{Model, Outcome},
+    switch::{Model, Outcome, RoutedSession},
     tcp::{ACK, FIN, RST, SYN},
     world,
 };
@@ -680,6 +680,10 @@ impl Switch for Mistaken {
     }
     fn route(&mut self, _: &Change, routes: &Routes) {
         self.hosts.iter_mut().for_each(|model| model.routes.clone_from(routes));
+    }
+    fn routed_sessions(&mut self, host: usize) -> Vec<RoutedSession> {
+        let all = self.hosts[host].routed_sessions();
+        all.into_iter().map(|(session, _)| session).collect()
     }
     fn pass(&mut self, seconds: u32) {
         self.hosts.iter_mut().for_each(|model| model.pass(seconds));

@@ -12,7 +12,7 @@ use crate::{
     frames::Frames,
     policy::Declared,
     router::{Change, Routes},
-    switch::{Drop, Model, Outcome},
+    switch::{Drop, Model, Outcome, RoutedSession},
     world::{TRUNKS, arrive, hosts},
 };
 
@@ -37,6 +37,9 @@ pub trait Switch {
     fn change(&mut self, host: usize, change: &Command);
     /// A change of declared networks and routers, of which all are told `routes` so far.
     fn route(&mut self, change: &Change, routes: &Routes);
+    /// Returns the sessions between networks of one host whose ends are there, that did not time
+    /// out and that policy did not take back.
+    fn routed_sessions(&mut self, host: usize) -> Vec<RoutedSession>;
     fn pass(&mut self, seconds: u32);
     /// Sends frames that are all in the vnic's ring when the switch looks. Frames that leave their
     /// host arrive at the other one. Returns the effects on each host.
@@ -183,6 +186,10 @@ pub fn run<S: Switch>(case: &Case, switch: &mut S, tally: &mut Tally) -> Result<
                     possible[other] = follow(&possible[other], what, 0, arrive)
                         .map_err(|text| Failure { at, text })?;
                 }
+                if !case.routes.is_empty() {
+                    same_sessions(&possible[host], &switch.routed_sessions(host))
+                        .map_err(|text| Failure { at, text })?;
+                }
                 tally.open += u64::from(possible.iter().any(|models| models.len() > 1));
                 for models in &mut possible {
                     if models.len() > POSSIBLE {
@@ -254,6 +261,21 @@ pub fn run<S: Switch>(case: &Case, switch: &mut S, tally: &mut Tally) -> Result<
         }
     }
     Ok(())
+}
+
+/// Checks that a switch has the sessions between networks that one of the models has. Where a TCP
+/// connection stands decides when it times out, and models may have forgotten that.
+fn same_sessions(possible: &[Model], has: &[RoutedSession]) -> Result<(), String> {
+    let agrees = |model: &Model| {
+        let known = model.routed_sessions();
+        has.iter().all(|session| known.iter().any(|(other, _)| other == session))
+            && known.iter().all(|(other, sure)| !sure || other.protocol == 6 || has.contains(other))
+    };
+    if possible.iter().any(agrees) {
+        return Ok(());
+    }
+    let known: Vec<_> = possible.iter().map(Model::routed_sessions).collect();
+    Err(format!("switch: sessions {has:#?}\nmodel:  {known:#?}"))
 }
 
 /// Declares a network or router to the switch and to all models, or removes one.
@@ -492,4 +514,29 @@ fn simplifications(case: &Case) -> Vec<Simpler> {
         ]);
     }
     all
+}
+
+#[test]
+fn what_arrives_where_no_router_leads_is_found() {
+    use crate::router::{Net, Router};
+
+    let mut declared = vec![crate::cases::vnic(crate::cases::A, 1, &[]); 3];
+    (declared[1].vni, declared[2].vni) = (1, 2);
+    let got = |name: &str| {
+        vec![Seen { received: vec![(name.to_owned(), vec![0; 60])], ..Seen::default() }]
+    };
+    let mut routes = Routes::default();
+    for vni in [1, 2, 3] {
+        assert!(routes.apply(&Change::Net(Net { vni, blocks: vec![], mtu: None })));
+    }
+    let joined = |joins: &[u32]| {
+        let joins = joins.iter().map(|vni| (*vni, None)).collect();
+        Change::Router(Router { name: "r", joins })
+    };
+    let checked = |name, routes: &Routes| stays_among_joined(&declared, 0, &got(name), routes);
+    for (joins, leads) in [(&[][..], false), (&[1, 3], false), (&[2], false), (&[1, 2], true)] {
+        assert!(routes.apply(&joined(joins)));
+        assert!(checked("b", &routes).is_ok(), "{joins:?}");
+        assert_eq!(checked("c", &routes).is_ok(), leads, "{joins:?}");
+    }
 }

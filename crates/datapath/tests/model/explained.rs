@@ -13,6 +13,7 @@ use crate::{
     policy::Declared,
     real::{PREFIXES, Real},
     router::{Change, Routes},
+    switch::RoutedSession,
     wire::{self, Carries},
 };
 
@@ -150,6 +151,10 @@ impl Switch for Explained {
 
     fn route(&mut self, change: &Change, routes: &Routes) {
         self.0.route(change, routes);
+    }
+
+    fn routed_sessions(&mut self, host: usize) -> Vec<RoutedSession> {
+        self.0.routed_sessions(host)
     }
 
     fn pass(&mut self, seconds: u32) {

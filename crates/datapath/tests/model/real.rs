@@ -1,9 +1,9 @@
 //! The real switches, with guests in memory, and the wire between them.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use butterfly_datapath::{
-    GroupChange, Mac, SessionConfig, TunnelConfig, VnicPolicy,
+    GroupChange, Mac, SessionConfig, SessionEnd, SessionFilter, TunnelConfig, VnicPolicy,
     harness::{Host, LINUX},
 };
 use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
@@ -12,13 +12,16 @@ use butterfly_vhost::net::NetHeader;
 
 use crate::{
     check::{Seen, Switch},
-    commands::Command,
+    commands::{Command, NAMES},
     policy::{Declared, Direction, Peer, Rule},
     router::{self, Change, Routes},
+    switch::RoutedSession,
 };
 
 pub struct Real {
     pub hosts: Vec<Host>,
+    /// Network of each vnic that was ever there.
+    networks: BTreeMap<String, u32>,
     workers: usize,
     /// Times that frames were sent.
     sent: usize,
@@ -36,7 +39,7 @@ impl Real {
                 TunnelConfig::new(IpAddr::from([192, 168, 0, n]), Mac([2, 0xbf, 0, 0, 0, n]));
             Host::with(sessions, Some(&tunnel).filter(|_| hosts > 1), workers).unwrap()
         };
-        Real { hosts: (0..hosts).map(host).collect(), workers, sent: 0 }
+        Real { hosts: (0..hosts).map(host).collect(), networks: BTreeMap::new(), workers, sent: 0 }
     }
 
     /// Has each worker serve the sender in turn: the frames of a conversation, of which one worker
@@ -106,6 +109,7 @@ impl Switch for Real {
     const EARLY: usize = 8;
 
     fn insert(&mut self, host: usize, name: &str, declared: &Declared) {
+        self.networks.insert(name.to_owned(), declared.vni);
         let host = &mut self.hosts[host];
         host.declare(name, Mac(declared.mac), declared.vni, &policy(declared)).unwrap();
         let config = GuestConfig { rx_buffer: 2048, ..GuestConfig::default() }.rings(64);
@@ -154,6 +158,21 @@ impl Switch for Real {
         for host in &mut self.hosts {
             host.change_routing(router::declaration(change));
         }
+    }
+
+    fn routed_sessions(&mut self, host: usize) -> Vec<RoutedSession> {
+        let (_, rows) = self.hosts[host].sessions(&SessionFilter::default(), usize::MAX);
+        let end = |end: &SessionEnd| {
+            let nic = NAMES.into_iter().find(|name| end.nic.as_deref() == Some(*name))?;
+            Some((nic, end.address, end.port))
+        };
+        let routed = rows.iter().filter_map(|row| {
+            let ends = [end(&row.opener)?, end(&row.responder)?];
+            let vnis = ends.map(|(nic, ..)| self.networks[nic]);
+            let there = row.expires > 0 && row.state != "cut" && vnis[0] != vnis[1];
+            there.then_some(RoutedSession { vni: row.vni, protocol: row.protocol, ends })
+        });
+        routed.collect()
     }
 
     fn pass(&mut self, seconds: u32) {

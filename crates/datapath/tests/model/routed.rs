@@ -93,6 +93,11 @@ pub fn case(seed: u64) -> Case {
         let mut group = generate::group(&mut random, name, outbound);
         group.rules.iter_mut().for_each(|rule| widen(&mut random, rule));
         group.members.iter_mut().for_each(|ip| move_to(ip, random.pick(bytes)));
+        if random.percent(40) {
+            // Much has to pass, so that there are conversations.
+            let protocol = random.pick(&[None, Some(6), Some(17)]);
+            group.rules.push(rule(Inbound, protocol, (0, 65535), "10.0.0.0", 16));
+        }
         groups.push(group);
     }
     let nets: Vec<Net> = (1..)

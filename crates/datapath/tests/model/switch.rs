@@ -131,6 +131,15 @@ struct Fragments {
     policy: u32,
 }
 
+/// A session between networks: its zone, protocol, and both ends, the opener's first: vnic, address
+/// and number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoutedSession {
+    pub vni: u32,
+    pub protocol: u8,
+    pub ends: [(&'static str, IpAddr, u16); 2],
+}
+
 /// Receivers of a frame, and the drops that were counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
@@ -247,6 +256,20 @@ impl Model {
     /// Makes a mistake from now on.
     pub fn errs(&mut self, mistake: Mistake) {
         self.mistake = Some(mistake);
+    }
+
+    /// Returns the sessions between networks whose ends are there, and that may not have timed out;
+    /// and of each whether it surely did not. Those that policy took back are none.
+    pub fn routed_sessions(&self) -> Vec<(RoutedSession, bool)> {
+        let there = self.sessions.iter().filter(|session| session.key.routed && !session.cut);
+        let named = there.filter_map(|session| {
+            let Key { vni, protocol, from, to, .. } = session.key;
+            let end = |end: End| Some((self.at(end.port)?.name, end.address, end.number));
+            let ends = [end(from)?, end(to)?];
+            let sure = self.now - session.seen < session.timeout().0;
+            Some((RoutedSession { vni, protocol, ends }, sure))
+        });
+        named.collect()
     }
 
     pub fn mistake(&self) -> Option<Mistake> {
