@@ -34,6 +34,8 @@ impl Words {
             "FILE" | "PATH" => Self::File,
             "NIC" | "IP|NIC" | "NIC|outside" => Self::Printed("nic list"),
             "SG" => Self::Printed("sg list"),
+            "ROUTER" => Self::Printed("router list --ids"),
+            "VNI" => Self::Printed("network list --ids"),
             choice
                 if choice.contains('|')
                     && choice

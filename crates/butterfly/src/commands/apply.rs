@@ -25,11 +25,11 @@ const UNKNOWN: &str = "no request found";
 /// The manual page of the command.
 const LONG: &str = "Brings the host to the state that a file declares: all of it, or nothing and the reason. NICs that do not change stay attached.
 
-The file is protobuf `Messages` in text format with `nic_add`, `sg_add` and `peer_add`, as `butterfly dump` prints it. Its last line is \
+The file is protobuf `Messages` in text format with `nic_add`, `sg_add`, `peer_add`, `network_add` and `router_add`, as `butterfly dump` prints it. Its last line is \
 `# end of dump`, so that a file that was cut off is refused. docs/operations.md has an example.
 
 The daemon compares the file with what is declared, and changes only what differs. What the file names becomes as the file says: \
-a security group has exactly the rules and members in it. What the file does not name stays, unless --prune is given. \
+a security group has exactly the rules and members in it, a network its subnets, a router its attachments. What the file does not name stays, unless --prune is given. \
 Each change is a line: + added, ~ changed, ! made anew, - removed; the line says whose VM is cut off.
 
 What is wrong in the file, or refused by the host, is found before the first change where it can be tried, also by --dry-run. \

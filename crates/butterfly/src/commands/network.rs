@@ -3,7 +3,7 @@
 use crate::commands::notes;
 use crate::daemon::session::Session;
 use crate::failure::Failure;
-use crate::line::options::{json, list, option};
+use crate::line::options::{flag, json, list, option};
 use crate::line::reader::Arguments;
 use crate::text::table::{Align, safe, table};
 use crate::tree::Node;
@@ -19,12 +19,14 @@ pub const VNI: &str = "a number from 0 to 16777215";
 /// The `network` commands.
 pub fn node() -> Node {
     Node::choose(
-        Command::new("network").about("Declares the subnets of networks, which routers can join. NICs need no declared network."),
+        Command::new("network").about(
+            "Declares the subnets of networks, which routers can join. NICs need no declared network: without a router they talk as ever.",
+        ),
         vec![
             Node::run(
                 Command::new("list")
                     .about("Prints the declared networks, their subnets and gateways.")
-                    .arg(json())
+                    .args([ids().help("only the VNIs, one per line, for scripts"), json()])
                     .after_help("butterfly network list"),
                 print_networks,
             ),
@@ -49,6 +51,21 @@ pub fn node() -> Node {
     )
 }
 
+/// The flag of lists that are to be read by programs as lines.
+pub fn ids() -> Arg {
+    flag("ids")
+}
+
+/// Returns whether only ids are wanted. Fails if an object is, too.
+pub fn wants_ids(arguments: &Arguments) -> Result<bool, Failure> {
+    match arguments.has("ids") {
+        true if arguments.has("json") => {
+            Err(Failure::usage("--ids and --json exclude each other: the object has all ids, too"))
+        }
+        ids => Ok(ids),
+    }
+}
+
 /// The option that names a network.
 pub fn network() -> Arg {
     option("vni", "VNI").help("the network")
@@ -59,11 +76,11 @@ fn subnets() -> Arg {
 }
 
 fn gateways() -> Arg {
-    list("gateway", "IP").help("an address in each of the subnets, or in some: that of a router which is attached without --address")
+    list("gateway", "IP").help("an address in each of the subnets, or in some: by these its machines leave the network, and a router has them that is attached without --address")
 }
 
 fn mtu() -> Arg {
-    option("mtu", "BYTES").help("the largest IP packet (default: that of the path)")
+    option("mtu", "BYTES").help("the largest IP packet, 68 to 65535, that a router passes on into the network (default: no limit)")
 }
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
@@ -96,12 +113,16 @@ fn declared(blocks: &[String], gateways: &[String]) -> Result<Vec<Subnet>, Failu
     let mut subnets: Vec<Subnet> = blocks.iter().map(subnet).collect();
     for text in gateways {
         let refused = |why: &str| Failure::usage(format!("--gateway {}: {why}", safe(text)));
-        let address = parse_ip(text).map_err(|_| refused("it is no IP address"))?;
+        let address = parse_ip(text)
+            .map_err(|_| refused("it is no IP address; write one of a subnet, as 10.0.0.1"))?;
         let mut places = blocks.iter().zip(&mut subnets);
         let place = places.find(|(block, _)| block.cidr().contains(address));
-        let (_, subnet) = place.ok_or_else(|| refused("it is in none of the subnets"))?;
+        let (_, subnet) = place
+            .ok_or_else(|| refused("it is in none of the subnets; name its own with --subnet"))?;
         if subnet.gateway.replace(text.clone()).is_some() {
-            return Err(refused("its subnet has another gateway already"));
+            return Err(refused(
+                "its subnet has another gateway already, and may have one; leave one of them out",
+            ));
         }
     }
     Ok(subnets)
@@ -120,9 +141,12 @@ fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 }
 
 fn print_networks(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = session.wants_json(arguments);
+    let (ids, json) = (wants_ids(arguments)?, session.wants_json(arguments));
     let request = Request { network_list: Some(true), ..Request::default() };
     let networks = session.ask(request)?.network_list;
+    if ids {
+        return networks.iter().try_for_each(|network| session.line(network.vni()));
+    }
     if json {
         return session
             .json(&json!({ "networks": networks.iter().map(network_json).collect::<Value>() }));

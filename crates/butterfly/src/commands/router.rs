@@ -1,6 +1,6 @@
 //! `butterfly router`: routers, and the networks that they join.
 
-use crate::commands::network::{VNI, network};
+use crate::commands::network::{VNI, ids, network, wants_ids};
 use crate::commands::notes;
 use crate::daemon::session::Session;
 use crate::failure::Failure;
@@ -16,20 +16,22 @@ use serde_json::{Value, json};
 /// The `router` commands.
 pub fn node() -> Node {
     Node::choose(
-        Command::new("router").about("Routers: they join declared networks."),
+        Command::new("router").about(
+            "Declares routers, which pass IPv4 packets from one declared network to another, between NICs of this host.",
+        ),
         vec![
             Node::run(
                 Command::new("list")
                     .about("Prints the routers, the networks that they join and their addresses there.")
-                    .arg(json())
+                    .args([ids().help("only the ids, one per line, for scripts"), json()])
                     .after_help("butterfly router list"),
                 print_routers,
             ),
             Node::run(
                 Command::new("add")
                     .about("Declares routers that are attached to no network. One that exists is detached from all.")
-                    .arg(routers())
-                    .after_help("butterfly router add r1"),
+                    .arg(word("ID").num_args(1..).help("id of the router: any text of one line"))
+                    .after_help("butterfly router add r1\nbutterfly router add r1 + router attach r1 --vni 42 + router attach r1 --vni 50"),
                 add,
             ),
             Node::run(
@@ -138,9 +140,12 @@ fn detach(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 }
 
 fn print_routers(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = session.wants_json(arguments);
+    let (ids, json) = (wants_ids(arguments)?, session.wants_json(arguments));
     let request = Request { router_list: Some(true), ..Request::default() };
     let routers = session.ask(request)?.router_list;
+    if ids {
+        return routers.iter().try_for_each(|router| session.line(router.id()));
+    }
     if json {
         return session
             .json(&json!({ "routers": routers.iter().map(router_json).collect::<Value>() }));

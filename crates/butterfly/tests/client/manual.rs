@@ -135,10 +135,20 @@ fn bash_completes() {
         ("nic sg add vm-1 ''", "sg list -t 300"),
         ("nic sg add vm-1 web ''", "sg list -t 300"),
         ("sg rule add web --sg-members ''", "sg list -t 300"),
+        ("router del ''", "router list --ids -t 300"),
+        ("router del r1 ''", "router list --ids -t 300"),
+        ("router attach ''", "router list --ids -t 300"),
+        ("router attach r1 --vni ''", "network list --ids -t 300"),
+        ("router detach r1 --vni ''", "network list --ids -t 300"),
+        ("network del --vni ''", "network list --ids -t 300"),
+        ("nic add --vni ''", "network list --ids -t 300"),
+        ("fdb ''", "network list --ids -t 300"),
         (begun.as_str(), files.as_str()),
         // Nothing to propose: a value of its own, and words behind options.
         ("nic add --mac ''", ""),
         ("nic show --json ''", ""),
+        // One that exists would lose its attachments.
+        ("router add ''", ""),
         ("bogus ''", ""),
     ];
     // The daemon's names are the words of the question here.

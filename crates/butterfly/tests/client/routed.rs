@@ -56,6 +56,13 @@ fn networks_are_declared_listed_and_taken_back() {
             ..Row::default()
         },
         Row {
+            line: "network list --ids @",
+            asks: &[&["network_list: true"]],
+            answers: &[&[NETWORKS]],
+            out: "42\n1337\n",
+            ..Row::default()
+        },
+        Row {
             line: "network list --json @",
             asks: &[&["network_list: true"]],
             out: "{\n  \"networks\": []\n}\n",
@@ -87,12 +94,15 @@ fn what_is_no_network_is_refused_by_the_client() {
     for (options, why) in [
         ("--vni 42 --subnet 10.0.0.0", "\"10.0.0.0\" is not a subnet; write 10.0.0.0/24"),
         ("--vni 42 --subnet 10.0.0.7/24", "write 10.0.0.0/24"),
-        ("--vni 42 --subnet 10.0.0.0/24 --gateway 10.0.1.1", "it is in none of the subnets"),
+        (
+            "--vni 42 --subnet 10.0.0.0/24 --gateway 10.0.1.1",
+            "it is in none of the subnets; name its own with --subnet",
+        ),
         ("--vni 42 --gateway 10.0.1.1", "--gateway 10.0.1.1: it is in none of the subnets"),
         ("--vni 42 --subnet 10.0.0.0/24 --gateway x", "--gateway x: it is no IP address"),
         (
             "--vni 42 --subnet 10.0.0.0/24 --gateway 10.0.0.1 10.0.0.2",
-            "--gateway 10.0.0.2: its subnet has another gateway already",
+            "--gateway 10.0.0.2: its subnet has another gateway already, and may have one",
         ),
         ("--vni x", "\"x\" is not a number from 0 to 16777215"),
         ("--vni 42 --mtu x", "\"x\" is not a number of bytes from 68 to 65535"),
@@ -103,6 +113,19 @@ fn what_is_no_network_is_refused_by_the_client() {
         let ended = daemon.start(&line).end();
         daemon.assert_silent(&line);
         assert!(ended.err.contains(why), "{line}: {}", ended.err);
+        assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)), "{line}");
+    }
+}
+
+/// A list of ids is lines, and an object has more than ids.
+#[test]
+fn ids_are_no_object() {
+    for kind in ["network", "router"] {
+        let daemon = Daemon::new();
+        let line = format!("{kind} list --ids --json @");
+        let ended = daemon.start(&line).end();
+        daemon.assert_silent(&line);
+        assert!(ended.err.contains("--ids and --json exclude each other"), "{}", ended.err);
         assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)), "{line}");
     }
 }
@@ -134,6 +157,13 @@ fn routers_are_declared_attached_listed_and_taken_back() {
             answers: &[&[ROUTERS]],
             out: "router  vni  address\nr1       42  gateways\nr1       50  10.0.1.7 2001:db8:1::7\n\
                   r2        -  -\n",
+            ..Row::default()
+        },
+        Row {
+            line: "router list --ids @",
+            asks: &[&["router_list: true"]],
+            answers: &[&[ROUTERS]],
+            out: "r1\nr2\n",
             ..Row::default()
         },
         Row {
