@@ -213,7 +213,7 @@ def networks_are_joined_by_routers():
         same((router.id, [each.vni for each in router.attachment]), ("r", [42]))
         taken = '10.0.0.1 of network 42 belongs to router "r": choose another address'
         same(client.refused(nic_add=nic(vni=42, ip=["10.0.0.1"])), taken)
-        attached = 'router "r" is attached to network 42: detach it first'
+        attached = 'router "r" is attached to network 42: detach it first, `butterfly router detach`'
         same(client.refused(network_del=42), attached)
         client.ask(router_detach={"router": "r", "vni": 42})
         for _ in range(2):

@@ -723,7 +723,7 @@ fn other_hosts() {
                 "peer add ::2 42.0.0.1 230.0.0.1 x @",
                 "error in response\ndescription: ::2 is of another family than the tunnel endpoint 42.0.0.1\n\
                  error in response\ndescription: 42.0.0.1 is this host's own tunnel endpoint\n\
-                 error in response\ndescription: 230.0.0.1 is not the address of a host\n\
+                 error in response\ndescription: 230.0.0.1 is not the address of a host; choose another\n\
                  error in response\ndescription: Bad IP format\nhelp: \"x\" is not an IP address; write 192.0.2.1 or 2001:db8::1",
             ),
             fails(

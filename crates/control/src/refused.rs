@@ -99,7 +99,7 @@ pub enum Refused {
     #[error("security group {0:?} is declared twice")]
     GroupTwice(String),
     /// An address at which no host can be.
-    #[error("{0} is not the address of a host")]
+    #[error("{0} is not the address of a host; choose another")]
     NotAHost(IpAddr),
     /// More pairs of a network and a peer than there can be.
     #[error(
@@ -138,7 +138,7 @@ pub enum Refused {
     },
     /// Two subnets between which a router could not choose.
     #[error(
-        "subnet {cidr} of network {vni} overlaps {other} of network {other_vni}, and both are reached by the same routers: change one of them"
+        "subnet {cidr} of network {vni} overlaps {other} of network {other_vni}, so that packets for an address would have two ways: change one of them"
     )]
     Overlap {
         /// A subnet.
@@ -173,13 +173,19 @@ pub enum Refused {
         other: String,
     },
     /// There is no declared network with this number.
-    #[error("network {0} is not declared: butterfly network add --vni {0}")]
+    #[error(
+        "network {0} is not declared: declare it first, `butterfly network add --vni {0} --subnet CIDR`"
+    )]
     NetworkMissing(Vni),
     /// There is no router of this id.
-    #[error("there is no router {0:?}: butterfly router add")]
+    #[error(
+        "there is no router {0:?}: `butterfly router list` has those that there are, `butterfly router add` declares one"
+    )]
     RouterMissing(String),
     /// A network that a router joins.
-    #[error("router {router:?} is attached to network {vni}: detach it first")]
+    #[error(
+        "router {router:?} is attached to network {vni}: detach it first, `butterfly router detach`"
+    )]
     StillAttached {
         /// The network.
         vni: Vni,

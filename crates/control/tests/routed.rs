@@ -239,7 +239,8 @@ fn what_is_missing_is_named() {
     assert_eq!(refused(&empty, Change::RemoveRouter(id)), Refused::RouterMissing("r".into()));
     let why = refused(&empty, declared(router("r", &[(42, &[])])));
     assert_eq!(why, Refused::NetworkMissing(vni(42)));
-    assert_eq!(why.to_string(), "network 42 is not declared: butterfly network add --vni 42");
+    let text = "network 42 is not declared: declare it first, `butterfly network add --vni 42 --subnet CIDR`";
+    assert_eq!(why.to_string(), text);
 }
 
 #[test]

@@ -104,7 +104,7 @@ fn what_is_refused_says_why_and_changes_nothing() {
         ("router_attach { router: \"rr\" vni: 42 }".into(), "there is no router \"rr\"", ""),
         ("router_detach { router: \"x\" vni: 42 }".into(), "there is no router \"x\"", ""),
         ("router_detach { router: \"r\" }".into(), "an attachment needs the VNI", ""),
-        ("router_attach { router: \"r\" vni: 7 }".into(), "network 7 is not declared: butterfly network add --vni 7", ""),
+        ("router_attach { router: \"r\" vni: 7 }".into(), "network 7 is not declared: declare it first, `butterfly network add --vni 7 --subnet CIDR`", ""),
         ("router_attach { router: \"r\" vni: 42 address: \"10.0.0.9\" }".into(), "10.0.0.9 of network 42 belongs to nic \"n\"", ""),
         ("router_attach { router: \"r\" vni: 42 address: \"10.0.0.2\" address: \"10.0.0.3\" }".into(), "10.0.0.2 and 10.0.0.3 are of one family", ""),
         ("nic_update { id: \"n\" ip: \"fd00::1\" }".into(), "fd00::1 of network 42 belongs to router \"r\"", ""),
@@ -157,7 +157,8 @@ fn a_file_declares_networks_and_routers() {
     assert_eq!(listed(&mut host), before);
     host.fake().take_calls();
     let (why, _) = host.fails("apply { router { id: \"r\" attachment { vni: 9 } } }");
-    assert_eq!(why, "network 9 is not declared: butterfly network add --vni 9");
+    let expected = "network 9 is not declared: declare it first, `butterfly network add --vni 9 --subnet CIDR`";
+    assert_eq!(why, expected);
     let (why, _) = host.fails("apply { network { vni: 9 mtu: 1 } }");
     assert!(why.starts_with("network \"9\": MTU 1 is out of range"), "{why}");
     let gone = host.ask(
