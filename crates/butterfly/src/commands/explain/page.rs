@@ -56,15 +56,17 @@ fn fate(way: &ExplainWalk) -> Option<Fate> {
 
 fn walk(way: &ExplainWalk, vni: Option<u32>, is_answer: bool) -> String {
     let mut page = format!("{}{}\n", if is_answer { "answer: " } else { "" }, safe(way.packet()));
+    // The longest name has ten letters, and most walks have none that long.
+    let width = way.step.iter().map(|step| step.stage().len()).fold(9, usize::max);
     for step in &way.step {
         let mark = match step.mark.and_then(|mark| mark.enum_value().ok()) {
             Some(Mark::PASS) => "ok",
             Some(Mark::STOP) => "STOP",
             _ => "-",
         };
-        let _ = writeln!(page, "  {:<9} {mark:<5} {}", safe(step.stage()), safe(step.text()));
+        let _ = writeln!(page, "  {:<width$} {mark:<5} {}", safe(step.stage()), safe(step.text()));
         for detail in &step.detail {
-            let _ = writeln!(page, "  {:<15} {}", "", safe(detail));
+            let _ = writeln!(page, "  {:<1$} {2}", "", width + 6, safe(detail));
         }
     }
     let listed =
@@ -99,5 +101,40 @@ fn dropped(drop: &Drop) -> String {
     match &drop.nic_id {
         Some(id) => format!("{}, counted at {}", safe(drop.reason()), safe(id)),
         None => format!("{}, counted at the network's other hosts", safe(drop.reason())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use butterfly_api::proto::explain_walk::Step;
+
+    /// Marks, texts and details stand below each other, however long the names of stages are.
+    #[test]
+    fn steps_are_columns() {
+        let step = |stage: &&str| Step {
+            stage: Some((*stage).to_owned()),
+            mark: Some(Mark::PASS.into()),
+            text: Some("text".into()),
+            detail: vec!["detail".into()],
+            ..Step::default()
+        };
+        for (stages, marks, texts) in
+            [(&["source", "lookup"], 12, 18), (&["source", "masquerade"], 13, 19)]
+        {
+            let way =
+                ExplainWalk { step: stages.iter().map(step).collect(), ..ExplainWalk::default() };
+            let page = walk(&way, None, false);
+            let steps: Vec<&str> = page.lines().filter(|line| line.starts_with("  ")).collect();
+            assert_eq!(steps.len(), 4, "{page}");
+            for lines in steps.chunks(2) {
+                assert_eq!(
+                    [lines[0].find("ok"), lines[0].find("text")],
+                    [Some(marks), Some(texts)],
+                    "{page}"
+                );
+                assert_eq!(lines[1].find("detail"), Some(texts), "{page}");
+            }
+        }
     }
 }
