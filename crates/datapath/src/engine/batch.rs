@@ -35,7 +35,7 @@ pub(crate) enum Verdict {
     Consumed(Consumed),
 }
 
-/// What a router of this host answers.
+/// Questions that a router of this host answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Consumed {
     /// A machine asks for the MAC address of a gateway (RFC 826).
@@ -44,7 +44,7 @@ pub(crate) enum Consumed {
     Echo,
 }
 
-/// What a router does to a frame: it leaves by another network, with other MAC addresses.
+/// Way of a frame through a router: it leaves by another network, with other MAC addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hop {
     /// Destination and source addresses that it gets, as they stand in a frame. The source is that

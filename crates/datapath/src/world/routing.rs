@@ -104,7 +104,7 @@ pub(crate) struct Gateway {
     pub router: Arc<Joined>,
 }
 
-/// What is declared of a network, and who routes there.
+/// Declaration of a network, and those who route there.
 #[derive(Debug)]
 pub(crate) struct Routing {
     pub gateways: Box<[Gateway]>,

@@ -250,7 +250,7 @@ pub(crate) struct Network {
     pub waiting: Box<[u32]>,
     /// True if any of them is filtered.
     pub filtered: bool,
-    /// What is declared of it, and who routes there.
+    /// Declaration of it, and those who route there.
     pub routing: Option<Arc<Routing>>,
     /// Slots of the vnics that own MAC addresses.
     pub macs: Numbers,

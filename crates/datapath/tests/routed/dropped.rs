@@ -1,4 +1,4 @@
-//! What does not pass, by name. Nobody gets a byte of it.
+//! Packets that do not pass, by name. Nobody gets a byte of it.
 
 use butterfly_datapath::Mac;
 use butterfly_packet::build;
@@ -159,7 +159,7 @@ fn born_full() {
     assert!((100..=110).contains(&answered), "{answered} answers");
 }
 
-/// Whether the network has a router or not. A filtered vnic has one address, which is none of them.
+/// In networks with and without a router. A filtered vnic has one address, which is none of them.
 #[test]
 fn router_mac() {
     for source in [gateway(), Mac([0xb2, 0xf1, 10, 0, 0, 1])] {

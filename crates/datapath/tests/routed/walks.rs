@@ -1,4 +1,4 @@
-//! What passes.
+//! Packets that pass.
 
 use butterfly_packet::{Mac, build};
 use butterfly_vhost::net::NetHeader;

@@ -49,8 +49,8 @@ pub(super) struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// Copies all that concerns packets of a network, also in those that a router joins to it. `None`
-    /// if there is no memory for it.
+    /// Copies all that concerns packets of a network, also in those that a router joins to it.
+    /// `None` if there is no memory for it.
     pub fn new(shared: &'a Shared, snapshot: &Snapshot, vni: u32) -> Option<World<'a>> {
         // The counts of vnics that wait are the switch's.
         let mut own = Snapshot { adopted: None, ..snapshot.clone() };
