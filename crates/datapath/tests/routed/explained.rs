@@ -1,6 +1,6 @@
-//! What is said of a packet that a router passes on.
+//! Explanations of packets for routers.
 
-use butterfly_datapath::{Fate, Origin, Question, Target};
+use butterfly_datapath::{Fate, Mac, Origin, Question, Target};
 use butterfly_packet::protocol::UDP;
 
 use crate::net::*;
@@ -40,6 +40,42 @@ fn a_packet_is_followed_through_the_router_and_back() {
         let [sent, arrives] = routed(A, B, |ip| ip.udp(1000, 53, b"?"));
         net.passes(A, &sent, B, &arrives);
     }
+}
+
+/// A machine speaks to a group itself, and so it does IPv6, which is not routed.
+#[test]
+fn what_is_not_for_the_gateway_goes_to_none() {
+    let net = Net::new(&[A, B], true);
+    let to = |to: [u8; 4]| Question { to: Target::Address(to.into()), ..question(false) };
+    for (group, mac) in
+        [([224, 0, 0, 251], Mac([1, 0, 0x5e, 0, 0, 251])), ([255; 4], Mac::BROADCAST)]
+    {
+        let told = net.host.explain(&to(group)).unwrap();
+        assert_eq!(told.destination_mac, mac, "{told:?}");
+    }
+    let six = |last| std::net::IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, last]);
+    let question = Question { source: Some(six(1)), ..to([0; 4]) };
+    let told = net.host.explain(&Question { to: Target::Address(six(2)), ..question }).unwrap();
+    assert_eq!(told.walks[0].fate, Fate::NoAddress, "{told:?}");
+}
+
+/// Its address is one of the network, but no vnic's.
+#[test]
+fn a_packet_for_a_gateway_goes_to_it() {
+    let net = Net::new(&[A, B], true);
+    let to = Target::Address(GATEWAYS[0].into());
+    let told = net.host.explain(&Question { to, ..question(false) }).unwrap();
+    assert_eq!(told.destination_mac, gateway());
+    assert_ne!(told.walks[0].fate, Fate::NoAddress);
+}
+
+/// Without a router between them, the answer says so.
+#[test]
+fn networks_without_a_router_do_not_meet() {
+    let told = Net::apart(&[A, B], true).host.explain(&question(false)).unwrap();
+    let [walk] = &told.walks[..] else { panic!("{told:?}") };
+    assert_eq!(walk.fate, Fate::NoAddress);
+    assert_eq!(walk.steps[0].details, ["b has it, in VNI 50: no router leads there"]);
 }
 
 #[test]

@@ -172,7 +172,11 @@ pub(super) fn resolve(
     }
     let source_mac = question.source_mac.or(sender.map(|vnic| vnic.mac)).unwrap_or(ELSEWHERE);
     let beyond = spans_hosts && sender.is_some();
-    let gateway = sender.and_then(|_| network.routing.as_ref()?.way_out(number(destination)));
+    let routing = network.routing.as_ref().filter(|_| sender.is_some() && is_routed(destination));
+    let gateway = routing.and_then(|routing| {
+        let itself = routing.by_address(number(destination)).map(|gateway| gateway.mac);
+        itself.or_else(|| routing.way_out(number(destination)))
+    });
     let destination_mac = match (gateway, question.destination_mac, receiver) {
         (Some(gateway), None, None) => Some(address_of(gateway)),
         _ => destination_mac(question, receiver, destination, beyond)?,
@@ -189,6 +193,12 @@ pub(super) fn resolve(
     };
     asked.frame = asked.build()?;
     Ok(asked)
+}
+
+/// Returns whether a machine sends to its gateway what is for an address outside of its network:
+/// IPv4, and no group.
+fn is_routed(destination: IpAddr) -> bool {
+    matches!(destination, IpAddr::V4(ip) if !ip.is_broadcast() && !ip.is_multicast())
 }
 
 /// Returns the vnic with an id.

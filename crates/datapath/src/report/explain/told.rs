@@ -96,7 +96,7 @@ pub(super) fn never_sent(asked: &Asked, snapshot: &Snapshot) -> Walk {
     if let Some(owner) = owner {
         lookup
             .details
-            .push(format!("{} has it, in VNI {}: networks do not meet", owner.id, owner.vni));
+            .push(format!("{} has it, in VNI {}: no router leads there", owner.id, owner.vni));
     }
     Walk {
         packet: packet(&asked.frame),
