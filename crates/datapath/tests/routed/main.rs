@@ -4,5 +4,6 @@
 mod answered;
 mod dropped;
 mod explained;
+mod hostile;
 mod net;
 mod walks;

@@ -1,0 +1,128 @@
+//! How far those come who want more than a router gives them.
+
+use butterfly_datapath::{Mac, SessionConfig, TunnelConfig, VnicPolicy, harness::Host};
+use butterfly_model::RouterId;
+use butterfly_packet::build;
+
+use crate::net::*;
+
+/// A neighbour of [`A`] that bypasses filters.
+const X: Machine = ("x", Mac([2, 0, 0, 0, 0, 0xd]), 42, [10, 0, 0, 12]);
+
+/// [`A`] and [`B`], filtered, and [`X`].
+fn with_bypass(forwards: bool) -> Net {
+    let mut net = Net::apart(&[A, B], false);
+    let policy = VnicPolicy { forwards, ..policy(X.3, true) };
+    net.host.vnic(X.0, X.1, X.2, &policy).unwrap();
+    net.join();
+    net.host.settle();
+    net.host.moved();
+    net
+}
+
+/// A packet to the gateway of network 42, from a machine and a source that need not be its own.
+fn from(machine: Machine, source: [u8; 4]) -> [Vec<u8>; 2] {
+    routed((machine.0, machine.1, machine.2, source), B, |ip| ip.udp(1, 2, b"x"))
+}
+
+#[test]
+fn a_filtered_machine_is_routed_as_itself_only() {
+    let mut net = Net::new(&[A, B, C], false);
+    net.admit("0.0.0.0/0");
+    let [sent, arrives] = from(A, A.3);
+    net.passes(A, &sent, B, &arrives);
+    net.drops(A, &from(A, C.3)[0], "spoofed-ip");
+    net.drops(A, &from(A, [10, 1, 0, 11])[0], "foreign-source");
+}
+
+/// A vnic that forwards is trusted with the addresses of its own network, and with no other's.
+#[test]
+fn a_neighbour_s_address_opens_no_rule_behind_the_router() {
+    let mut net = with_bypass(false);
+    net.admit("10.0.0.10/32");
+    let [sent, arrives] = from(A, A.3);
+    net.passes(A, &sent, B, &arrives);
+    let [forged, arrives] = from(X, A.3);
+    net.drops(X, &forged, "ip-claimed");
+
+    let mut net = with_bypass(true);
+    net.admit("10.0.0.0/8");
+    net.passes(X, &forged, B, &arrives);
+    net.drops(X, &from(X, [10, 1, 0, 11])[0], "foreign-source");
+}
+
+#[test]
+fn who_bypasses_filters_does_not_bypass_those_of_others() {
+    let mut net = with_bypass(false);
+    let [sent, arrives] = from(X, X.3);
+    assert!(net.send(X, &sent).is_empty());
+    assert_eq!(net.host.moved().get("b.drop.ingress-denied"), Some(&1));
+    net.admit("10.0.0.12/32");
+    net.passes(X, &sent, B, &arrives);
+}
+
+/// Two tenants with the same addresses, each with a router.
+#[test]
+fn ends_of_two_routers_never_meet() {
+    let (a2, b2): (Machine, Machine) =
+        (("a2", Mac([2, 0, 0, 0, 1, 0xa]), 43, A.3), ("b2", Mac([2, 0, 0, 0, 1, 0xb]), 51, B.3));
+    let mut net = Net::new(&[A, B, a2, b2], false);
+    net.host.change_routing(network(43, "10.0.0.0/24", "10.0.0.1", None));
+    net.host.change_routing(network(51, "10.1.0.0/24", "10.1.0.1", None));
+    net.host.change_routing(router("s", &[43, 51]));
+    net.admit("10.0.0.0/24");
+    let other = Mac(RouterId::new("s").unwrap().gateway_mac());
+    let packet = |ip: build::Ip| ip.udp(1, 2, b"x");
+    let [sent, arrives] = routed(A, B, packet);
+    let [mut sent2, mut arrives2] = routed(a2, b2, packet);
+    sent2[..6].copy_from_slice(&other.0);
+    arrives2[6..12].copy_from_slice(&other.0);
+    for sessions in [[1, 2], [2, 2]] {
+        net.passes(A, &sent, B, &arrives);
+        assert_eq!(net.sessions(), sessions[0]);
+        net.passes(a2, &sent2, b2, &arrives2);
+        assert_eq!(net.sessions(), sessions[1]);
+    }
+    // The other tenant's gateway is nobody in this network.
+    let mut astray = sent.clone();
+    astray[..6].copy_from_slice(&other.0);
+    net.drops(A, &astray, "gateway-not-here");
+    // Nor does anybody stand in for a machine that is gone.
+    net.host.remove("b2");
+    net.host.settle();
+    net.host.moved();
+    net.drops(a2, &sent2, "next-hop-unknown");
+}
+
+/// Neither packets for a gateway nor questions for one, whoever they say they are from.
+#[test]
+fn nothing_of_another_host_is_routed() {
+    let link = |n| Mac([2, 0xbf, 0, 0, 0, n]);
+    let endpoint = |n: u8| [192, 168, 0, n];
+    let config = TunnelConfig::new(endpoint(1).into(), link(1));
+    let sessions = SessionConfig { capacity: 4096, ..SessionConfig::default() };
+    let mut host = Host::with_tunnel(sessions, Some(&config)).unwrap();
+    for (id, mac, vni, ip) in [A, B] {
+        host.vnic(id, mac, vni, &policy(ip, true)).unwrap();
+    }
+    let mut net = Net { host };
+    net.join();
+    net.host.settle();
+    let elsewhere: Machine = ("", Mac([2, 0, 0, 0, 0, 0xee]), 42, [10, 0, 0, 99]);
+    let [packet, _] = routed(elsewhere, B, |ip| ip.udp(1, 2, b"x"));
+    let ask = build::ethernet(elsewhere.1, Mac::BROADCAST).arp_request(elsewhere.3, GATEWAYS[0]);
+    for inner in [packet, ask] {
+        net.host.left().unwrap();
+        net.host.moved();
+        let outer = build::ethernet(link(2), link(1)).ipv4(endpoint(2), endpoint(1));
+        net.host.arrive(&[outer.vxlan(50_000, 42, &inner)]).unwrap();
+        assert!(net.host.received().unwrap().is_empty());
+        assert!(net.host.left().unwrap().is_empty());
+        let moved = net.host.moved();
+        assert_eq!(moved.get("vni-42.drop.gateway-from-wire"), Some(&1), "{moved:?}");
+    }
+    // And nothing is routed to it, though it was heard.
+    let [mut sent, _] = routed(B, elsewhere, |ip| ip.udp(1, 2, b"x"));
+    sent[..6].copy_from_slice(&gateway().0);
+    net.drops(B, &sent, "next-hop-unknown");
+}
