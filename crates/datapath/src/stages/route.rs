@@ -72,7 +72,7 @@ drop_reasons! { 10;
     }
     /// No network of the router has the destination.
     NO_ROUTE = "no-route" {
-        cause: "a destination that no network of the router has",
+        cause: "a destination that no network of the router has, or one of IPv6, which is not routed yet",
         remedy: "`butterfly router list` tells the networks: attach the missing one with `butterfly router attach`",
         charged: "the sender",
     }
@@ -102,7 +102,7 @@ drop_reasons! { 10;
     }
     /// No machine that runs here has the destination.
     NEXT_HOP_UNKNOWN = "next-hop-unknown" {
-        cause: "an address that nobody has, or whose machine is not started",
+        cause: "an address that nobody has, whose machine is not started, or whose machine is on another host, to which nothing is routed yet",
         remedy: "declare the address with its vnic (`butterfly nic update --id NIC --ip ADDRESS..`), or start the machine",
         charged: "the sender",
     }
