@@ -219,5 +219,25 @@ refused() { on one bf show | grep -q 'peer 192.0.2.2: for [3-9] s'; }
 wait_for 20 refused || die "show says nothing of a peer whose daemon is dead: $(on one bf tunnels)"
 shown show | keep networks.md show-dead-peer
 
+# Two networks that a router joins, as the page about routers tells it. The machines really talk.
+one network add --vni 50 --subnet 10.5.0.0/24 --gateway 10.5.0.1 + network add --vni 51 --subnet 10.6.0.0/24 --gateway 10.6.0.1 + \
+  router add r1 + router attach r1 --vni 50 + router attach r1 --vni 51
+routed() { # routed NAME NUMBER VNI PREFIX OPTION...
+  host_add "$1"
+  one nic add --type TAP --id "$1" --mac "52:54:00:00:00:$2" --vni "$3" --ip "$4.10" --netns "$(net "$1")" "${@:5}"
+  ip -n "$(net "$1")" addr add "$4.10/24" dev "$1"
+  ip -n "$(net "$1")" route add default via "$4.1"
+}
+routed app-1 11 50 10.5.0
+routed db-1 12 51 10.6.0 --sg database
+one sg rule add database --ip-proto tcp --port 5432 --cidr 10.5.0.0/24
+{
+  shown network list
+  shown router list
+  shown explain --from app-1 --to db-1 --port 5432 --reply
+} | keep routers.md routed
+serves db-1 5432
+opens app-1 10.6.0.10 5432
+
 [ ! -s "$dir/wrong" ] || die "not what is printed: $(xargs <"$dir/wrong"); if the client is right: make captures"
 say "captures: ok"
