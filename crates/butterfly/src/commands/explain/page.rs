@@ -120,7 +120,7 @@ mod tests {
             ..Step::default()
         };
         for (stages, marks, texts) in
-            [(&["source", "lookup"], 12, 18), (&["source", "masquerade"], 13, 19)]
+            [(&["source", "lookup"], 11, 18), (&["source", "masquerade"], 12, 19)]
         {
             let way =
                 ExplainWalk { step: stages.iter().map(step).collect(), ..ExplainWalk::default() };
@@ -129,7 +129,7 @@ mod tests {
             assert_eq!(steps.len(), 4, "{page}");
             for lines in steps.chunks(2) {
                 assert_eq!(
-                    [lines[0].find("ok"), lines[0].find("text")],
+                    [lines[0].find(" ok "), lines[0].find("text")],
                     [Some(marks), Some(texts)],
                     "{page}"
                 );
