@@ -63,6 +63,23 @@ fn sessions_are_counted_where_they_are_released() {
     net.host.count_sessions().unwrap();
 }
 
+/// A session whose network is gone is taken off the end that is left, whichever end opened it.
+#[test]
+fn the_end_that_is_left_counts_no_session() {
+    for gone in ["a", "b"] {
+        let mut net = Net::new(&[A, B], false);
+        net.admit("10.0.0.0/8");
+        for (port, (from, to)) in [(1, (A, B)), (2, (B, A)), (3, (A, B))] {
+            let [sent, arrives] = routed(from, to, |ip| ip.udp(port, 1000, b"x"));
+            net.passes(from, &sent, to, &arrives);
+        }
+        assert_eq!(net.host.count_sessions().unwrap(), 3);
+        net.host.remove(gone);
+        net.host.pass(2);
+        assert_eq!(net.host.count_sessions().unwrap(), 0, "{gone}");
+    }
+}
+
 /// In any order, and again after what joined them was away.
 #[test]
 fn networks_are_joined_in_any_order() {

@@ -257,7 +257,8 @@ pub(crate) fn counted(
 pub(crate) fn released(snapshot: &Snapshot, table: &Table, shares: &Shares, key: &Key, stamp: u32) {
     let (opener, responder) = key.slots();
     let network = snapshot.network(key.vni()).filter(|network| network.born <= stamp);
-    if network.is_none() && snapshot.adopted.is_none() {
+    // Its vnics are gone with it, but of a routed session only one.
+    if network.is_none() && snapshot.adopted.is_none() && !key.zone().is_routed() {
         return;
     }
     if let Some(counts) = snapshot.counts_of(opener, stamp) {
