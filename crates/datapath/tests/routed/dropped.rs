@@ -2,6 +2,7 @@
 
 use butterfly_datapath::Mac;
 use butterfly_packet::build;
+use butterfly_vhost::net::NetHeader;
 
 use crate::net::*;
 
@@ -78,6 +79,36 @@ fn route_too_big() {
     net.drops(A, &sent, "route-too-big");
     let [sent, _] = routed(A, B, |ip| ip.dont_fragment().udp(1, 2, &[7; 1400 - 27]));
     net.refuses(A, &sent, "route-too-big", (3, 4, 1400));
+}
+
+/// A frame of several segments is as long as the longest of them: 1,400 bytes fit.
+#[test]
+fn route_too_big_is_said_of_segments() {
+    let tcp = |ip: build::Ip| {
+        let tcp = build::Tcp::new(1, 2, butterfly_packet::tcp::ACK);
+        ip.checksum(build::Checksum::Partial).tcp(&tcp, &[7; 1450])
+    };
+    for (size, fits) in [(1360, true), (1361, false), (1448, false), (1450, false)] {
+        let mut net = net();
+        let [sent, arrives] = routed(A, B, tcp);
+        let header = NetHeader {
+            flags: NetHeader::FLAG_NEEDS_CSUM,
+            csum_start: 34,
+            csum_offset: 16,
+            gso_type: NetHeader::GSO_TCPV4,
+            gso_size: size,
+            ..NetHeader::default()
+        };
+        net.host.send(A.0, &sent, header).unwrap();
+        let got = net.host.received().unwrap();
+        let got: Vec<_> = got.values().flatten().map(|(_, frame)| frame).collect();
+        let moved = net.host.moved();
+        if fits {
+            assert_eq!(got, [&arrives], "{size}: {moved:?}");
+        } else {
+            assert!(got.is_empty() && moved["a.drop.route-too-big"] == 1, "{size}: {moved:?}");
+        }
+    }
 }
 
 #[test]
