@@ -6,9 +6,13 @@ use std::{
 };
 
 use butterfly_datapath::{
-    GroupChange, Mac, SessionConfig, SessionFilter, TunnelConfig, VnicPolicy, harness::Host,
+    GroupChange, Mac, RoutingChange, SessionConfig, SessionFilter, TunnelConfig, VnicPolicy,
+    harness::Host,
 };
-use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
+use butterfly_model::{
+    Cidr, Direction, GroupName, Network, Router, RouterAddresses, RouterId, Rule, SecurityGroup,
+    Subnet, Vni,
+};
 use butterfly_packet::{
     build::{self, Tcp},
     tcp::{ACK, SYN},
@@ -450,4 +454,270 @@ fn sessions_with_other_hosts_go_on() {
     assert_eq!(two.whole(), 1);
     two.host.pass(90_000);
     assert_eq!(two.whole(), 0);
+}
+
+/// Networks of the routed ends, and a further one.
+const LOWER: u32 = 42;
+const UPPER: u32 = 50;
+const OTHER: u32 = 60;
+
+/// Ends of routed sessions: "a" has 10.N.0.10 in a network whose subnet is 10.N.0.0/24, "b"
+/// 10.N.0.11.
+struct Routed {
+    net: Net,
+    /// Network of "a", and of "b".
+    vnis: [u32; 2],
+}
+
+fn vni(number: u32) -> Vni {
+    Vni::new(number).unwrap()
+}
+
+fn address(id: &str, vni: u32) -> [u8; 4] {
+    [10, vni as u8, 0, if id == "a" { 10 } else { 11 }]
+}
+
+/// The router's MAC address.
+fn router() -> Mac {
+    Mac(RouterId::new("r").unwrap().gateway_mac())
+}
+
+impl Routed {
+    /// A host with a connection from "a" to "b", and an answered question.
+    fn talking(vnis: [u32; 2]) -> Routed {
+        let mut routed = Routed { net: Net::new(), vnis };
+        routed.join(&[LOWER, UPPER]);
+        routed.both(&["a", "b"]);
+        for (from, flags, numbers) in
+            [("a", SYN, (100, 0)), ("b", SYN | ACK, (500, 101)), ("a", ACK, (101, 501))]
+        {
+            routed.passes(from, |ip, ports| tcp_in(ip, ports, flags, numbers));
+        }
+        routed.passes("a", udp_in);
+        routed.passes("b", udp_in);
+        assert_eq!(routed.net.whole(), 2);
+        routed
+    }
+
+    fn killed(&self) -> Routed {
+        let net = self.net.killed();
+        assert_eq!(net.adopted(), Ok(2));
+        Routed { net, vnis: self.vnis }
+    }
+
+    /// Declares three networks, and a router that joins some of them.
+    fn join(&self, joined: &[u32]) {
+        for number in [LOWER, UPPER, OTHER] {
+            let (block, gateway) = (format!("10.{number}.0.0/24"), format!("10.{number}.0.1"));
+            let subnet = Subnet::parse(&block, Some(&gateway)).unwrap();
+            let network = Network::new(vni(number), vec![subnet], None).unwrap();
+            self.net.host.change_routing(RoutingChange::DeclareNetwork(network));
+        }
+        let mut router = Router::new(RouterId::new("r").unwrap());
+        for number in joined {
+            router.attach(vni(*number), RouterAddresses::default());
+        }
+        self.net.host.change_routing(RoutingChange::DeclareRouter(router));
+    }
+
+    /// Declares both ends in this order: "a", which is not filtered, and "b", into which ports 80
+    /// and 53 lead.
+    fn both(&mut self, order: &[&str]) {
+        self.net.group(&[(6, 80), (17, 53)]);
+        for id in order {
+            let (mac, vni, groups) = self.end(id);
+            let policy = VnicPolicy {
+                bypass: groups.is_empty(),
+                ips: vec![address(id, vni).into()],
+                groups,
+                ..VnicPolicy::default()
+            };
+            self.net.host.vnic(id, mac, vni, &policy).unwrap();
+            self.net.host.settle();
+            self.net.host.moved();
+        }
+    }
+
+    fn end(&self, id: &str) -> (Mac, u32, Vec<GroupName>) {
+        match id {
+            "a" => (A, self.vnis[0], Vec::new()),
+            _ => (B, self.vnis[1], vec![name("g")]),
+        }
+    }
+
+    /// Sends a packet by the router. Returns the receivers, or the drop, as [`Net::send`] does.
+    fn send(&mut self, from: &str, make: impl Fn(build::Ip, (u16, u16)) -> Vec<u8>) -> String {
+        self.send_to(router(), self.vnis, from, make)
+    }
+
+    /// As [`Self::send`], to any MAC address, and with the addresses of these networks.
+    fn send_to(
+        &mut self,
+        mac: Mac,
+        vnis: [u32; 2],
+        from: &str,
+        make: impl Fn(build::Ip, (u16, u16)) -> Vec<u8>,
+    ) -> String {
+        let (a, b) = (address("a", vnis[0]), address("b", vnis[1]));
+        let (source, destination, ports) =
+            if from == "a" { (a, b, (7, 0)) } else { (b, a, (0, 7)) };
+        let ip = build::ethernet(self.end(from).0, mac).ipv4(source, destination);
+        self.net.send(from, make(ip, ports))
+    }
+
+    #[track_caller]
+    fn passes(&mut self, from: &str, make: impl Fn(build::Ip, (u16, u16)) -> Vec<u8>) {
+        assert_eq!(self.send(from, make), if from == "a" { "b" } else { "a" });
+    }
+
+    /// Packets each way of the connection and of the question, and network that each counts in.
+    fn counts(&self) -> Vec<(u8, u32, [u64; 2])> {
+        let rows = self.net.host.sessions(&SessionFilter::default(), 10).1;
+        let mut rows: Vec<_> =
+            rows.iter().map(|row| (row.protocol, row.vni, row.packets)).collect();
+        rows.sort_unstable();
+        rows
+    }
+}
+
+/// A segment of the connection; the ports are those of "a", and 0 for those of "b".
+fn tcp_in(ip: build::Ip, (from, to): (u16, u16), flags: u8, numbers: (u32, u32)) -> Vec<u8> {
+    let port = |port| if port == 0 { 80 } else { port };
+    let (sequence, acknowledgement) = numbers;
+    let tcp = Tcp { sequence, acknowledgement, ..Tcp::new(port(from), port(to), flags) };
+    ip.tcp(&tcp, b"")
+}
+
+fn udp_in(ip: build::Ip, (from, to): (u16, u16)) -> Vec<u8> {
+    let port = |port| if port == 0 { 53 } else { port };
+    ip.udp(port(from), port(to), b"?")
+}
+
+/// Next numbers of the connection, from either end.
+const FROM_B: (u32, u32) = (501, 101);
+const FROM_A: (u32, u32) = (101, 501);
+
+/// Whichever end has the lower network, and whichever order the successor is told in, a session is
+/// one of its zone's network. No end could open it anew.
+#[test]
+fn a_routed_session_goes_on() {
+    for vnis in [[LOWER, UPPER], [UPPER, LOWER]] {
+        let first = Routed::talking(vnis);
+        let counts = |net: &Routed, n: u64| {
+            assert_eq!(net.counts(), [(6, LOWER, [2 + n, 1 + n]), (17, LOWER, [1 + n, 1 + n])]);
+            assert_eq!(net.net.whole(), 2);
+        };
+        counts(&first, 0);
+        for (router_first, order) in
+            [(true, ["a", "b"]), (true, ["b", "a"]), (false, ["a", "b"]), (false, ["b", "a"])]
+        {
+            let mut next = first.killed();
+            if router_first {
+                next.join(&[LOWER, UPPER]);
+            }
+            next.both(&order);
+            assert_eq!(next.net.whole(), 2);
+            if !router_first {
+                next.join(&[LOWER, UPPER]);
+            }
+            assert_eq!((next.net.host.all_declared(), next.net.whole()), (0, 2));
+            next.passes("b", |ip, ports| tcp_in(ip, ports, ACK, FROM_B));
+            next.passes("a", |ip, ports| tcp_in(ip, ports, ACK, FROM_A));
+            next.passes("b", udp_in);
+            next.passes("a", udp_in);
+            counts(&next, 1);
+            // A window that was never seen, and a connection that was never there.
+            let wrong = next.send("a", |ip, ports| tcp_in(ip, ports, ACK, (0x4000_0000, 501)));
+            assert_eq!(wrong, "b.tcp-window");
+            let wrong = next.send("a", |ip, (_, to)| tcp_in(ip, (99, to), ACK, FROM_A));
+            assert_eq!(wrong, "a.tcp-no-session");
+            // A new one beside them counts with them, and all end.
+            next.passes("a", |ip, (_, to)| udp_in(ip, (8, to)));
+            assert_eq!(next.net.whole(), 3);
+            next.net.host.pass(90_000);
+            assert_eq!(next.net.whole(), 0);
+        }
+        // An end that goes takes them along, whichever network it is in.
+        for gone in ["a", "b"] {
+            let mut next = first.killed();
+            next.join(&[LOWER, UPPER]);
+            next.both(&["a", "b"]);
+            next.net.host.all_declared();
+            next.net.host.remove(gone);
+            next.net.host.pass(2);
+            assert_eq!(next.net.whole(), 0, "{gone}");
+        }
+    }
+}
+
+/// Without a router, or with one that does not join both, nothing is sent by the session. It is not
+/// over: a router that comes back finds it, until its time is over.
+#[test]
+fn a_routed_session_without_its_router_is_not_used() {
+    for joined in [&[][..], &[LOWER], &[UPPER], &[LOWER, OTHER], &[UPPER, OTHER]] {
+        let first = Routed::talking([LOWER, UPPER]);
+        let before = first.counts();
+        let mut next = first.killed();
+        next.join(joined);
+        next.both(&["a", "b"]);
+        assert_eq!((next.net.host.all_declared(), next.net.whole()), (0, 2));
+        for (end, vni, numbers) in [("a", LOWER, FROM_A), ("b", UPPER, FROM_B)] {
+            let reason = if joined.contains(&vni) { "no-route" } else { "gateway-not-here" };
+            let drop = format!("{end}.{reason}");
+            assert_eq!(next.send(end, |ip, ports| tcp_in(ip, ports, ACK, numbers)), drop);
+            assert_eq!(next.send(end, udp_in), drop);
+        }
+        assert_eq!(next.counts(), before, "{joined:?}");
+        next.join(&[LOWER, UPPER]);
+        next.passes("b", |ip, ports| tcp_in(ip, ports, ACK, FROM_B));
+        next.join(joined);
+        next.net.host.pass(90_000);
+        assert_eq!(next.net.whole(), 0);
+    }
+}
+
+/// A vnic in another network is another vnic, although a router joins it and everything else is as
+/// it was: also if both ends are in one of the networks, or changed places.
+#[test]
+fn a_routed_session_of_other_networks_is_not_used() {
+    let foreign = ("a.foreign-source", "b.foreign-source");
+    for (vnis, drops) in [
+        ([OTHER, UPPER], (foreign.0, "b.next-hop-unknown")),
+        ([LOWER, OTHER], ("a.next-hop-unknown", foreign.1)),
+        ([UPPER, LOWER], foreign),
+        ([LOWER, LOWER], ("b.ingress-denied", "b.spoofed-ip")),
+    ] {
+        for late in [false, true] {
+            let mut next = Routed::talking([LOWER, UPPER]).killed();
+            next.vnis = vnis;
+            next.join(&[LOWER, UPPER, OTHER]);
+            if late {
+                assert_eq!((next.net.host.all_declared(), next.net.whole()), (2, 0));
+            }
+            next.both(&["a", "b"]);
+            next.net.group(&[]);
+            // With the addresses that the session knows, by the router or straight.
+            let before = next.counts();
+            for (from, drop) in [("a", drops.0), ("b", drops.1)] {
+                let to = match (vnis[0] == vnis[1], from) {
+                    (false, _) => router(),
+                    (true, "a") => B,
+                    (true, _) => A,
+                };
+                let old = [LOWER, UPPER];
+                let tcp = |ip, ports| tcp_in(ip, ports, ACK, FROM_A);
+                assert_eq!(next.send_to(to, old, from, tcp), drop, "{vnis:?}");
+                assert_eq!(next.send_to(to, old, from, udp_in), drop, "{vnis:?}");
+            }
+            // With its own, which the group does not let in.
+            if vnis[0] != vnis[1] {
+                let outcome = next.send("a", |ip, ports| tcp_in(ip, ports, ACK, FROM_A));
+                assert_eq!(outcome, "b.ingress-denied", "{vnis:?}");
+                assert_eq!(next.send("a", udp_in), "b.ingress-denied", "{vnis:?}");
+            }
+            assert_eq!(next.counts(), before, "{vnis:?}");
+            let ended = next.net.host.all_declared();
+            assert_eq!((ended, next.net.whole()), (if late { 0 } else { 2 }, 0), "{vnis:?}");
+        }
+    }
 }
