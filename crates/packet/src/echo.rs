@@ -39,7 +39,8 @@ pub fn request(head: &[u8]) -> Option<usize> {
 /// ```
 /// use butterfly_packet::{Mac, build, echo};
 /// let (a, router) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
-/// let mut frame = build::ethernet(a, router).ipv4([10, 0, 0, 1], [10, 0, 0, 254]).ping(7, 1, b"x");
+/// let ip = build::ethernet(a, router).ipv4([10, 0, 0, 1], [10, 0, 0, 254]);
+/// let mut frame = ip.ping(7, 1, b"x");
 /// assert_eq!(echo::answer(&mut frame), Some(14 + 20 + 8 + 1));
 /// assert_eq!((&frame[..6], frame[34]), (&a.0[..], 0));
 /// ```

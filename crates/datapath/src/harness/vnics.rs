@@ -23,7 +23,7 @@ use crate::harness::{
     error::Error,
     rings::{Attached, attach_pair, attach_rings, setups},
 };
-use crate::plane::{AddError, routing::RoutingChange};
+use crate::plane::{AddError, routed::RoutingChange};
 use crate::world::{policy::VnicPolicy, rules::GroupChange};
 
 /// Makes the driver of another pair of queues, as Linux makes them.

@@ -15,7 +15,8 @@ mod mirrors;
 pub(crate) mod moves;
 mod networks;
 pub(crate) mod policies;
-pub(crate) mod routing;
+pub(crate) mod routed;
+mod routing;
 pub(crate) mod sessions;
 mod trunks;
 pub(crate) mod updates;
@@ -44,7 +45,7 @@ use crate::engine::{
 };
 use crate::overlay::Tunnel;
 use crate::plane::{
-    board::Board, departed::Departed, drop_window::DropWindow, gone::Gone, routing::Routed,
+    board::Board, departed::Departed, drop_window::DropWindow, gone::Gone, routed::Routed,
     updates::Updates,
 };
 use crate::session::{

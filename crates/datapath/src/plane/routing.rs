@@ -1,92 +1,9 @@
-//! Routing: declared networks and routers, and what workers see of them.
+//! Routing: has workers see what is declared of networks and routers.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
-use butterfly_model::{Network as Declared, Router, RouterId, Vni};
-
-use crate::plane::{Plane, updates::Update};
-use crate::world::{
-    routing::{Joined, Routing},
-    snapshot::{Network, Snapshot},
-};
-
-/// A change of the networks that are declared, or of the routers that join them. It was checked
-/// against everything that is declared.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RoutingChange {
-    /// A network comes, or has these subnets and this MTU from now on.
-    DeclareNetwork(Declared),
-    /// A network is not declared any more; no router joins it.
-    RemoveNetwork(Vni),
-    /// A router comes, or joins exactly these networks from now on.
-    DeclareRouter(Router),
-    /// A router goes.
-    RemoveRouter(RouterId),
-}
-
-/// Returns the networks that a router joins.
-fn networks_of(router: Option<&Router>) -> BTreeSet<Vni> {
-    router.into_iter().flat_map(Router::attachments).map(|(vni, _)| vni).collect()
-}
-
-/// Declared networks and routers.
-#[derive(Default)]
-pub(super) struct Routed {
-    networks: BTreeMap<Vni, Declared>,
-    routers: BTreeMap<RouterId, Router>,
-}
-
-impl Routed {
-    /// Carries out a change. Returns the networks whose routing is another one now.
-    fn change(&mut self, change: RoutingChange) -> BTreeSet<Vni> {
-        match change {
-            RoutingChange::DeclareNetwork(network) => {
-                let vni = network.vni();
-                self.networks.insert(vni, network);
-                self.with_neighbours(vni)
-            }
-            RoutingChange::RemoveNetwork(vni) => {
-                self.networks.remove(&vni);
-                self.with_neighbours(vni)
-            }
-            RoutingChange::DeclareRouter(router) => {
-                let new = networks_of(Some(&router));
-                let old = self.routers.insert(router.id().clone(), router);
-                networks_of(old.as_ref()).into_iter().chain(new).collect()
-            }
-            RoutingChange::RemoveRouter(id) => networks_of(self.routers.remove(&id).as_ref()),
-        }
-    }
-
-    /// Returns a network, and those from which its routers lead to it.
-    fn with_neighbours(&self, vni: Vni) -> BTreeSet<Vni> {
-        let joins = |router: &&Router| router.attachment(vni).is_some();
-        let others = self.routers.values().filter(joins);
-        others.flat_map(|router| networks_of(Some(router))).chain([vni]).collect()
-    }
-
-    /// Makes the routing of these networks. `None` for those that are not declared.
-    fn routings(&self, of: BTreeSet<Vni>) -> impl Iterator<Item = (Vni, Option<Arc<Routing>>)> {
-        let mut joined = BTreeMap::<&RouterId, Arc<Joined>>::new();
-        for router in self.routers.values() {
-            if router.attachments().any(|(vni, _)| of.contains(&vni)) {
-                let made = Joined::new(router, |vni| self.networks.get(&vni));
-                joined.insert(router.id(), Arc::new(made));
-            }
-        }
-        of.into_iter().map(move |vni| {
-            let routers = joined.iter().filter_map(|(id, joined)| {
-                let router = self.routers.get(*id)?;
-                router.attachment(vni).map(|_| (router, joined.clone()))
-            });
-            let declared = self.networks.get(&vni);
-            (vni, declared.map(|network| Arc::new(Routing::new(network, routers))))
-        })
-    }
-}
+use crate::plane::{Plane, routed::RoutingChange, updates::Update};
+use crate::world::snapshot::{Network, Snapshot};
 
 impl Plane {
     /// Changes what is declared of a network or router. Returns when no worker goes by the old

@@ -28,6 +28,13 @@ impl Zone {
         Zone(vni & 0xff_ffff | Zone::ROUTED)
     }
 
+    /// Returns the zone of a session between two vnics of this host, in these networks: both
+    /// directions have the same.
+    #[inline(always)]
+    pub fn between(one: u32, other: u32) -> Zone {
+        if one == other { Zone::of(one) } else { Zone::routed(one.min(other)) }
+    }
+
     /// Returns the network.
     #[inline(always)]
     pub const fn vni(self) -> u32 {

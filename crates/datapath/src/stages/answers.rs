@@ -1,5 +1,5 @@
-//! Answers of routers: to what machines ask them, and about packets that go no further (RFC 792; RFC
-//! 1812, 4.3).
+//! Answers of routers: to what machines ask them, and about packets that go no further (RFC 792;
+//! RFC 1812, 4.3).
 
 use butterfly_packet::{
     arp, echo,

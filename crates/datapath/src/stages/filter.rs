@@ -121,7 +121,8 @@ fn read_crossing(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Filter
     let zone_to = |receiver| {
         if last.0 != receiver {
             let vnic = context.snapshot.vnics.get(receiver);
-            last = (receiver, vnic.map_or(last.1, |vnic| zone(context.sender, vnic)));
+            last =
+                (receiver, vnic.map_or(last.1, |vnic| Zone::between(context.sender.vni, vnic.vni)));
         }
         last.1
     };
@@ -206,12 +207,6 @@ fn read<'a>(
         }
     }
     pending
-}
-
-/// Returns the zone of a session between two vnics of this host: both directions have the same.
-#[inline(always)]
-pub(crate) fn zone(one: &Vnic, other: &Vnic) -> Zone {
-    if one.vni == other.vni { Zone::of(one.vni) } else { Zone::routed(one.vni.min(other.vni)) }
 }
 
 /// Does the second and the third pass for a batch of one, for which nothing is fetched ahead.

@@ -166,8 +166,8 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
 
 /// Way of packets with the same ends to the same gateway.
 struct Known {
-    /// MAC addresses of the gateway and of the sender, as [`crate::engine::mac::number`]; 0 if there
-    /// is no way yet.
+    /// MAC addresses of the gateway and of the sender, as [`crate::engine::mac::number`]; 0 if
+    /// there is no way yet.
     gateway: u64,
     sender: u64,
     /// Source and destination, as they stand in a packet.
@@ -290,7 +290,7 @@ fn longest(meta: &Meta, len: u32) -> u32 {
     len.min(headers + u32::from(meta.net.gso_size))
 }
 
-/// What a router reads of a packet.
+/// Header of a packet, as far as a router reads it.
 struct Header {
     source: Address,
     destination: Address,

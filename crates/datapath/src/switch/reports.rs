@@ -20,7 +20,7 @@ use crate::switch::Switch;
 
 impl Switch {
     /// Changes what is routed. Returns when no packet goes by the old state any more.
-    pub fn change_routing(&self, change: crate::plane::routing::RoutingChange) {
+    pub fn change_routing(&self, change: crate::plane::routed::RoutingChange) {
         self.plane().change_routing(change);
     }
 

@@ -1,4 +1,4 @@
-//! What routers say themselves: echo, errors, and when they say nothing.
+//! Routers' own words: echo, errors, and when they say nothing.
 
 use butterfly_datapath::{Fate, GroupChange, Mac, Origin, Question, Target};
 use butterfly_model::{Cidr, Direction, GroupName, Rule};

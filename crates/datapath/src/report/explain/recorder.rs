@@ -25,9 +25,7 @@ use crate::stages::{
     claims::{self, Claims},
     context::Context,
     deliver::deliver,
-    filter::{
-        Filter, SESSIONS_FULL, full_shares, may_give_way, read_packet, rests, rules_say, zone,
-    },
+    filter::{Filter, SESSIONS_FULL, full_shares, may_give_way, read_packet, rests, rules_say},
     forward::{Forward, NO_RECEIVER},
     headers::Headers,
     leave::Departures,
@@ -209,7 +207,7 @@ impl<'a> Recorder<'a> {
     fn key(&self, context: &Context<'_>) -> Option<Key> {
         let packet = self.packet.as_ref()?;
         let receiver = self.receiver(context)?;
-        let zone = zone(context.sender, receiver);
+        let zone = Zone::between(context.sender.vni, receiver.vni);
         Some(Key::new(&packet.tuple, zone, self.from, receiver.place.slot))
     }
 

@@ -6,8 +6,8 @@ use crate::engine::{
     inside::Inside,
 };
 use crate::ip::parse::parse;
-use crate::session::Key;
-use crate::stages::{context::Context, filter::zone};
+use crate::session::{Key, Zone};
+use crate::stages::context::Context;
 
 /// Returns the rules that admitted the session of a frame, at the opener's egress and at the other
 /// end's ingress. Also returns whether the frame is for the opener.
@@ -29,7 +29,8 @@ pub(crate) fn session_of(
     let Inside::Ip { at, vlan } = meta.inside else { return None };
     let len = batch.frames.frames().get(index)?.len;
     let packet = parse(batch.frames.head(index), at.into(), vlan, len).ok()?;
-    let zone = zone(context.sender, context.snapshot.vnics.get(receiver)?);
+    let other = context.snapshot.vnics.get(receiver)?;
+    let zone = Zone::between(context.sender.vni, other.vni);
     let key = Key::new(&packet.tuple, zone, context.sender.place.slot, receiver);
     let found = context.table.lookup(context.table.hash(&key), &key)?;
     Some((found.admission.cells, found.direction == 1))

@@ -8,7 +8,7 @@ use crate::ip::{
 use crate::session::{Admitted, Key, State, Zone};
 use crate::stages::context::Context;
 use crate::stages::filter::slow::rules::{enters, is_dhcp, leaves};
-use crate::stages::filter::{dhcp, known::Judgement, room::FilterRoom, zone};
+use crate::stages::filter::{dhcp, known::Judgement, room::FilterRoom};
 use crate::world::snapshot::Vnic;
 
 /// One packet on its way to one receiver.
@@ -93,7 +93,7 @@ impl Decision<'_> {
 
     /// Returns the zone of the packet's session.
     pub(super) fn zone(&self) -> Zone {
-        zone(self.context.sender, self.receiver)
+        Zone::between(self.context.sender.vni, self.receiver.vni)
     }
 
     pub(super) fn segment(&self) -> Option<&tcp::Segment> {
