@@ -252,7 +252,7 @@ impl<'a> Batch<'a> {
     /// Returns the frames, their facts, and the ways of those that are to leave by another network:
     /// for a router, which then says by [`Self::route`] which ones do.
     #[inline(always)]
-    pub fn to_route(&mut self) -> (&mut Frames<'a>, &mut [Meta], &mut [Hop; BATCH]) {
+    pub fn parts_and_hops(&mut self) -> (&mut Frames<'a>, &mut [Meta], &mut [Hop; BATCH]) {
         let Metas { each, hops } = &mut *self.metas;
         let len = self.frames.len();
         (&mut self.frames, each.get_mut(..len).unwrap_or_default(), hops)

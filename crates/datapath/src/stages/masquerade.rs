@@ -36,7 +36,7 @@ impl Stage for Masquerade {
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn masquerade(batch: &mut Batch<'_>) {
     let routed = batch.routed();
-    let (frames, metas, hops) = batch.to_route();
+    let (frames, metas, hops) = batch.parts_and_hops();
     let each = frames.each_mut().zip(metas.iter()).zip(hops.iter()).enumerate();
     for (index, (((_, slot), meta), hop)) in each {
         let routed = routed.wrapping_shr(index as u32) & 1 == 1;

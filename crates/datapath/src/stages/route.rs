@@ -138,7 +138,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     // Packets of a batch tend to have the same way as the one before.
     let mut known = Known::NONE;
     let (mut routed, mut consumes) = (0, false);
-    let (frames, metas, hops) = batch.to_route();
+    let (frames, metas, hops) = batch.parts_and_hops();
     let frames = &*frames;
     let each = frames.each().zip(metas.iter_mut()).zip(hops.iter_mut()).enumerate();
     for (index, (((frame, slot), meta), hop)) in each {
