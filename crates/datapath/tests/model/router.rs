@@ -378,6 +378,10 @@ impl Model {
         }
         if block.is_nobodys(destination) {
             wrong.push("route-group");
+            if self.vnics.iter().all(|vnic| vnic.declared.vni != net.vni) {
+                wrong.push("next-hop-unknown"); // there is no machine to be asked at all
+            }
+            return None;
         }
         let holders: Vec<usize> = (0..self.vnics.len())
             .filter(|at| {
