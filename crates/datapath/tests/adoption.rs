@@ -562,7 +562,13 @@ impl Routed {
         let (source, destination, ports) =
             if from == "a" { (a, b, (7, 0)) } else { (b, a, (0, 7)) };
         let ip = build::ethernet(self.end(from).0, mac).ipv4(source, destination);
-        self.net.send(from, make(ip, ports))
+        let outcome = self.net.send(from, make(ip, ports));
+        // Of these the router also tells the sender.
+        let told = ["no-route", "next-hop-unknown"].map(|reason| format!("{from}.{reason}"));
+        match outcome.strip_prefix(&format!("{from} ")) {
+            Some(drop) if told.iter().any(|told| told == drop) => drop.to_owned(),
+            _ => outcome,
+        }
     }
 
     #[track_caller]

@@ -8,6 +8,8 @@ use butterfly_packet::{
     protocol::{TCP, UDP},
 };
 
+use butterfly_vhost::ring::HEAD;
+
 use crate::engine::{
     batch::{Batch, Consumed, Meta, Verdict},
     inside::Inside,
@@ -96,7 +98,9 @@ fn error(
     (index, reason): (usize, DropReason),
     context: &Context<'_>,
 ) -> Option<Answer> {
+    // No more is quoted than is at hand for every frame.
     let head = batch.frames.head(index);
+    let head = head.get(..HEAD).unwrap_or(head);
     let (gateway, mtu) = gateway_of(head, meta, context)?;
     let error = match reason {
         TTL_EXPIRED => IcmpError::EXPIRED,

@@ -88,20 +88,23 @@ fn is_fragment(frame: &[u8]) -> bool {
     }
 }
 
-/// Returns whether it is ARP that a router heard: its sender alone got something, the answer.
-/// Operators ask about packets, so no explanation has a word for that.
-fn is_heard(said: &Walk, seen: &Seen, name: &str, frame: &[u8]) -> bool {
-    let nobody =
-        matches!(&said.fate, Fate::Dropped(refused) if refused.reason.name == "no-receiver");
-    matches!(wire::carries(frame), Carries::Arp(_))
-        && nobody
-        && seen.drops.is_empty()
-        && seen.received.iter().all(|(to, _)| to == name)
+/// Returns whether a frame that the sender gets is what a router says to it: an answer, or an error
+/// about a packet that the router drops.
+fn is_said_by_router(said: &Walk, got: &[u8]) -> bool {
+    let errors =
+        ["ttl-expired", "no-route", "next-hop-unknown", "route-too-big", "gateway-no-service"];
+    match &said.fate {
+        Fate::Answered => true,
+        Fate::Dropped(refused) => errors.contains(&refused.reason.name) && got[23] == 1,
+        _ => false,
+    }
 }
 
-/// Checks that a host's effects agree with its explanation.
-fn check(said: &Walk, seen: &Seen, trunk: &str, frame: &[u8]) {
-    let mut got: Vec<&str> = seen.received.iter().map(|(name, _)| name.as_str()).collect();
+/// Checks that a host's effects agree with its explanation. `name` sent the frame.
+fn check(said: &Walk, seen: &Seen, (name, trunk): (&str, &str), frame: &[u8]) {
+    let others =
+        seen.received.iter().filter(|(to, got)| to != name || !is_said_by_router(said, got));
+    let mut got: Vec<&str> = others.map(|(name, _)| name.as_str()).collect();
     got.sort_unstable();
     let mut expected: Vec<&str> = match &said.fate {
         Fate::Delivered(to) => vec![to],
@@ -170,9 +173,9 @@ impl Switch for Explained {
             for (at, (said, seen)) in said.iter().zip(&seen).enumerate() {
                 if let Some(said) = said
                     && !is_fragment(frame)
-                    && !is_heard(said, seen, name, frame)
                 {
-                    check(said, seen, &format!("{}vni-{}", PREFIXES[at], vni.unwrap_or(0)), frame);
+                    let trunk = format!("{}vni-{}", PREFIXES[at], vni.unwrap_or(0));
+                    check(said, seen, (name, &trunk), frame);
                 }
                 // Taken in any case: what comes next is about the next frame.
                 if let (Some(admitted), Some(said)) = (self.admitted(at), said)

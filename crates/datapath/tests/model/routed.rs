@@ -40,6 +40,8 @@ fn odd_address(random: &mut Random) -> Ipv4Addr {
         Ipv4Addr::new(10, 0, 1, 255),
         Ipv4Addr::new(10, 0, 0, 254),
         Ipv4Addr::new(10, 0, 1, 254),
+        Ipv4Addr::new(10, 0, 0, 254),
+        Ipv4Addr::new(10, 0, 1, 254),
         Ipv4Addr::new(10, 0, 9, 0),
         Ipv4Addr::new(10, 0, 9, 3),
         Ipv4Addr::new(192, 0, 2, 1),
@@ -356,11 +358,11 @@ fn what_a_router_refuses() {
     let from_to = |from: [u8; 4], to: [u8; 4]| build::ethernet(A, gateway()).ipv4(from, to);
     assert_eq!(said(&udp(from_to([10, 0, 1, 9], IP_B))), "a: foreign-source");
     assert_eq!(said(&udp(from_to([10, 0, 0, 255], IP_B))), "a: foreign-source");
-    assert_eq!(said(&udp(from_to(IP_A, [10, 0, 2, 1]))), "a: no-route");
+    assert_eq!(said(&udp(from_to(IP_A, [10, 0, 2, 1]))), "> a, a: no-route");
     assert_eq!(said(&udp(from_to(IP_A, IP_A))), "a: route-back");
-    assert_eq!(said(&udp(from_to(IP_A, [10, 0, 1, 3]))), "a: next-hop-unknown");
+    assert_eq!(said(&udp(from_to(IP_A, [10, 0, 1, 3]))), "> a, a: next-hop-unknown");
     assert_eq!(said(&udp(from_to(IP_A, [224, 0, 0, 1]))), "a: route-group");
-    assert_eq!(said(&udp(there().ttl(1))), "a: ttl-expired");
+    assert_eq!(said(&udp(there().ttl(1))), "> a, a: ttl-expired");
     assert_eq!(said(&there().udp(9, 80, &[0; 72])), "> b");
     assert_eq!(said(&there().udp(9, 80, &[0; 73])), "a: route-too-big");
     let mut wrong = udp(there());
@@ -372,6 +374,26 @@ fn what_a_router_refuses() {
     let nobody = build::ethernet(A, Mac(gateway_mac("s"))).ipv4(IP_A, IP_B);
     assert_eq!(said(&udp(nobody)), "a: gateway-not-here");
     assert_eq!(said(&udp(build::ethernet(gateway(), B).ipv4(IP_A, IP_B))), "a: router-mac");
+    let own = [10, 0, 0, 254];
+    assert_eq!(said(&udp(from_to(IP_A, own))), "> a, a: gateway-no-service");
+    assert_eq!(said(&from_to(IP_A, own).icmp(3, 3, 0, &[0; 28])), "a: gateway-no-service");
+    let later = there().ttl(1).fragment(1, 1480, false).payload(17, &[0; 64]);
+    assert_eq!(said(&later), "a: ttl-expired");
+}
+
+/// From its own address and in all its networks, whatever hops are left.
+#[test]
+fn a_router_says_that_it_is_there() {
+    for bypass in [true, false] {
+        let mut model = world(bypass);
+        for own in [[10, 0, 0, 254], [10, 0, 1, 254]] {
+            let ask = build::ethernet(A, gateway()).ipv4(IP_A, own).ttl(1).ping(7, 1, b"there?");
+            let answer = build::ethernet(gateway(), A).ipv4(own, IP_A).dont_fragment();
+            let answer = answer.icmp(0, 0, 7 << 16 | 1, b"there?");
+            assert_eq!(send(&mut model, "a", &ask), ("> a".into(), Some(answer)));
+        }
+        assert_eq!(model.sessions(), 0);
+    }
 }
 
 #[test]

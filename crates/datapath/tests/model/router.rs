@@ -192,6 +192,8 @@ pub enum Fate {
     Heard,
     /// The sender gets this frame.
     Answered(Vec<u8>),
+    /// The same, if its rules let out what it asks.
+    Echoed(Vec<u8>),
     /// A vnic gets this frame, if the filter lets it pass.
     Routed(usize, Vec<u8>),
 }
@@ -223,6 +225,34 @@ fn ip(bytes: &[u8], at: usize) -> Ipv4Addr {
 fn is_no_unicast(ip: Ipv4Addr) -> bool {
     let first = ip.octets()[0];
     first == 0 || first == 127 || first >= 224
+}
+
+/// Returns the answer to a whole echo request without options, of a frame of 1,514 bytes at most.
+fn echo(frame: &[u8]) -> Option<Vec<u8>> {
+    let total = usize::from(be16(frame, 16));
+    let is_request = frame[14] == 0x45
+        && be16(frame, 20) & 0x3fff == 0
+        && frame[23] == 1
+        && (28..=1500).contains(&total)
+        && frame[6] & 1 == 0
+        && frame[34..36] == [8, 0];
+    if !is_request {
+        return None;
+    }
+    let mut answer = frame[..14 + total].to_vec();
+    answer[..6].copy_from_slice(&frame[6..12]);
+    answer[6..12].copy_from_slice(&frame[..6]);
+    answer[18..24].copy_from_slice(&[0, 0, 0x40, 0, 64, 1]);
+    answer[26..30].copy_from_slice(&frame[30..34]);
+    answer[30..34].copy_from_slice(&frame[26..30]);
+    set_sum(&mut answer[14..34]);
+    // A sum that was wrong stays wrong by as much (RFC 1624).
+    let old = u32::from(!be16(frame, 36));
+    let mut new = old + u32::from(!0x0800_u16);
+    new = (new & 0xffff) + (new >> 16);
+    answer[34] = 0;
+    answer[36..38].copy_from_slice(&(!(new as u16)).to_be_bytes());
+    Some(answer)
 }
 
 impl Model {
@@ -321,6 +351,15 @@ impl Model {
         if !self.is_of(declared, source) && self.mistake() != Some(Mistake::AnySource) {
             wrong.push("foreign-source");
         }
+        let joins = |(vni, _): &(u32, _)| self.routes.addresses(router, *vni);
+        if router.joins.iter().flat_map(joins).any(|own| own == destination) {
+            // It is there, whatever hops are left.
+            return match echo(frame) {
+                Some(answer) if wrong.is_empty() => Fate::Echoed(answer),
+                Some(_) => Fate::Dropped(wrong),
+                None => Fate::Dropped([wrong, vec!["gateway-no-service"]].concat()),
+            };
+        }
         if packet[8] <= 1 {
             wrong.push("ttl-expired");
         }
@@ -343,6 +382,61 @@ impl Model {
             }
             _ => Fate::Dropped(wrong),
         }
+    }
+
+    /// Returns the error that a router sends about a packet that goes no further for this reason
+    /// (RFC 1812, 4.3). `None` if it sends none.
+    pub fn error(&self, sender: usize, frame: &[u8], reason: &str) -> Option<Vec<u8>> {
+        let declared = &self.vnics[sender].declared;
+        let router = self
+            .routes
+            .routers_of(declared.vni)
+            .find(|router| gateway_mac(router.name) == frame[..6])?;
+        let packet = frame.get(14..).filter(|packet| packet.len() >= 20 && packet[0] >> 4 == 4)?;
+        let (header, total) = (usize::from(packet[0] & 15) * 4, usize::from(be16(packet, 2)));
+        let (source, destination) = (ip(packet, 12), ip(packet, 16));
+        let says = match reason {
+            "ttl-expired" => [11, 0],
+            "no-route" => [3, 0],
+            "next-hop-unknown" => [3, 1],
+            "gateway-no-service" if [6, 17].contains(&packet[9]) => [3, 3],
+            "gateway-no-service" => [3, 2],
+            "route-too-big" if packet[6] & 0x40 != 0 => [3, 4],
+            _ => return None,
+        };
+        let is_later = be16(packet, 6) & 0x1fff != 0;
+        // As much is quoted as the first 128 bytes of a frame have.
+        let quote = &packet[..total.min(packet.len()).min(128 - 14)];
+        let quoted = quote.get(header..).filter(|quoted| quoted.len() >= 8)?;
+        let is_error = packet[9] == 1 && [3, 4, 5, 11, 12].contains(&quoted[0]);
+        let is_group = frame[6] & 1 != 0;
+        if is_later || is_error || is_group || is_no_unicast(source) || is_no_unicast(destination) {
+            return None;
+        }
+        let own = self.routes.addresses(router, declared.vni);
+        let blocks = &self.routes.net(declared.vni)?.blocks;
+        let block = blocks.iter().find(|block| block.has(source));
+        let near = own.iter().find(|own| block.is_some_and(|block| block.has(**own)));
+        let from = near.or(own.first())?;
+        let mtu = match says {
+            [3, 4] => {
+                let nets = router.joins.iter().filter_map(|(vni, _)| self.routes.net(*vni));
+                let mut nets = nets.filter(|net| net.blocks.iter().any(|it| it.has(destination)));
+                nets.next()?.mtu?
+            }
+            _ => 0,
+        };
+        let mut message = [&says[..], &[0, 0, 0, 0], &mtu.to_be_bytes(), quote].concat();
+        let right = !sum(&message);
+        message[2..4].copy_from_slice(&right.to_be_bytes());
+        let len = (20 + message.len()) as u16;
+        let mut header =
+            [&[0x45, 0xc0][..], &len.to_be_bytes(), &[0, 0, 0x40, 0, 64, 1, 0, 0]].concat();
+        header.extend_from_slice(&from.octets());
+        header.extend_from_slice(&source.octets());
+        set_sum(&mut header);
+        let macs = [&frame[6..12], &gateway_mac(router.name), &[8, 0]].concat();
+        Some([macs, header, message].concat())
     }
 
     /// Returns whether a source is of a vnic's network, or of the vnic itself.

@@ -450,7 +450,30 @@ impl Model {
         self.bind(sender, &carries, frame);
         match self.at_routers(sender, frame, &carries) {
             Fate::NotMine => {}
-            Fate::Dropped(reasons) => return refuse(&reasons),
+            Fate::Dropped(reasons) => {
+                // Each is right, and what the sender hears is of the one that the switch took.
+                let last = reasons.len() - 1;
+                let taken = (0..last).find(|_| choices.either()).unwrap_or(last);
+                if let Some(error) = self.error(sender, frame, reasons[taken]) {
+                    outcome.receivers.push(name);
+                    outcome.becomes = Some(error);
+                }
+                return refuse(&reasons[taken..=taken]);
+            }
+            Fate::Echoed(answer) => {
+                if !declared.bypass
+                    && let Some(packet) =
+                        read(frame, &carries).map_err(|reasons| drop(name, reasons))?
+                {
+                    self.is_own(name, &declared, &packet)?;
+                    if let Verdict::Denied(reasons) = self.egress(sender, &packet) {
+                        return refuse(reasons);
+                    }
+                }
+                outcome.receivers.push(name);
+                outcome.becomes = Some(answer);
+                return Ok(());
+            }
             Fate::Heard => return Ok(()),
             Fate::Answered(answer) => {
                 outcome.receivers.push(name);

@@ -91,7 +91,9 @@ fn ends_of_two_routers_never_meet() {
     net.host.remove("b2");
     net.host.settle();
     net.host.moved();
-    net.drops(a2, &sent2, "next-hop-unknown");
+    let told = net.send(a2, &sent2);
+    assert_eq!(told.keys().collect::<Vec<_>>(), ["a2"], "its own router tells it");
+    net.counts_one(a2, "next-hop-unknown");
 }
 
 /// Neither packets for a gateway nor questions for one, whoever they say they are from.
@@ -124,5 +126,5 @@ fn nothing_of_another_host_is_routed() {
     // And nothing is routed to it, though it was heard.
     let [mut sent, _] = routed(B, elsewhere, |ip| ip.udp(1, 2, b"x"));
     sent[..6].copy_from_slice(&gateway().0);
-    net.drops(B, &sent, "next-hop-unknown");
+    net.refuses(B, &sent, "next-hop-unknown", (3, 1, 0));
 }

@@ -141,7 +141,7 @@ impl Net {
 
     /// Asserts that one drop was counted, for a machine.
     #[track_caller]
-    fn counts_one(&mut self, from: Machine, reason: &str) {
+    pub fn counts_one(&mut self, from: Machine, reason: &str) {
         let moved = self.host.moved();
         let names: Vec<_> = moved.iter().filter(|(name, _)| name.contains(".drop.")).collect();
         assert_eq!(names, [(&format!("{}.drop.{reason}", from.0), &1)], "{moved:?}");
