@@ -179,12 +179,21 @@ impl Joined {
         self.moved(&[(&sent, 1), (&got, 1)]);
     }
 
-    /// Sends a frame. Asserts that nobody gets it, and that one drop is counted.
+    /// Sends a frame. Asserts that nobody gets it, and that one drop is counted. Of a missing route
+    /// the sender's gateway tells it.
     #[track_caller]
     fn drops(&mut self, from: Machine, frame: &[u8], drop: &str) {
         self.net.station(from.id).send(frame);
         let (sent, (nic, reason)) = (format!("{}.in", from.id), drop.split_once('.').unwrap());
-        self.moved(&[(&sent, 1), (&format!("{nic}.drop.{reason}"), 1)]);
+        let (dropped, told) = (format!("{nic}.drop.{reason}"), format!("{nic}.out"));
+        let mut moves = vec![(&*sent, 1), (&*dropped, 1)];
+        if reason == "no-route" {
+            let gateway = build::ethernet(router(), from.mac()).ipv4(from.gateway(), from.ip());
+            let error = gateway.tos(0xc0).dont_fragment().icmp(3, 0, 0, &frame[14..]);
+            self.net.station(from.id).expect(&error);
+            moves.push((&*told, 1));
+        }
+        self.moved(&moves);
     }
 
     /// Waits until these counters moved. Asserts that no other did, and that nobody has a frame.
@@ -639,7 +648,12 @@ fn a_routed_packet_is_told_truly() {
         (B, "", "ingress-denied", link(B.mac(), router()), "udp 10.50.0.11:53 > 10.42.0.10:99"),
         (A, "", "no-route", link(A.mac(), router()), "udp 10.42.0.10:1 > 192.0.2.1:2"),
     ];
-    let seen = told.packet.iter().map(|packet| {
+    let (answers, packets): (Vec<_>, Vec<_>) =
+        told.packet.iter().partition(|packet| packet.point() == "answer");
+    let [error] = &answers[..] else { panic!("{answers:?}") };
+    assert_eq!((error.to_nic(), error.vni()), ("a", 42));
+    assert!(error.summary().contains("10.42.0.1 > 10.42.0.10"), "{error:?}");
+    let seen = packets.iter().map(|packet| {
         let ends = (packet.from_nic().to_owned(), packet.vni(), packet.to_nic().to_owned());
         (ends, packet.reason().to_owned(), packet.summary().to_owned())
     });
@@ -648,7 +662,7 @@ fn a_routed_packet_is_told_truly() {
         (ends, (*reason).to_owned(), format!("{link}, {packet}, 43 bytes"))
     });
     assert_eq!(seen.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
-    let replies: Vec<_> = told.packet.iter().map(|packet| packet.reply).collect();
+    let replies: Vec<_> = packets.iter().map(|packet| packet.reply).collect();
     assert_eq!(replies[..2], [Some(false), Some(true)]);
     // The client's own trace, of the receiver alone.
     std::thread::scope(|scope| {

@@ -223,6 +223,7 @@ fn decide(
     context: &Context<'_>,
 ) -> Result<Known, Verdict> {
     let way = match meta.inside {
+        _ if is_reserved(meta.source) => Err(ROUTER_MAC),
         Inside::Ip { at, vlan: 0 } if usize::from(at) == L3 => {
             pass_on((head, len), meta, (gateway, routing), context)
         }
@@ -260,9 +261,6 @@ fn pass_on(
 ) -> Result<Known, DropReason> {
     if context.sender.is_trunk() {
         return Err(GATEWAY_FROM_WIRE);
-    }
-    if is_reserved(meta.source) {
-        return Err(ROUTER_MAC);
     }
     let packet = read(head, len)?;
     if !(routing.owns(packet.source, true) || context.sender.rules.owns(packet.source)) {
