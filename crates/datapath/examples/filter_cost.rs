@@ -1,13 +1,17 @@
 //! Cost of filtering, over in-memory rings on one core: cycles of the switch per 64-byte UDP frame
 //! from a filtered vnic to another one.
 //!
-//! `filter_cost established|new|refused FLOWS RULES GROUPS MEMBERS [BATCHES]`
+//! `filter_cost established|routed|new|refused FLOWS RULES GROUPS MEMBERS [BATCHES]`
 //!
-//! `established`: FLOWS flows in random order, each known. `new`: every frame is a new flow; at the
+//! `established`: FLOWS flows in random order, each known. `routed`: the same, between vnics of two
+//! networks that a router joins. `new`: every frame is a new flow; at the
 //! end of FLOWS the table is emptied, outside the measured time. RULES rules in GROUPS groups of
 //! the receiver; the last one matches. If MEMBERS is not 0, it is about the members of a group that
 //! has so many. `refused`: as `new`, but the sender has its share of the table, all of it
 //! established, and is refused each one.
+
+#[path = "common/joined.rs"]
+mod joined;
 
 use std::net::IpAddr;
 
@@ -32,14 +36,15 @@ fn inbound(ports: (u32, u32), cidr: Option<Cidr>, group: Option<GroupName>) -> R
 
 fn main() -> Result<(), Error> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let usage = "filter_cost established|new|refused FLOWS RULES GROUPS MEMBERS [BATCHES]";
+    let usage = "filter_cost established|routed|new|refused FLOWS RULES GROUPS MEMBERS [BATCHES]";
     let number = |at: usize| -> Result<u64, Error> { Ok(args.get(at).ok_or(usage)?.parse()?) };
     let (new, refused) = match args.first().map(String::as_str) {
-        Some("established") => (false, false),
+        Some("established" | "routed") => (false, false),
         Some("new") => (true, false),
         Some("refused") => (true, true),
         _ => return Err(usage.into()),
     };
+    let routed = args.first().is_some_and(|mode| mode == "routed");
     let (flows, rules, groups, members) =
         (number(1)?.max(1), number(2)?.max(1), number(3)?.max(1), number(4)?);
     let batches = if args.len() > 5 { number(5)? } else { 20_000 };
@@ -55,11 +60,14 @@ fn main() -> Result<(), Error> {
     let (a, b) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
     let names =
         (0..groups).map(|n| GroupName::new(&format!("g{n}"))).collect::<Result<Vec<_>, _>>()?;
-    for (id, mac, ip, groups) in [("a", a, "10.0.0.1", &[][..]), ("b", b, "10.0.0.2", &names)] {
+    let (vni, there) = if routed { (2, [10, 1, 0, 2]) } else { (1, [10, 0, 0, 2]) };
+    for (id, mac, vni, ip, groups) in
+        [("a", a, 1, [10, 0, 0, 1], &[][..]), ("b", b, vni, there, &names)]
+    {
         let policy =
-            VnicPolicy { ips: vec![ip.parse()?], groups: groups.to_vec(), ..VnicPolicy::default() };
+            VnicPolicy { ips: vec![ip.into()], groups: groups.to_vec(), ..VnicPolicy::default() };
         let config = GuestConfig { rx_shape: SHAPE, tx_shape: SHAPE, ..GuestConfig::default() };
-        host.declare(id, mac, 1, &policy)?;
+        host.declare(id, mac, vni, &policy)?;
         host.attach(id, LINUX, &config, &MemoryConfig::new(config.memory_needed()))?;
     }
     // Blocks and ports of all sizes that do not match, spread over the groups, and one that does.
@@ -97,7 +105,8 @@ fn main() -> Result<(), Error> {
         println!("a member added and removed: {:?}", start.elapsed());
     }
 
-    let mut frame = build::ethernet(a, b).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(0, 0, &[0x5a; 22]);
+    let to = if routed { joined::join(&host)? } else { b };
+    let mut frame = build::ethernet(a, to).ipv4([10, 0, 0, 1], there).udp(0, 0, &[0x5a; 22]);
     let set = |flow: u64, frame: &mut Vec<u8>| {
         frame[34..36].copy_from_slice(&((flow & 0xffff) as u16).to_be_bytes());
         frame[36..38].copy_from_slice(&(5000 + (flow >> 16) as u16).to_be_bytes());

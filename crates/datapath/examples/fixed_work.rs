@@ -7,10 +7,13 @@
 //! real guests). Under callgrind, collect only inside `Worker::round`: see tests/instructions/run.
 //! sh.
 
+#[path = "common/joined.rs"]
+mod joined;
+
 use std::net::IpAddr;
 
 use butterfly_datapath::{
-    GroupChange, Mac, RoutingChange, SessionConfig, TunnelConfig, VnicPolicy,
+    GroupChange, Mac, SessionConfig, TunnelConfig, VnicPolicy,
     harness::{Error, Host, LINUX, stages},
 };
 use butterfly_guest_driver::{
@@ -18,10 +21,7 @@ use butterfly_guest_driver::{
     memory::MemoryConfig,
 };
 use butterfly_mem::cpu;
-use butterfly_model::{
-    Cidr, Direction, GroupName, Network, Router, RouterAddresses, RouterId, Rule, SecurityGroup,
-    Subnet, Vni,
-};
+use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::{
     build,
     checksum::Sum,
@@ -194,7 +194,7 @@ fn main() -> Result<(), Error> {
     let to = match case.to {
         To::Learnt => behind_b,
         To::Broadcast => Mac::BROADCAST,
-        To::Routed => join(&host)?,
+        To::Routed => joined::join(&host)?,
         _ => b,
     };
     let udp = |from: Mac, to: Mac, ttl| {
@@ -276,23 +276,6 @@ fn main() -> Result<(), Error> {
         cycles as f64 / sent as f64
     );
     Ok(())
-}
-
-/// Joins networks 1 and 2 by a router. Returns its MAC address.
-fn join(host: &Host) -> Result<Mac, Error> {
-    let id = RouterId::new("r")?;
-    let mac = Mac(id.gateway_mac());
-    let mut router = Router::new(id);
-    for (vni, block, gateway) in
-        [(1, "10.0.0.0/24", "10.0.0.254"), (2, "10.1.0.0/24", "10.1.0.254")]
-    {
-        let (vni, subnet) = (Vni::new(vni)?, Subnet::parse(block, Some(gateway))?);
-        let network = Network::new(vni, vec![subnet], None)?;
-        host.change_routing(RoutingChange::DeclareNetwork(network));
-        router.attach(vni, RouterAddresses::default());
-    }
-    host.change_routing(RoutingChange::DeclareRouter(router));
-    Ok(mac)
 }
 
 /// A filtered vnic on one host, one on another, and frames that cross. Cycles are those of the host

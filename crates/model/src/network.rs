@@ -173,8 +173,8 @@ impl Network {
     /// Smallest MTU of a network with an IPv6 subnet (RFC 8200, 5).
     pub const LEAST_MTU_OF_IPV6: u32 = 1280;
 
-    /// Makes a network of its subnets and its MTU in bytes of an IP packet. Without an MTU that of
-    /// the path counts. Fails for an MTU that is out of range, or too small for an IPv6 subnet.
+    /// Makes a network of its subnets and its MTU in bytes of an IP packet. Without an MTU there
+    /// is no limit. Fails for an MTU that is out of range, or too small for an IPv6 subnet.
     pub fn new(vni: Vni, mut subnets: Vec<Subnet>, mtu: Option<u32>) -> Result<Self, MtuError> {
         let of_ipv6 = subnets.iter().any(|subnet| subnet.cidr.address().is_ipv6());
         let checked = |mtu: u32| match u16::try_from(mtu) {

@@ -35,7 +35,7 @@ pub fn node() -> Node {
                 option("icmp", "TYPE[/CODE]").help("numbers of another ICMP message than an echo request"),
                 option("size", "BYTES").help("of the IP packet (default: as few as it takes)"),
                 option("vni", "VNI").help("with --from outside: the network"),
-                option("mac", "MAC").help("destination MAC address (default: of the NIC that has the address)"),
+                option("mac", "MAC").help("destination MAC address (default: of the NIC that has the address, else of the gateway that leads to it)"),
                 option("src-mac", "MAC").help("source MAC address (default: the NIC's)"),
                 flag("reply").help("explain the answer, too"),
                 option("far-endpoint", "EP")

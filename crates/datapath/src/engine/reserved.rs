@@ -1,8 +1,8 @@
 //! Reserved MAC addresses: those of routers in their networks, and of hosts for what they routed.
 //!
 //! Both are locally administered (IEEE 802, 8.4.2). `b2:f0` and four bytes that tell the router is
-//! its *gateway address*, on all hosts; `b2:f1` and four bytes that tell the host is that host's
-//! *router address*. No machine may send from one.
+//! the *router's MAC address*, on all hosts; `b2:f1` and four bytes that tell the host is that
+//! host's *router address*. No machine may send from one.
 
 /// Bits that tell both kinds: all of the first byte, all but the lowest of the second.
 const MASK: u64 = 0xfeff;

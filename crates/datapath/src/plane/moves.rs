@@ -187,6 +187,10 @@ impl Plane {
         let (shared, now) = (&self.shared, self.shared.clock.now());
         let timeouts = snapshot.times.timeouts;
         shared.table.for_each(|_, record, key, admission| {
+            // So far a router reaches only what runs here.
+            if key.zone().is_routed() {
+                return;
+            }
             let (opener, responder) = key.slots();
             let opened = opener == left.place.slot;
             let stays = match (opened, responder == left.place.slot) {
@@ -257,6 +261,7 @@ impl Plane {
             let (opener, responder) = key.slots();
             let line = record.line2();
             if (opener == slot) == (responder == slot)
+                || key.zone().is_routed()
                 || admission.stamp < vnic.born
                 || snapshot.times.timeouts.over(line.state, line.seen, now)
             {

@@ -14,7 +14,7 @@ use crate::world::{rules::address, snapshot::Snapshot};
 pub struct SessionFilter {
     /// A vnic at either end.
     pub nic: Option<String>,
-    /// The network.
+    /// The network, of either end.
     pub vni: Option<u32>,
     /// The IP protocol.
     pub protocol: Option<u8>,
@@ -105,11 +105,12 @@ pub struct SessionTable {
 /// A filter with the vnic looked up; `None` if no vnic has that name.
 struct Wanted<'a> {
     filter: &'a SessionFilter,
+    snapshot: &'a Snapshot,
     slot: Option<(u32, u32)>,
 }
 
 impl Wanted<'_> {
-    fn new<'a>(filter: &'a SessionFilter, snapshot: &Snapshot) -> Option<Wanted<'a>> {
+    fn new<'a>(filter: &'a SessionFilter, snapshot: &'a Snapshot) -> Option<Wanted<'a>> {
         let slot = match &filter.nic {
             None => None,
             Some(id) => {
@@ -117,14 +118,17 @@ impl Wanted<'_> {
                 Some((slot, vnic.born))
             }
         };
-        Some(Wanted { filter, slot })
+        Some(Wanted { filter, snapshot, slot })
     }
 
     fn matches(&self, key: &Key, admission: &Admitted) -> bool {
         let (tuple, slots) = (key.tuple(), key.slots());
         let SessionFilter { vni, protocol, address, port, .. } = self.filter;
         let ends = [(tuple.source, tuple.source_port), (tuple.destination, tuple.destination_port)];
-        vni.is_none_or(|vni| vni == key.vni())
+        // A routed session is of both networks.
+        let is_of = |slot, vni| self.snapshot.vnics.get(slot).is_some_and(|vnic| vnic.vni == vni);
+        let routed = |vni| key.zone().is_routed() && (is_of(slots.0, vni) || is_of(slots.1, vni));
+        vni.is_none_or(|vni| vni == key.vni() || routed(vni))
             && protocol.is_none_or(|protocol| protocol == tuple.protocol)
             && address.is_none_or(|wanted| {
                 ends.iter().any(|(at, _)| *at == crate::world::rules::number(wanted))

@@ -56,7 +56,7 @@ pub enum TapVerdict {
     Delivered(TapEnd),
     /// Sent to another host.
     Tunnelled(TapEnd),
-    /// To a router of this host, which answers it.
+    /// For a router of this host itself.
     Answered,
     /// Sent to several receivers.
     Flooded {

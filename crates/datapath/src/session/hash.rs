@@ -86,18 +86,18 @@ impl Hasher {
 #[inline(always)]
 fn words(key: &Key) -> FlowWords {
     let [a, b, c, d, ports, ends] = key.words();
-    [a, b, c, d, ports, ends & VLAN]
+    [a, b, c, d, ports, ends & FLOW]
 }
 
-/// Mask of the VLAN in the last word of a key.
-const VLAN: u64 = 0xff_ff00;
+/// Mask of the VLAN, and of whether a router joins the ends, in the last word of a key.
+const FLOW: u64 = 0xff_ff00;
 
 fn sip(HashKey([k0, k1, ..]): HashKey, key: &Key) -> u64 {
     let [a, b, c, d, ports, ends] = key.words();
     let ascending = (a, b, ports >> 48) <= (c, d, ports >> 32 & 0xffff);
     let [a, b, c, d, ports, _] =
         if ascending { [a, b, c, d, ports, ends] } else { key.reversed().words() };
-    sip13([k0, k1], [a, b, c, d, ports, ends & VLAN])
+    sip13([k0, k1], [a, b, c, d, ports, ends & FLOW])
 }
 
 fn sip13([k0, k1]: [u64; 2], words: FlowWords) -> u64 {

@@ -3,9 +3,8 @@
 
 use butterfly_packet::{
     arp, echo,
-    icmp_error::{IcmpError, of_router},
+    icmp_error::of_router,
     mac::Mac,
-    protocol::{TCP, UDP},
 };
 
 use butterfly_vhost::ring::HEAD;
@@ -20,9 +19,7 @@ use crate::ip::{frame::arp as read_arp, mapped};
 use crate::stages::{
     context::Context,
     leave::{ANSWERS_PER_SECOND, Answer, Departures, ERROR},
-    route::{
-        GATEWAY_NO_SERVICE, NEXT_HOP_UNKNOWN, NO_ROUTE, ROUTE_TOO_BIG, TTL_EXPIRED, gateway_of,
-    },
+    route::{error_about, gateway_of},
 };
 use crate::world::rules::address as ip_of;
 
@@ -30,7 +27,7 @@ drop_reasons! { 11;
     /// A router's answer found no room: the machine asks more than it may.
     BORN_FULL = "born-full" {
         cause: "a machine that asks its gateway without end",
-        remedy: "look at what the machine sends; a hundred answers a second are what it gets",
+        remedy: "look at what the machine sends: it gets a hundred answers a second, and sixteen for frames that it sends at once",
         charged: "the sender",
     }
 }
@@ -62,6 +59,9 @@ pub(crate) fn consume(batch: &mut Batch<'_>, context: &Context<'_>, departures: 
             pace.take(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND);
         } else if matches!(meta.verdict, Verdict::Consumed(_)) {
             context.count_drop(context.sender, BORN_FULL, &batch.frames, index);
+            if let Some(meta) = batch.parts().1.get_mut(index) {
+                meta.verdict = Verdict::Drop(BORN_FULL, context.sender.place.slot);
+            }
         }
     }
 }
@@ -102,17 +102,7 @@ fn error(
     let head = batch.frames.head(index);
     let head = head.get(..HEAD).unwrap_or(head);
     let (gateway, mtu) = gateway_of(head, meta, context)?;
-    let error = match reason {
-        TTL_EXPIRED => IcmpError::EXPIRED,
-        NO_ROUTE => IcmpError::NO_NETWORK,
-        NEXT_HOP_UNKNOWN => IcmpError::NO_HOST,
-        ROUTE_TOO_BIG => IcmpError::too_big(mtu),
-        GATEWAY_NO_SERVICE => match *head.get(PROTOCOL)? {
-            TCP | UDP => IcmpError::NO_PORT,
-            _ => IcmpError::NO_PROTOCOL,
-        },
-        _ => return None,
-    };
+    let error = error_about(reason, *head.get(PROTOCOL)?, mtu)?;
     let source = mapped((*head.get(SOURCE..)?.first_chunk::<4>()?).into());
     let routing = context.entry.routing.as_ref()?;
     let std::net::IpAddr::V4(from) = ip_of(routing.address_for(gateway, source)?) else {

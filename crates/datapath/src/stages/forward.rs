@@ -58,7 +58,7 @@ drop_reasons! { 3;
         remedy: "give the machine another MAC address: those that begin with b2:f0 and b2:f1 are the switch's own",
         charged: "the sender, or the network if the frame came from another host",
     }
-    /// To the address of a router that the network does not have.
+    /// To the MAC address of a router that the network does not have.
     GATEWAY_NOT_HERE = "gateway-not-here" {
         cause: "a router that was detached from the network while the machine remembers its address, or that this host does not know",
         remedy: "`butterfly router list` tells who routes in the network: attach the router again; else the machine forgets it within a minute",

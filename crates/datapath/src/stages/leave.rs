@@ -32,7 +32,7 @@ use crate::stages::{
 use crate::world::snapshot::Vnic;
 
 /// Most answers to the frames of one batch.
-const ANSWERS: usize = 4;
+const ANSWERS: usize = 16;
 /// Longest answer in bytes: an Ethernet frame of the usual size.
 pub(crate) const ANSWER: usize = 1514;
 /// Longest answer that says what became of a packet: it need not quote more.

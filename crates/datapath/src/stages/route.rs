@@ -4,7 +4,13 @@
 //! 1812, 5.2 and 5.3). [`crate::stages::masquerade`] writes what is decided here, once the filter
 //! has let the packet pass. A routed packet has one receiver: it is never flooded.
 
-use butterfly_packet::{arp, checksum::Sum, echo, ethernet};
+use butterfly_packet::{
+    arp,
+    checksum::Sum,
+    echo, ethernet,
+    icmp_error::IcmpError,
+    protocol::{TCP, UDP},
+};
 use butterfly_vhost::{net::NetHeader, ring::HEAD_MAX};
 
 use crate::engine::{
@@ -36,7 +42,7 @@ drop_reasons! { 10;
     /// An ARP packet says that its sender has the address of a gateway, or a router's MAC address.
     GATEWAY_CLAIMED = "gateway-claimed" {
         cause: "a machine that was given the gateway's address, or that wants to be taken for the gateway",
-        remedy: "give the machine another address; if it is the network's router, take the gateway away (`butterfly network add --vni VNI --subnet CIDR` without `--gateway`)",
+        remedy: "give the machine another address; if it is the network's router, detach this one: `butterfly router detach ROUTER --vni VNI`",
         charged: "the sender, or the network if the frame came from another host",
     }
     /// To a gateway, behind a VLAN tag.
@@ -76,7 +82,7 @@ drop_reasons! { 10;
         remedy: "`butterfly router list` tells the networks: attach the missing one with `butterfly router attach`",
         charged: "the sender",
     }
-    /// The packet would leave by the port by which it came.
+    /// The destination is in the network from which the packet came.
     ROUTE_BACK = "route-back" {
         cause: "a machine that sends to its gateway what is for itself, or for a neighbour in its own network",
         remedy: "look at the machine's routes: what is in its own network needs no gateway",
@@ -102,7 +108,7 @@ drop_reasons! { 10;
     }
     /// No machine that runs here has the destination.
     NEXT_HOP_UNKNOWN = "next-hop-unknown" {
-        cause: "an address that nobody has, whose machine is not started, or whose machine is on another host, to which nothing is routed yet",
+        cause: "an address that nobody has, that several vnics have or one with `--shared-ip`, whose machine is not started, or whose machine is on another host, to which nothing is routed yet",
         remedy: "declare the address with its vnic (`butterfly nic update --id NIC --ip ADDRESS..`), or start the machine",
         charged: "the sender",
     }
@@ -224,6 +230,7 @@ fn decide(
 ) -> Result<Known, Verdict> {
     let way = match meta.inside {
         _ if is_reserved(meta.source) => Err(ROUTER_MAC),
+        _ if context.sender.is_trunk() => Err(GATEWAY_FROM_WIRE),
         Inside::Ip { at, vlan: 0 } if usize::from(at) == L3 => {
             pass_on((head, len), meta, (gateway, routing), context)
         }
@@ -244,11 +251,22 @@ fn decide(
 fn is_answered(verdict: Verdict) -> bool {
     match verdict {
         Verdict::Consumed(_) => true,
-        Verdict::Drop(reason, _) => {
-            [TTL_EXPIRED, NO_ROUTE, NEXT_HOP_UNKNOWN, ROUTE_TOO_BIG, GATEWAY_NO_SERVICE]
-                .contains(&reason)
-        }
+        Verdict::Drop(reason, _) => error_about(reason, 0, 0).is_some(),
         _ => false,
+    }
+}
+
+/// Returns the error about a packet of a protocol that goes no further for this reason. `mtu` is
+/// the longest packet that would.
+pub(crate) fn error_about(reason: DropReason, protocol: u8, mtu: u32) -> Option<IcmpError> {
+    match reason {
+        TTL_EXPIRED => Some(IcmpError::EXPIRED),
+        NO_ROUTE => Some(IcmpError::NO_NETWORK),
+        NEXT_HOP_UNKNOWN => Some(IcmpError::NO_HOST),
+        ROUTE_TOO_BIG => Some(IcmpError::too_big(mtu)),
+        GATEWAY_NO_SERVICE if [TCP, UDP].contains(&protocol) => Some(IcmpError::NO_PORT),
+        GATEWAY_NO_SERVICE => Some(IcmpError::NO_PROTOCOL),
+        _ => None,
     }
 }
 
@@ -259,9 +277,6 @@ fn pass_on(
     (gateway, routing): (&Gateway, &Routing),
     context: &Context<'_>,
 ) -> Result<Known, DropReason> {
-    if context.sender.is_trunk() {
-        return Err(GATEWAY_FROM_WIRE);
-    }
     let packet = read(head, len)?;
     if !(routing.owns(packet.source, true) || context.sender.rules.owns(packet.source)) {
         return Err(FOREIGN_SOURCE);
@@ -424,7 +439,7 @@ fn asks(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
                     && routing.by_address(mapped(packet.target_ip())).is_some();
                 let concerns = asks || routing.by_mac(meta.destination).is_some();
                 concerns.then_some(match context.sender.is_trunk() {
-                    true if asks => Err(GATEWAY_FROM_WIRE),
+                    true => Err(GATEWAY_FROM_WIRE),
                     false if usize::from(at) != L3 => Err(GATEWAY_TAGGED),
                     // To a gateway that is not asked for: an answer that it did not ask for.
                     _ => Ok(Verdict::Consumed(Consumed::Arp)),

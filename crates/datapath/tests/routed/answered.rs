@@ -50,6 +50,11 @@ fn a_spoofed_echo_gets_no_answer() {
     let mut net = Net::new(&[A, B, C], false);
     let spoofed = build::ethernet(A.1, gateway()).ipv4(C.3, GATEWAYS[0]).ping(7, 1, b"x");
     net.drops(A, &spoofed, "spoofed-ip");
+    // An error goes to who sent, whatever source it wrote.
+    let spoofed = build::ethernet(A.1, gateway()).ipv4(C.3, B.3).ttl(1).udp(1, 2, b"x");
+    let told = net.send(A, &spoofed);
+    assert_eq!(told.keys().collect::<Vec<_>>(), ["a"]);
+    net.counts_one(A, "ttl-expired");
     let mut net = Net::new(&[A, B, C], true);
     let foreign = build::ethernet(A.1, gateway()).ipv4(B.3, GATEWAYS[0]).ping(7, 1, b"x");
     net.drops(A, &foreign, "foreign-source");
@@ -96,6 +101,24 @@ fn answers_are_bounded_and_arp_has_its_part() {
     assert_eq!(net.send(A, &ask).len(), 1);
     // Others have answers of their own.
     assert_eq!(net.send(C, &to_gateway(C, GATEWAYS[0]).ping(7, 1, b"x")).len(), 1);
+}
+
+/// Sixteen for frames that the switch sees at once.
+#[test]
+fn a_burst_of_questions_is_answered() {
+    for (asked, answered) in [(16, 16), (20, 16)] {
+        let mut net = Net::new(&[A, B, C], true);
+        let guest = net.host.guest("a").unwrap();
+        for number in 0..asked {
+            let ask = to_gateway(A, GATEWAYS[0]).ping(7, number, b"x");
+            guest.enqueue(&ask, NetHeader::default()).unwrap();
+        }
+        guest.flush();
+        while net.host.turn() {}
+        assert_eq!(net.host.received().unwrap()["a"].len(), answered);
+        let full = net.host.moved().get("a.drop.born-full").copied().unwrap_or(0);
+        assert_eq!(answered as u64 + full, u64::from(asked));
+    }
 }
 
 /// A frame of several segments passes if each fits, and else its sender hears of the MTU.

@@ -1,7 +1,12 @@
 //! Explanations of packets for routers.
 
-use butterfly_datapath::{Fate, Mac, Origin, Question, Target};
-use butterfly_packet::protocol::UDP;
+use butterfly_datapath::{Fate, GroupChange, Mac, Origin, Question, Target};
+use butterfly_model::{Cidr, Direction, GroupName, Rule};
+use butterfly_packet::{
+    build,
+    protocol::{TCP, UDP},
+    tcp::{ACK, SYN},
+};
 
 use crate::net::*;
 
@@ -66,7 +71,8 @@ fn a_packet_for_a_gateway_goes_to_it() {
     let to = Target::Address(GATEWAYS[0].into());
     let told = net.host.explain(&Question { to, ..question(false) }).unwrap();
     assert_eq!(told.destination_mac, gateway());
-    assert_ne!(told.walks[0].fate, Fate::NoAddress);
+    let Fate::Dropped(refused) = &told.walks[0].fate else { panic!("{told:?}") };
+    assert_eq!(refused.reason.name, "gateway-no-service");
 }
 
 /// Without a router between them, the answer says so.
@@ -76,6 +82,40 @@ fn networks_without_a_router_do_not_meet() {
     let [walk] = &told.walks[..] else { panic!("{told:?}") };
     assert_eq!(walk.fate, Fate::NoAddress);
     assert_eq!(walk.steps[0].details, ["b has it, in VNI 50: no router leads there"]);
+}
+
+/// From either end: the record that is copied for the question is asked for the numbers, too.
+#[test]
+fn a_segment_of_a_known_connection_is_told_as_one() {
+    let mut net = Net::new(&[A, B], false);
+    let block = Cidr::new("10.0.0.0", 24).unwrap();
+    let rule = Rule::new(Direction::Inbound, TCP, (Some(80), Some(80)), Some(block), None).unwrap();
+    let open = GroupName::new("open").unwrap();
+    net.host.change_group(&open, GroupChange::AddRule(rule)).unwrap();
+    let tcp = |from, to, flags, sequence, acknowledgement| {
+        build::Tcp { sequence, acknowledgement, ..build::Tcp::new(from, to, flags) }
+    };
+    for (from, to, segment) in [
+        (A, B, tcp(1000, 80, SYN, 77_000_000, 0)),
+        (B, A, tcp(80, 1000, SYN | ACK, 3_000_000_000, 77_000_001)),
+        (A, B, tcp(1000, 80, ACK, 77_000_001, 3_000_000_001)),
+    ] {
+        let [sent, arrives] = routed(from, to, |ip| ip.tcp(&segment, b""));
+        net.passes(from, &sent, to, &arrives);
+    }
+    for (from, to, ports) in [(A, B, (1000, 80)), (B, A, (80, 1000))] {
+        let asked = Question {
+            from: Origin::Vnic(from.0.into()),
+            to: Target::Address(to.3.into()),
+            protocol: TCP,
+            source_port: Some(ports.0),
+            destination_port: Some(ports.1),
+            flags: Some(ACK),
+            ..question(false)
+        };
+        let told = net.host.explain(&asked).unwrap();
+        assert_eq!(told.walks[0].fate, Fate::Delivered(to.0.into()), "{told:?}");
+    }
 }
 
 #[test]

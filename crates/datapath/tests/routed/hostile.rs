@@ -113,7 +113,10 @@ fn nothing_of_another_host_is_routed() {
     let elsewhere: Machine = ("", Mac([2, 0, 0, 0, 0, 0xee]), 42, [10, 0, 0, 99]);
     let [packet, _] = routed(elsewhere, B, |ip| ip.udp(1, 2, b"x"));
     let ask = build::ethernet(elsewhere.1, Mac::BROADCAST).arp_request(elsewhere.3, GATEWAYS[0]);
-    for inner in [packet, ask] {
+    let tagged = [&packet[..12], &[0x81, 0, 0, 5], &packet[12..]].concat();
+    let other = build::ethernet(elsewhere.1, gateway()).payload(0x88b5, &[0; 46]);
+    let said = build::ethernet(elsewhere.1, gateway()).arp_reply(elsewhere.3, A.3);
+    for inner in [packet, ask, tagged, other, said] {
         net.host.left().unwrap();
         net.host.moved();
         let outer = build::ethernet(link(2), link(1)).ipv4(endpoint(2), endpoint(1));

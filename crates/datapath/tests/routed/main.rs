@@ -5,5 +5,6 @@ mod answered;
 mod dropped;
 mod explained;
 mod hostile;
+mod moves;
 mod net;
 mod walks;

@@ -61,6 +61,8 @@ fn sessions_are_counted_where_they_are_released() {
     net.host.remove("b");
     net.host.settle();
     net.host.count_sessions().unwrap();
+    net.host.pass(2);
+    assert_eq!(net.host.count_sessions().unwrap(), 0);
 }
 
 /// A session whose network is gone is taken off the end that is left, whichever end opened it.

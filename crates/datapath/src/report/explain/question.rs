@@ -173,10 +173,7 @@ pub(super) fn resolve(
     let source_mac = question.source_mac.or(sender.map(|vnic| vnic.mac)).unwrap_or(ELSEWHERE);
     let beyond = spans_hosts && sender.is_some();
     let routing = network.routing.as_ref().filter(|_| sender.is_some() && is_routed(destination));
-    let gateway = routing.and_then(|routing| {
-        let itself = routing.by_address(number(destination)).map(|gateway| gateway.mac);
-        itself.or_else(|| routing.way_out(number(destination)))
-    });
+    let gateway = routing.and_then(|routing| routing.way_out(number(destination)));
     let destination_mac = match (gateway, question.destination_mac, receiver) {
         (Some(gateway), None, None) => Some(address_of(gateway)),
         _ => destination_mac(question, receiver, destination, beyond)?,

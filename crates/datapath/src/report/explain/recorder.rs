@@ -188,11 +188,7 @@ impl<'a> Recorder<'a> {
             L4::Error(quoted) => Some(quoted.tuple),
             _ => None,
         };
-        let joined = context.entry.routing.as_ref().map(|routing| routing.joined());
-        // A routed session is of the smaller VNI.
-        let lower = joined.into_iter().flatten().filter(|other| *other <= vni);
-        let zones = lower.map(Zone::routed).chain([Zone::of(vni)]);
-        for zone in zones {
+        for zone in self.world.zones(vni) {
             for tuple in [packet.tuple].into_iter().chain(quoted) {
                 self.world.take_sessions(&Key::new(&tuple, zone, self.from, self.from));
             }

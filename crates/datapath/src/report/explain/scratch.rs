@@ -117,16 +117,27 @@ impl<'a> World<'a> {
         let Inside::Ip { at, vlan } = inside(frame) else { return None };
         let tuple = parse(frame, at.into(), vlan, frame.len() as u32).ok()?.tuple;
         let real = &self.shared.table;
-        let key = Key::new(&tuple, Zone::of(vni), from, from);
-        real.find_map(real.hash(&key), |index, stored, _| {
-            let direction = match stored.slots() {
-                _ if stored.vni() != vni => return None,
-                (opener, _) if opener == from && stored.tuple() == tuple => 0,
-                (_, responder) if responder == from && stored.tuple().reversed() == tuple => 1,
-                _ => return None,
-            };
-            Some((real.record(index).line2().track, direction))
+        self.zones(vni).into_iter().find_map(|zone| {
+            let key = Key::new(&tuple, zone, from, from);
+            real.find_map(real.hash(&key), |index, stored, _| {
+                let direction = match stored.slots() {
+                    _ if stored.zone() != zone => return None,
+                    (opener, _) if opener == from && stored.tuple() == tuple => 0,
+                    (_, responder) if responder == from && stored.tuple().reversed() == tuple => 1,
+                    _ => return None,
+                };
+                Some((real.record(index).line2().track, direction))
+            })
         })
+    }
+
+    /// Returns the zones that a session of a network's vnic may be in: the network itself, and of
+    /// routed sessions the smaller one of both networks.
+    pub fn zones(&self, vni: u32) -> Vec<Zone> {
+        let network = self.snapshot.network(vni);
+        let joined = network.and_then(|network| Some(network.routing.as_ref()?.joined()));
+        let lower = joined.into_iter().flatten().filter(|other| *other <= vni);
+        lower.map(Zone::routed).chain([Zone::of(vni)]).collect()
     }
 
     /// Returns the context of the stages, for frames of this sender.
