@@ -85,18 +85,17 @@ impl Routed {
             let given = router.attachment(vni).unwrap_or_default();
             self.check_addresses(router.id(), given, network, vnics)?;
         }
-        // Everything that is routed beside it: by a router of its own, or by one that shares a
-        // network with that.
-        let mut seen = BTreeSet::from([vni]);
-        for near in self.routers_of(vni).flat_map(joined) {
-            for other in self.routers_of(near).flat_map(joined) {
-                match self.networks.get(&other).filter(|_| seen.insert(other)) {
-                    Some(other) => own.check(other)?,
-                    None => continue,
-                }
-            }
-        }
-        Ok(())
+        let beside = self.beside(self.routers_of(vni).flat_map(joined).collect(), None);
+        let others = beside.iter().filter(|other| **other != vni);
+        others.filter_map(|other| self.networks.get(other)).try_for_each(|other| own.check(other))
+    }
+
+    /// Returns all networks that are joined by a router which joins one of these, but for one
+    /// router. Looks at each router once, however many of them it joins.
+    fn beside(&self, networks: BTreeSet<Vni>, but: Option<&RouterId>) -> BTreeSet<Vni> {
+        let ids = networks.iter().filter_map(|vni| self.by_vni.get(vni)).flatten();
+        let ids: BTreeSet<&RouterId> = ids.filter(|id| Some(*id) != but).collect();
+        ids.into_iter().filter_map(|id| self.routers.get(id)).flat_map(joined).collect()
     }
 
     /// Checks a router in place of the one with its id.
@@ -124,17 +123,10 @@ impl Routed {
             }
             self.check_addresses(id, given, network, vnics)?;
         }
-        let mut seen: BTreeSet<Vni> = joined(router).collect();
-        for (vni, _) in router.attachments() {
-            let others = self.routers_of(vni).filter(|other| other.id() != id);
-            for other in others.flat_map(joined) {
-                match self.networks.get(&other).filter(|_| seen.insert(other)) {
-                    Some(other) => own.check(other)?,
-                    None => continue,
-                }
-            }
-        }
-        Ok(())
+        let mine: BTreeSet<Vni> = joined(router).collect();
+        let beside = self.beside(mine.clone(), Some(id));
+        let others = beside.difference(&mine);
+        others.filter_map(|other| self.networks.get(other)).try_for_each(|other| own.check(other))
     }
 
     /// Checks the addresses that a router has in a network: each is a host's there, and neither a

@@ -185,8 +185,8 @@ pub(crate) struct Batch<'a> {
     pub floods: bool,
     /// One of them came from another host and is to be passed on to a third one.
     pub relays: bool,
-    /// A router of this host answers one of them.
-    pub consumes: bool,
+    /// A bit for each frame that a router of this host answers, or of whose drop it tells.
+    pub answers: u64,
     pub origin: BatchOrigin,
     /// True if [`Meta::inside`] was read.
     read: bool,
@@ -209,7 +209,7 @@ impl<'a> Batch<'a> {
             segments: false,
             floods: false,
             relays: false,
-            consumes: false,
+            answers: 0,
             origin,
             read: false,
             crossed: 0,
@@ -270,6 +270,11 @@ impl<'a> Batch<'a> {
     #[inline(always)]
     pub fn routed(&self) -> u64 {
         self.routed
+    }
+
+    /// Returns whether a router of this host answers a frame, or tells of its drop.
+    pub fn is_answered(&self, index: usize) -> bool {
+        is_set(self.answers, index)
     }
 
     /// Returns the way of a frame that leaves by another network.

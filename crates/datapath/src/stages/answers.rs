@@ -44,7 +44,10 @@ const SOURCE: usize = 14 + 12;
 #[cold]
 #[inline(never)]
 pub(crate) fn consume(batch: &mut Batch<'_>, context: &Context<'_>, departures: &mut Departures) {
-    for index in 0..batch.frames.len() {
+    let mut left = batch.answers;
+    while left != 0 {
+        let index = left.trailing_zeros() as usize;
+        left &= left - 1;
         let Some(meta) = batch.metas().get(index).copied() else { return };
         let (answer, reserve) = match meta.verdict {
             Verdict::Consumed(Consumed::Arp) => (arp_answer(batch, &meta, index, context), 0),

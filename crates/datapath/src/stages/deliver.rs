@@ -307,7 +307,7 @@ pub(crate) fn deliver<O: Outlet>(
     if planned.drops {
         count_drops(batch, context);
     }
-    if batch.consumes {
+    if batch.answers != 0 {
         consume(batch, context, departures);
     }
     if planned.floods {
@@ -471,8 +471,9 @@ fn answer<O: Outlet>(
     if let Some(ring) = guard.as_mut() {
         for frame in departures.answers.iter() {
             let delivered = ring.deliver_own(frame);
-            if delivered.is_ok() {
-                got.one(frame.len());
+            match delivered {
+                Ok(()) => got.one(frame.len()),
+                Err(why) => context.count_own(context.sender, why.into(), frame),
             }
             if let Some(tap) = context.tap() {
                 tap.answer(
@@ -487,6 +488,9 @@ fn answer<O: Outlet>(
             }
         }
         call(calls, ring.show());
+    } else {
+        let lost = departures.answers.iter();
+        lost.for_each(|frame| context.count_own(context.sender, NOT_ATTACHED, frame));
     }
     departures.answers.clear();
     got.count(context.sender, context.worker);
@@ -793,6 +797,13 @@ fn flood_crossing<O: Outlet>(
 ) {
     let mut left = None;
     while let Some(way) = next_way(&mut left, batch.exits(), context) {
+        // Who is in a network is looked at for a flood alone: nothing else paid for it.
+        let floods = |(index, meta): (usize, &Meta)| {
+            matches!(meta.verdict, Verdict::Flood { .. }) && (way.has)(index)
+        };
+        if !batch.metas().iter().enumerate().any(floods) {
+            continue;
+        }
         let mut aside = ArrayVec::<(usize, Verdict), BATCH>::new();
         for (index, meta) in batch.parts().1.iter_mut().enumerate() {
             if matches!(meta.verdict, Verdict::Flood { .. }) && !(way.has)(index) {

@@ -19,7 +19,7 @@ mod slow;
 use butterfly_vhost::ring::{Slot, own_memory};
 
 use crate::engine::{
-    batch::{Batch, Consumed, Exits, Verdict},
+    batch::{Batch, Exits, Verdict},
     inside::Inside,
     reason::ReasonInfo,
 };
@@ -79,8 +79,8 @@ fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
         let own = Zone::of(context.sender.vni);
         read(batch, context, room, |_, _| context.entry, |_| own)
     };
-    if batch.consumes {
-        read_consumed(batch, room, &mut pending);
+    if batch.answers != 0 {
+        read_answered(batch, room, &mut pending);
     }
     // What follows touches the table of sessions, not the sender's memory.
     own_memory();
@@ -131,9 +131,9 @@ fn read_crossing(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Filter
 
 /// Has the slow path ask whether what a router answers may leave its sender.
 #[cold]
-fn read_consumed(batch: &Batch<'_>, room: &mut FilterRoom, pending: &mut Pending) {
-    for (meta, flow) in batch.metas().iter().zip(room.flows.iter_mut()) {
-        if meta.verdict == Verdict::Consumed(Consumed::Echo) {
+fn read_answered(batch: &Batch<'_>, room: &mut FilterRoom, pending: &mut Pending) {
+    for (index, flow) in room.flows.iter_mut().enumerate().take(batch.frames.len()) {
+        if batch.is_answered(index) {
             flow.path = Path::Slow;
             pending.slow = true;
         }

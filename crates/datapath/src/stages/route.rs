@@ -9,9 +9,12 @@ use butterfly_packet::{
     checksum::Sum,
     echo, ethernet,
     icmp_error::IcmpError,
-    protocol::{TCP, UDP},
+    protocol::{ICMP, TCP, UDP},
 };
-use butterfly_vhost::{net::NetHeader, ring::HEAD_MAX};
+use butterfly_vhost::{
+    net::NetHeader,
+    ring::{HEAD_MAX, KEPT_MAX},
+};
 
 use crate::engine::{
     batch::{Batch, Consumed, Hop, Meta, Verdict},
@@ -143,7 +146,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     }
     // Packets of a batch tend to have the same way as the one before.
     let mut known = Known::NONE;
-    let (mut routed, mut consumes) = (0, false);
+    let (mut routed, mut answers) = (0, 0);
     let (frames, metas, hops) = batch.parts_and_hops();
     let frames = &*frames;
     let each = frames.each().zip(metas.iter_mut()).zip(hops.iter_mut()).enumerate();
@@ -156,7 +159,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             match decide((frames.head(index), frame.len), meta, (gateway, routing), context) {
                 Ok(way) => known = way,
                 Err(verdict) => {
-                    consumes |= !context.sender.is_trunk() && is_answered(verdict);
+                    answers |= u64::from(is_answered(verdict)) << index;
                     meta.verdict = verdict;
                     continue;
                 }
@@ -167,7 +170,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
         routed |= 1 << index;
     }
     batch.route(routed);
-    batch.consumes |= consumes;
+    batch.answers |= answers;
 }
 
 /// Way of packets with the same ends to the same gateway.
@@ -178,7 +181,7 @@ struct Known {
     sender: u64,
     /// Source and destination, as they stand in a packet.
     ends: [u8; 8],
-    /// Longest packet in bytes.
+    /// Longest packet in bytes, with what may be behind it.
     mtu: u32,
     slot: u32,
     hop: Hop,
@@ -201,8 +204,8 @@ impl Known {
             && *ends == self.ends
             && [t0, t1, first] == [0x08, 0x00, 0x45]
             && total >= 20
-            && total <= self.mtu
             && total + L3 as u32 <= len
+            && len.saturating_sub(L3 as u32) <= self.mtu
             && ttl > 1
             && is_sum_right(header)
     }
@@ -239,7 +242,9 @@ fn decide(
     };
     way.map_err(|reason| {
         meta.offload = false; // nobody will look at what it claims
-        if reason == GATEWAY_NO_SERVICE && echo::request(head).is_some_and(|len| len <= ANSWER) {
+        let fits = len as usize <= KEPT_MAX;
+        let echo = echo::request(head).filter(|len| *len <= ANSWER && fits);
+        if reason == GATEWAY_NO_SERVICE && echo.is_some() {
             Verdict::Consumed(Consumed::Echo)
         } else {
             Verdict::Drop(reason, context.sender.place.slot)
@@ -265,6 +270,7 @@ pub(crate) fn error_about(reason: DropReason, protocol: u8, mtu: u32) -> Option<
         NEXT_HOP_UNKNOWN => Some(IcmpError::NO_HOST),
         ROUTE_TOO_BIG => Some(IcmpError::too_big(mtu)),
         GATEWAY_NO_SERVICE if [TCP, UDP].contains(&protocol) => Some(IcmpError::NO_PORT),
+        GATEWAY_NO_SERVICE if protocol == ICMP => None, // it speaks ICMP
         GATEWAY_NO_SERVICE => Some(IcmpError::NO_PROTOCOL),
         _ => None,
     }
@@ -278,7 +284,8 @@ fn pass_on(
     context: &Context<'_>,
 ) -> Result<Known, DropReason> {
     let packet = read(head, len)?;
-    if !(routing.owns(packet.source, true) || context.sender.rules.owns(packet.source)) {
+    let owned = routing.owns(packet.source, true) || context.sender.rules.owns(packet.source);
+    if !owned || routing.by_address(packet.source).is_some() {
         return Err(FOREIGN_SOURCE);
     }
     if gateway.router.has(packet.destination) {
@@ -288,14 +295,16 @@ fn pass_on(
     if packet.ttl <= 1 {
         return Err(TTL_EXPIRED);
     }
-    if longest(meta, packet.len) > known.mtu {
+    if longest(meta, len) > known.mtu {
         return Err(ROUTE_TOO_BIG);
     }
     Ok(known)
 }
 
-/// Returns the length of a packet, or of the longest that it is cut into, in bytes.
+/// Returns the length in bytes of the packet in a frame of `len` bytes, or of the longest that it
+/// is cut into. Bytes behind the packet go along with it, so they count.
 fn longest(meta: &Meta, len: u32) -> u32 {
+    let len = len.saturating_sub(L3 as u32);
     if !meta.offload || meta.net.gso_type & !NetHeader::GSO_ECN == NetHeader::GSO_NONE {
         return len;
     }
@@ -309,8 +318,6 @@ struct Header {
     destination: Address,
     /// Both as they stand in the packet.
     ends: [u8; 8],
-    /// Length of the packet in bytes, as its header says.
-    len: u32,
     ttl: u8,
 }
 
@@ -337,7 +344,6 @@ fn read(head: &[u8], len: u32) -> Result<Header, DropReason> {
         source: mapped([s0, s1, s2, s3].into()),
         destination: mapped([d0, d1, d2, d3].into()),
         ends,
-        len: total,
         ttl,
     })
 }
@@ -450,7 +456,7 @@ fn asks(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
         match (verdict, batch.parts().1.get_mut(index)) {
             (Some(Ok(verdict)), Some(meta)) => {
                 meta.verdict = verdict;
-                batch.consumes = true;
+                batch.answers |= 1 << index;
             }
             (Some(Err(reason)), Some(_)) => drop_at(batch, index, reason, context),
             _ => {}

@@ -81,7 +81,7 @@ impl Shared {
     /// Divides the table among the networks of a snapshot, and counts their sessions beyond their
     /// parts.
     pub fn divide(&self, snapshot: &Snapshot) {
-        let counted = |network: &Network| (network.filtered, network.sessions.load(Relaxed));
+        let counted = |network: &Network| (network.has_part(), network.sessions.load(Relaxed));
         self.shares.divide(|| snapshot.networks.iter().map(|(_, network)| counted(network)));
     }
 

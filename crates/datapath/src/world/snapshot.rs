@@ -276,6 +276,13 @@ impl Network {
         self.filtered || self.routing.is_some()
     }
 
+    /// Returns whether sessions are counted in it, so that it has its part of the table: those of
+    /// its own filtered vnics, or of others' to which a router leads.
+    pub fn has_part(&self) -> bool {
+        let leads = |routing: &Arc<Routing>| !routing.gateways.is_empty();
+        self.filtered || self.routing.as_ref().is_some_and(leads)
+    }
+
     /// Returns whether frames of other hosts may have to be passed on.
     #[inline(always)]
     pub fn relays(&self, now: u32) -> bool {

@@ -148,7 +148,7 @@ impl Routes {
     }
 
     /// Returns the router that has an address in a network.
-    fn with_address(&self, vni: u32, ip: Ipv4Addr) -> Option<&Router> {
+    pub fn with_address(&self, vni: u32, ip: Ipv4Addr) -> Option<&Router> {
         self.routers_of(vni).find(|router| self.addresses(router, vni).contains(&ip))
     }
 }
@@ -234,6 +234,7 @@ fn echo(frame: &[u8]) -> Option<Vec<u8>> {
         && be16(frame, 20) & 0x3fff == 0
         && frame[23] == 1
         && (28..=1500).contains(&total)
+        && frame.len() <= 1522
         && frame[6] & 1 == 0
         && frame[34..36] == [8, 0];
     if !is_request {
@@ -348,7 +349,10 @@ impl Model {
         let (source, destination) = (ip(packet, 12), ip(packet, 16));
         let mut wrong = Vec::new();
         let declared = &self.vnics[sender].declared;
-        if !self.is_of(declared, source) && self.mistake() != Some(Mistake::AnySource) {
+        let is_gateway = self.routes.with_address(declared.vni, source).is_some();
+        if (is_gateway || !self.is_of(declared, source))
+            && self.mistake() != Some(Mistake::AnySource)
+        {
             wrong.push("foreign-source");
         }
         let joins = |(vni, _): &(u32, _)| self.routes.addresses(router, *vni);
@@ -364,8 +368,9 @@ impl Model {
             wrong.push("ttl-expired");
         }
         let hop = self.hop(declared, router, destination, &mut wrong);
+        // Bytes behind the packet go along with it.
         if let Some((_, Some(mtu))) = hop
-            && total > usize::from(mtu)
+            && packet.len() > usize::from(mtu)
         {
             wrong.push("route-too-big");
         }
@@ -384,6 +389,13 @@ impl Model {
         }
     }
 
+    /// Returns whether a router tells a sender of packets that it drops for this reason, if it may.
+    pub fn is_told(reason: &str) -> bool {
+        let told =
+            ["ttl-expired", "no-route", "next-hop-unknown", "route-too-big", "gateway-no-service"];
+        told.contains(&reason)
+    }
+
     /// Returns the error that a router sends about a packet that goes no further for this reason
     /// (RFC 1812, 4.3). `None` if it sends none.
     pub fn error(&self, sender: usize, frame: &[u8], reason: &str) -> Option<Vec<u8>> {
@@ -400,7 +412,7 @@ impl Model {
             "no-route" => [3, 0],
             "next-hop-unknown" => [3, 1],
             "gateway-no-service" if [6, 17].contains(&packet[9]) => [3, 3],
-            "gateway-no-service" => [3, 2],
+            "gateway-no-service" if packet[9] != 1 => [3, 2],
             "route-too-big" if packet[6] & 0x40 != 0 => [3, 4],
             _ => return None,
         };

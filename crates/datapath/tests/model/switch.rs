@@ -454,6 +454,19 @@ impl Model {
                 // Each is right, and what the sender hears is of the one that the switch took.
                 let last = reasons.len() - 1;
                 let taken = (0..last).find(|_| choices.either()).unwrap_or(last);
+                if !declared.bypass && Model::is_told(reasons[taken]) {
+                    // Who may not send it hears nothing of what would become of it.
+                    let packet = read(frame, &carries).map_err(|reasons| drop(name, reasons))?;
+                    let whole = packet.filter(|packet| {
+                        packet.fragment.is_none_or(|fragment| fragment.offset == 0)
+                    });
+                    if let Some(packet) = whole {
+                        self.is_own(name, &declared, &packet)?;
+                        if let Verdict::Denied(reasons) = self.egress(sender, &packet) {
+                            return refuse(reasons);
+                        }
+                    }
+                }
                 if let Some(error) = self.error(sender, frame, reasons[taken]) {
                     outcome.receivers.push(name);
                     outcome.becomes = Some(error);

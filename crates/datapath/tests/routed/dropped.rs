@@ -79,6 +79,10 @@ fn route_too_big() {
     net.drops(A, &sent, "route-too-big");
     let [sent, _] = routed(A, B, |ip| ip.dont_fragment().udp(1, 2, &[7; 1400 - 27]));
     net.refuses(A, &sent, "route-too-big", (3, 4, 1400));
+    // Bytes behind a packet go along, so they count.
+    let [mut sent, _] = routed(A, B, |ip| ip.udp(1, 2, &[7; 1400 - 28]));
+    sent.push(0);
+    net.drops(A, &sent, "route-too-big");
 }
 
 /// A frame of several segments is as long as the longest of them: 1,400 bytes fit.
@@ -173,7 +177,9 @@ fn gateway_no_service() {
         let syn = build::Tcp::new(1000, 22, butterfly_packet::tcp::SYN);
         net.refuses(A, &to(at).tcp(&syn, b""), "gateway-no-service", (3, 3, 0));
         net.refuses(A, &to(at).payload(89, &[2; 24]), "gateway-no-service", (3, 2, 0));
-        // Errors, and echo that is in parts, get no answer.
+        // Errors, and echo that is in parts, or has more behind it than is looked at, get no answer.
+        let padded = [to(at).ping(1, 1, &[0; 1400]), vec![0; 200]].concat();
+        net.drops(A, &padded, "gateway-no-service");
         net.drops(A, &to(at).icmp(3, 3, 0, &[0x45; 28]), "gateway-no-service");
         let part = to(at).fragment(7, 1480, false).payload(1, &[0; 64]);
         net.drops(A, &part, "gateway-no-service");

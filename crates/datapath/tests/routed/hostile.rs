@@ -1,7 +1,9 @@
 //! How far those come who want more than a router gives them.
 
-use butterfly_datapath::{Mac, SessionConfig, TunnelConfig, VnicPolicy, harness::Host};
-use butterfly_model::RouterId;
+use butterfly_datapath::{
+    GroupChange, Mac, SessionConfig, TunnelConfig, VnicPolicy, harness::Host,
+};
+use butterfly_model::{Cidr, Direction, GroupName, RouterId, Rule};
 use butterfly_packet::build;
 
 use crate::net::*;
@@ -130,4 +132,81 @@ fn nothing_of_another_host_is_routed() {
     let [mut sent, _] = routed(B, elsewhere, |ip| ip.udp(1, 2, b"x"));
     sent[..6].copy_from_slice(&gateway().0);
     net.refuses(B, &sent, "next-hop-unknown", (3, 1, 0));
+}
+
+/// Nobody speaks with the address of a gateway, by the router or to a neighbour.
+#[test]
+fn nobody_has_the_address_of_a_gateway() {
+    let mut net = Net::new(&[A], true);
+    net.host.vnic(C.0, C.1, C.2, &policy(C.3, false)).unwrap();
+    net.host.vnic(B.0, B.1, B.2, &policy(B.3, false)).unwrap();
+    net.host.settle();
+    net.host.moved();
+    net.admit("0.0.0.0/0");
+    let routed = build::ethernet(A.1, gateway()).ipv4(GATEWAYS[0], B.3).udp(1, 2, b"x");
+    net.drops(A, &routed, "foreign-source");
+    let straight = build::ethernet(A.1, C.1).ipv4(GATEWAYS[0], C.3).udp(1, 2, b"x");
+    net.drops(A, &straight, "ip-claimed");
+}
+
+/// A filtered machine whose rules let out TCP alone.
+fn reticent() -> Net {
+    let mut net = Net::new(&[A], false);
+    net.host.vnic(B.0, B.1, B.2, &policy(B.3, true)).unwrap();
+    net.host.settle();
+    net.host.moved();
+    let (ports, all) = ((Some(1), Some(65535)), Cidr::new("0.0.0.0", 0).unwrap());
+    let rule = Rule::new(Direction::Outbound, 6, ports, Some(all), None).unwrap();
+    let open = GroupName::new("open").unwrap();
+    net.host.change_group(&open, GroupChange::AddRule(rule)).unwrap();
+    net
+}
+
+/// Errors of the router tell nobody what its rules keep from it.
+#[test]
+fn an_error_needs_the_senders_rules() {
+    let mut net = reticent();
+    let to = |at: [u8; 4]| build::ethernet(A.1, gateway()).ipv4(A.3, at);
+    for frame in [
+        to(B.3).ttl(1).udp(1, 2, b"x"),
+        to([192, 0, 2, 1]).udp(1, 2, b"x"),
+        to([10, 1, 0, 77]).udp(1, 2, b"x"),
+        to(GATEWAYS[0]).udp(1, 53, b"x"),
+    ] {
+        net.drops(A, &frame, "egress-denied");
+    }
+    let syn = build::Tcp::new(1, 2, butterfly_packet::tcp::SYN);
+    net.refuses(A, &to(B.3).ttl(1).tcp(&syn, b""), "ttl-expired", (11, 0, 0));
+}
+
+/// DHCP needs no rule in one network; by a router it would be a way past them.
+#[test]
+fn dhcp_by_a_router_needs_a_rule() {
+    let mut net = reticent();
+    let ask = build::ethernet(A.1, gateway()).ipv4(A.3, B.3).udp(68, 67, &[1; 300]);
+    net.drops(A, &ask, "egress-denied");
+    let answer = build::ethernet(B.1, gateway()).ipv4(B.3, A.3).udp(67, 68, &[2; 300]);
+    assert!(net.send(B, &answer).is_empty());
+    assert_eq!(net.host.moved().get("a.drop.ingress-denied"), Some(&1));
+}
+
+/// Nor does a machine of a third network, which is on no way between them, know of a conversation.
+#[test]
+fn a_third_network_forges_no_errors() {
+    let third: Machine = ("e", Mac([2, 0, 0, 0, 0, 0xe]), 51, [10, 2, 0, 10]);
+    let mut net = Net::new(&[A, B], false);
+    net.host.vnic(third.0, third.1, third.2, &policy(third.3, true)).unwrap();
+    net.host.change_routing(network(51, "10.2.0.0/24", "10.2.0.1", None));
+    net.host.change_routing(router("r", &[42, 50, 51]));
+    net.host.settle();
+    net.admit("10.0.0.0/24");
+    let [there, there_arrives] = routed(A, B, |ip| ip.udp(1000, 53, b"?"));
+    assert_eq!(net.send(A, &there)["b"], [there_arrives]);
+    let [back, _] = routed(B, A, |ip| ip.udp(53, 1000, b"!"));
+    assert_eq!(net.send(B, &back).len(), 1);
+    net.host.moved();
+    let quote = &there[14..];
+    let forged = build::ethernet(third.1, gateway()).ipv4(third.3, A.3).icmp(3, 3, 0, quote);
+    assert!(net.send(third, &forged).is_empty());
+    assert_eq!(net.host.moved().get("a.drop.ingress-denied"), Some(&1));
 }

@@ -103,7 +103,7 @@ pub(crate) fn full_shares<'a>(
             }
             3 => (sessions >= shares.network, share(SESSION_SHARE, own, Whose::Network)),
             _ => {
-                let full = sessions >= shares.part(home.filtered) && !shares.has_common();
+                let full = sessions >= shares.part(home.has_part()) && !shares.has_common();
                 (full, share(SESSIONS_FULL, own, Whose::Common))
             }
         };
@@ -148,7 +148,7 @@ pub(crate) fn may_give_way(record: &Record<'_>, vni: u32, context: &Context<'_>)
 /// Returns whether a session is of this network, or of one that has more than its part.
 fn gives_way(key: &Key, vni: u32, context: &Context<'_>) -> bool {
     let beyond =
-        |network: &Network| network.sessions.load(Relaxed) > context.shares.part(network.filtered);
+        |network: &Network| network.sessions.load(Relaxed) > context.shares.part(network.has_part());
     key.vni() == vni || context.snapshot.network(key.vni()).is_none_or(|network| beyond(network))
 }
 
@@ -229,7 +229,7 @@ pub(crate) fn has_room(
         && to.shared.sessions.received.load(Relaxed) < most(to)
         && !one_too_many
         && sessions < shares.network
-        && (sessions < shares.part(network.filtered) || shares.has_common())
+        && (sessions < shares.part(network.has_part()) || shares.has_common())
 }
 
 /// Counts a session, as [`acquired`] does.
@@ -249,7 +249,7 @@ pub(crate) fn counted(
         vnic.shared.sessions.openers.add(opener_of(table, network, key));
     }
     let before = network.sessions.fetch_add(1, Relaxed);
-    shares.entered(network.filtered, before);
+    shares.entered(network.has_part(), before);
 }
 
 /// Undoes [`acquired`] for a session that was last decided by version `stamp`. A later vnic in the
@@ -272,7 +272,7 @@ pub(crate) fn released(snapshot: &Snapshot, table: &Table, shares: &Shares, key:
         counts.openers.remove(opener_number(table, key, remote));
     }
     match network {
-        Some(network) => shares.left(network.filtered, less(&network.sessions)),
+        Some(network) => shares.left(network.has_part(), less(&network.sessions)),
         // Its vnics are not declared again yet.
         None => {
             let waiting = snapshot.adopted.as_ref();

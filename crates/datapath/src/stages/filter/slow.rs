@@ -11,6 +11,7 @@ use crate::engine::{
     batch::{Batch, Verdict},
     inside::Inside,
 };
+use crate::ip::L4;
 use crate::stages::context::Context;
 use crate::stages::filter::{known::Judgement, read::read, room::FilterRoom};
 
@@ -73,10 +74,15 @@ pub(super) fn judge(
             };
             Decision { context, receiver, packet: &packet, len, index }.judge(room)
         }
-        // A router answers: nobody's rules let it in.
-        (Verdict::Consumed(_), Some(read)) if !context.sender.rules.bypass => {
+        // A router answers: nobody's rules let it in. About later fragments it says nothing.
+        (Verdict::Consumed(_) | Verdict::Drop(..), Some(read))
+            if batch.is_answered(index) && !context.sender.rules.bypass =>
+        {
             let packet = read.map_err(|reason| (reason, own))?;
-            leaves(context.sender, &packet, context).map(|_| ())
+            match packet.l4 {
+                L4::Fragment => Ok(()),
+                _ => leaves(context.sender, &packet, context).map(|_| ()),
+            }
         }
         (Verdict::Flood { .. }, read) => {
             let unknown = meta.verdict == (Verdict::Flood { unknown: true });

@@ -7,7 +7,9 @@ use crate::ip::{
 };
 use crate::session::{Admitted, Key, State, Zone};
 use crate::stages::context::Context;
-use crate::stages::filter::slow::rules::{enters, is_dhcp, leaves};
+use crate::stages::filter::slow::rules::{
+    by_rules_enters, by_rules_leaves, enters, is_dhcp, leaves,
+};
 use crate::stages::filter::{dhcp, known::Judgement, room::FilterRoom};
 use crate::world::snapshot::Vnic;
 
@@ -69,9 +71,10 @@ impl Decision<'_> {
     /// Decides by rules alone, and by the exceptions that need none.
     pub(super) fn sessionless(&self) -> Judgement {
         let context = self.context;
-        leaves(context.sender, self.packet, context)?;
-        enters(self.receiver, self.packet, context)
-            .map_err(|reason| (reason, self.receiver.place.slot))?;
+        self.decide()?;
+        if self.zone().is_routed() {
+            return Ok(());
+        }
         if let L4::Dhcp(found) = &self.packet.l4 {
             dhcp::left(found, &self.packet.tuple, context);
             dhcp::entered(found, self.receiver, &self.packet.tuple, context);
@@ -79,12 +82,21 @@ impl Decision<'_> {
         Ok(())
     }
 
-    /// Returns the decision of the rules at both ends on a packet in its own direction.
+    /// Returns the decision of the rules at both ends on a packet in its own direction. What needs
+    /// no rule in one network, as machines cannot do without it there, needs one across a router.
     pub(super) fn decide(&self) -> Result<CellPair, (DropReason, u32)> {
-        let egress = leaves(self.context.sender, self.packet, self.context)?;
-        let ingress = enters(self.receiver, self.packet, self.context)
-            .map_err(|reason| (reason, self.receiver.place.slot))?;
-        Ok([egress, ingress])
+        let Decision { context, packet, receiver, .. } = *self;
+        let routed = self.zone().is_routed();
+        let egress = match routed {
+            true => by_rules_leaves(context.sender, packet, context)
+                .map_err(|reason| (reason, self.own()))?,
+            false => leaves(context.sender, packet, context)?,
+        };
+        let ingress = match routed {
+            true => by_rules_enters(receiver, packet, context),
+            false => enters(receiver, packet, context),
+        };
+        Ok([egress, ingress.map_err(|reason| (reason, receiver.place.slot))?])
     }
 
     pub(super) fn key(&self) -> Key {

@@ -75,6 +75,10 @@ impl Decision<'_> {
         if !context.sender.rules.bypass && other != context.sender.place.slot {
             return None;
         }
+        // Of a routed session those know who are in the network of the other end.
+        if stored.zone().is_routed() && other_vnic.vni != context.sender.vni {
+            return None;
+        }
         let fits = match line.state {
             State::Tcp(_) => quoted
                 .sequence

@@ -9,10 +9,12 @@ use crate::stages::context::Context;
 use crate::stages::filter::dhcp::{self, ToClient};
 use crate::stages::filter::reasons::{EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, SPOOFED_IP};
 use crate::world::bindings::Voice;
+use crate::world::routing::Routing;
 use crate::world::snapshot::Vnic;
 use butterfly_packet::icmp::{v4, v6};
 use butterfly_packet::protocol::{ICMP, ICMPV6, IGMP, UDP};
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 /// All routers, and all IGMPv3 routers.
 const TO_ROUTERS: [Address; 2] =
@@ -176,6 +178,12 @@ pub(crate) fn rules_say(
     receiver: &Vnic,
     context: &Context<'_>,
 ) -> [Result<u32, DropReason>; 2] {
+    if context.sender.vni != receiver.vni {
+        return [
+            by_rules_leaves(context.sender, packet, context),
+            by_rules_enters(receiver, packet, context),
+        ];
+    }
     [
         leaves(context.sender, packet, context).map_err(|(reason, _)| reason),
         enters(receiver, packet, context),
@@ -225,9 +233,14 @@ pub(super) fn may_speak_as(
     address: Address,
     context: &Context<'_>,
 ) -> Result<(), DropReason> {
+    // Nobody here is a gateway; those of other hosts have its address, too.
+    let network = context.snapshot.networks.get(vnic.network);
+    let routing = network.and_then(|network| network.routing.as_ref());
+    let is_gateway = |routing: &Arc<Routing>| routing.by_address(address).is_some();
     match vnic.rules.bypass {
         false if vnic.rules.owns(address) => Ok(()),
         false => Err(SPOOFED_IP),
+        true if !vnic.is_trunk() && routing.is_some_and(is_gateway) => Err(IP_CLAIMED),
         true if vnic.rules.forwards || !is_claimed(vnic, address, Voice::Speaking, context) => {
             Ok(())
         }
