@@ -177,7 +177,7 @@ fn gateway_no_service() {
         let syn = build::Tcp::new(1000, 22, butterfly_packet::tcp::SYN);
         net.refuses(A, &to(at).tcp(&syn, b""), "gateway-no-service", (3, 3, 0));
         net.refuses(A, &to(at).payload(89, &[2; 24]), "gateway-no-service", (3, 2, 0));
-        // Errors, and echo that is in parts, or has more behind it than is looked at, get no answer.
+        // Errors, echo in parts, and echo with more behind it than is kept get no answer.
         let padded = [to(at).ping(1, 1, &[0; 1400]), vec![0; 200]].concat();
         net.drops(A, &padded, "gateway-no-service");
         net.drops(A, &to(at).icmp(3, 3, 0, &[0x45; 28]), "gateway-no-service");

@@ -147,8 +147,8 @@ pub(crate) fn may_give_way(record: &Record<'_>, vni: u32, context: &Context<'_>)
 
 /// Returns whether a session is of this network, or of one that has more than its part.
 fn gives_way(key: &Key, vni: u32, context: &Context<'_>) -> bool {
-    let beyond =
-        |network: &Network| network.sessions.load(Relaxed) > context.shares.part(network.has_part());
+    let part = |network: &Network| context.shares.part(network.has_part());
+    let beyond = |network: &Network| network.sessions.load(Relaxed) > part(network);
     key.vni() == vni || context.snapshot.network(key.vni()).is_none_or(|network| beyond(network))
 }
 
