@@ -1,11 +1,7 @@
 //! Answers of routers: to what machines ask them, and about packets that go no further (RFC 792;
 //! RFC 1812, 4.3).
 
-use butterfly_packet::{
-    arp, echo,
-    icmp_error::of_router,
-    mac::Mac,
-};
+use butterfly_packet::{arp, echo, icmp_error::of_router, mac::Mac};
 
 use butterfly_vhost::ring::HEAD;
 

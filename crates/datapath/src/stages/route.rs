@@ -159,7 +159,9 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             match decide((frames.head(index), frame.len), meta, (gateway, routing), context) {
                 Ok(way) => known = way,
                 Err(verdict) => {
-                    answers |= u64::from(is_answered(verdict)) << index;
+                    // Nothing is said by IPv6 yet.
+                    let is_v4 = frames.head(index).get(L3).is_some_and(|first| first >> 4 == 4);
+                    answers |= u64::from(is_v4 && is_answered(verdict)) << index;
                     meta.verdict = verdict;
                     continue;
                 }

@@ -454,7 +454,8 @@ impl Model {
                 // Each is right, and what the sender hears is of the one that the switch took.
                 let last = reasons.len() - 1;
                 let taken = (0..last).find(|_| choices.either()).unwrap_or(last);
-                if !declared.bypass && Model::is_told(reasons[taken]) {
+                let is_v4 = frame.get(14).is_some_and(|first| first >> 4 == 4);
+                if !declared.bypass && is_v4 && Model::is_told(reasons[taken]) {
                     // Who may not send it hears nothing of what would become of it.
                     let packet = read(frame, &carries).map_err(|reasons| drop(name, reasons))?;
                     let whole = packet.filter(|packet| {
@@ -462,7 +463,8 @@ impl Model {
                     });
                     if let Some(packet) = whole {
                         self.is_own(name, &declared, &packet)?;
-                        if let Verdict::Denied(reasons) = self.egress(sender, &packet) {
+                        let said = policy::egress(&self.groups, &declared, &packet);
+                        if let Verdict::Denied(reasons) = said {
                             return refuse(reasons);
                         }
                     }
@@ -479,7 +481,8 @@ impl Model {
                         read(frame, &carries).map_err(|reasons| drop(name, reasons))?
                 {
                     self.is_own(name, &declared, &packet)?;
-                    if let Verdict::Denied(reasons) = self.egress(sender, &packet) {
+                    let said = policy::egress(&self.groups, &declared, &packet);
+                    if let Verdict::Denied(reasons) = said {
                         return refuse(reasons);
                     }
                 }
@@ -1126,15 +1129,25 @@ impl Model {
         let (from, to) = (self.vnics[sender].clone(), self.vnics[receiver].clone());
         let mut exception = policy::is_dhcp(packet);
         let mut denied: Option<Drop> = None;
+        // What needs no rule in one network needs one across a router.
+        let routed = from.declared.vni != to.declared.vni;
         if !from.declared.bypass {
-            match self.egress(sender, packet) {
+            let said = match routed {
+                true => policy::egress(&self.groups, &from.declared, packet),
+                false => self.egress(sender, packet),
+            };
+            match said {
                 Verdict::Allowed => {}
                 Verdict::Exception => exception = true,
                 Verdict::Denied(reasons) => denied = Some(drop(from.name, reasons)),
             }
         }
         if !to.declared.bypass && denied.is_none() {
-            match self.ingress(receiver, packet, true) {
+            let said = match routed {
+                true => policy::ingress(&self.groups, &to.declared, packet),
+                false => self.ingress(receiver, packet, true),
+            };
+            match said {
                 Verdict::Allowed => {}
                 Verdict::Exception => exception = true,
                 Verdict::Denied(reasons) => denied = Some(drop(to.name, reasons)),
@@ -1158,8 +1171,10 @@ impl Model {
         if let Some(denied) = denied {
             return Err(denied);
         }
-        self.sent(sender, packet);
-        self.got(receiver, packet);
+        if !routed {
+            self.sent(sender, packet);
+            self.got(receiver, packet);
+        }
         let Some(key) = key.filter(|_| !exception) else { return Ok(()) };
         let tracked = match packet.protocol {
             6 => Tracked::Tcp(Connection::open(&Segment::read(&packet.upper))),

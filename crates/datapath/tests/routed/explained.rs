@@ -89,11 +89,14 @@ fn networks_without_a_router_do_not_meet() {
 fn a_segment_of_a_known_connection_is_told_as_one() {
     let mut net = Net::new(&[A, B], false);
     let block = Cidr::new("10.0.0.0", 24).unwrap();
-    let rule = Rule::new(Direction::Inbound, TCP, (Some(80), Some(80)), Some(block), None).unwrap();
+    let rule =
+        Rule::new(Direction::Inbound, TCP.into(), (Some(80), Some(80)), Some(block), None).unwrap();
     let open = GroupName::new("open").unwrap();
     net.host.change_group(&open, GroupChange::AddRule(rule)).unwrap();
-    let tcp = |from, to, flags, sequence, acknowledgement| {
-        build::Tcp { sequence, acknowledgement, ..build::Tcp::new(from, to, flags) }
+    let tcp = |from, to, flags, sequence, acknowledgement| build::Tcp {
+        sequence,
+        acknowledgement,
+        ..build::Tcp::new(from, to, flags)
     };
     for (from, to, segment) in [
         (A, B, tcp(1000, 80, SYN, 77_000_000, 0)),

@@ -107,10 +107,18 @@ struct Recorder<'a> {
 
 impl Observer for Recorder<'_> {
     fn after(&mut self, stage: &'static str, batch: &mut Batch<'_>, context: &Context<'_>) {
-        if self.drop.is_some() {
+        let verdict = batch.metas().first().map_or(Verdict::Undecided, |meta| meta.verdict);
+        if let Some(before) = self.drop {
+            // A router would tell of its drop, and the sender's rules do not let it ask.
+            if let Verdict::Drop(reason, slot) = verdict
+                && (reason, slot) != before
+            {
+                self.drop = Some((reason, slot));
+                self.steps.pop();
+                self.stopped(stage, reason, context);
+            }
             return;
         }
-        let verdict = batch.metas().first().map_or(Verdict::Undecided, |meta| meta.verdict);
         if let Verdict::Drop(reason, slot) = verdict {
             self.drop = Some((reason, slot));
             if stage != Filter::NAME {

@@ -28,7 +28,7 @@ pub(crate) use rules::{rule_port, rules_say};
 
 use decision::Decision;
 use floods::judge_flooded;
-use rules::leaves;
+use rules::by_rules_leaves;
 
 /// Judges a frame whose session is not known yet, or that has none.
 #[inline(never)]
@@ -81,7 +81,9 @@ pub(super) fn judge(
             let packet = read.map_err(|reason| (reason, own))?;
             match packet.l4 {
                 L4::Fragment => Ok(()),
-                _ => leaves(context.sender, &packet, context).map(|_| ()),
+                _ => by_rules_leaves(context.sender, &packet, context)
+                    .map(|_| ())
+                    .map_err(|reason| (reason, own)),
             }
         }
         (Verdict::Flood { .. }, read) => {
