@@ -18,11 +18,12 @@ use crate::plane::{Plane, balance::Balance};
 use crate::worker::Handle;
 use crate::world::serving::Serving;
 
-/// Time between two looks at the workers' loads: while one is busy, while none is, and of a worker
-/// that is alone.
+/// Time between two looks at the workers' loads: while one is busy, while none is, of a worker that
+/// is alone, and while all sleep.
 const BUSY: Duration = Duration::from_millis(10);
 const QUIET: Duration = Duration::from_millis(30);
 const ALONE: Duration = Duration::from_millis(100);
+const ASLEEP: Duration = Duration::from_millis(100);
 /// Load from which on workers are looked at more often.
 const QUIET_LOAD: f64 = 0.2;
 /// Time in which a worker tells the cycles of its rings, and for which they are weighed.
@@ -146,6 +147,7 @@ pub(super) fn keep_others_off(cores: &[usize], former: &[usize]) {
 pub(super) fn balance(plane: &Plane, rests: &AtomicBool) {
     let mut balance = Balance::default();
     let mut last = cpu::tsc();
+    let mut before = Vec::new();
     while !rests.load(Ordering::Acquire) {
         let handles = plane.board.handles();
         let active = handles.get(..plane.board.active()).unwrap_or(&handles);
@@ -167,8 +169,11 @@ pub(super) fn balance(plane: &Plane, rests: &AtomicBool) {
             }
         }
         let most = (0..active.len()).map(|at| balance.load(at)).fold(0.0, f64::max);
+        let all_sleep = busy == before;
+        before = busy;
         std::thread::park_timeout(match active.len() {
             0 | 1 => ALONE,
+            _ if all_sleep => ASLEEP,
             _ if most < QUIET_LOAD => QUIET,
             _ => BUSY,
         });
