@@ -55,6 +55,12 @@ pub(crate) struct Hop {
 }
 
 impl Hop {
+    /// Returns whether a router made it. Tests have frames leave by another network as they are.
+    #[inline(always)]
+    pub fn is_routed(&self) -> bool {
+        self.macs != Hop::NONE.macs
+    }
+
     pub const NONE: Hop = Hop { macs: [0; 12], exit: NetworkRef(0) };
 }
 
@@ -191,8 +197,6 @@ pub(crate) struct Batch<'a> {
     /// True if [`Meta::inside`] was read.
     read: bool,
     crossed: u64,
-    /// A bit for each frame that a router passes on.
-    routed: u64,
     metas: &'a mut Metas,
 }
 
@@ -213,7 +217,6 @@ impl<'a> Batch<'a> {
             origin,
             read: false,
             crossed: 0,
-            routed: 0,
             metas,
         }
     }
@@ -263,13 +266,12 @@ impl<'a> Batch<'a> {
     #[inline(always)]
     pub fn route(&mut self, routed: u64) {
         self.crossed |= routed;
-        self.routed |= routed;
     }
 
-    /// Returns a bit for each frame that a router passes on.
+    /// Returns a bit for each frame that leaves by another network.
     #[inline(always)]
-    pub fn routed(&self) -> u64 {
-        self.routed
+    pub fn crossed(&self) -> u64 {
+        self.crossed
     }
 
     /// Returns whether a router of this host answers a frame, or tells of its drop.

@@ -27,7 +27,7 @@ impl Stage for Masquerade {
 
     #[inline(always)]
     fn run(batch: &mut Batch<'_>, _: &Context<'_>, _: &mut ()) {
-        if batch.routed() != 0 {
+        if batch.crossed() != 0 {
             masquerade(batch);
         }
     }
@@ -36,12 +36,12 @@ impl Stage for Masquerade {
 /// Rewrites the headers of packets that pass; all other frames stay as they are.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn masquerade(batch: &mut Batch<'_>) {
-    let routed = batch.routed();
+    let crossed = batch.crossed();
     let (frames, metas, hops) = batch.parts_and_hops();
     let each = frames.each_mut().zip(metas.iter()).zip(hops.iter()).enumerate();
     for (index, (((_, slot), meta), hop)) in each {
-        let routed = routed.wrapping_shr(index as u32) & 1 == 1;
-        if routed && matches!(meta.verdict, Verdict::Deliver(_)) {
+        let crossed = crossed.wrapping_shr(index as u32) & 1 == 1;
+        if crossed && hop.is_routed() && matches!(meta.verdict, Verdict::Deliver(_)) {
             rewrite(slot.bytes_mut(), hop);
         }
     }

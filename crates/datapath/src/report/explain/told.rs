@@ -10,7 +10,7 @@ use butterfly_packet::{
 };
 
 use crate::engine::{
-    batch::{Batch, Verdict},
+    batch::{Batch, Hop, Verdict},
     inside::Inside,
     place::PeerRef,
     reason::DropReason,
@@ -130,7 +130,7 @@ pub(super) fn owner(claimed: Address, context: &Context<'_>) -> Option<String> {
 
 /// Returns the step of a router that passes a packet on.
 pub(super) fn route(batch: &Batch<'_>, context: &Context<'_>) -> Option<Step> {
-    let hop = batch.hop(0).filter(|_| batch.routed() != 0)?;
+    let hop = batch.hop(0).filter(Hop::is_routed)?;
     let exit = context.other(hop.exit)?;
     let text =
         format!("the gateway of VNI {} passes it on to VNI {}", context.sender.vni, exit.vni);
@@ -139,7 +139,7 @@ pub(super) fn route(batch: &Batch<'_>, context: &Context<'_>) -> Option<Step> {
 
 /// Returns the step that tells what a router wrote.
 pub(super) fn masquerade(batch: &Batch<'_>) -> Option<Step> {
-    let hop = batch.hop(0).filter(|_| batch.routed() != 0)?;
+    let hop = batch.hop(0).filter(Hop::is_routed)?;
     let [to @ .., _, _, _, _, _, _] = hop.macs;
     let [_, _, _, _, _, _, from @ ..] = hop.macs;
     let (from, to) = (Mac(from), Mac(to));
