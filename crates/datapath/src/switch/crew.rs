@@ -18,12 +18,11 @@ use crate::plane::{Plane, balance::Balance};
 use crate::worker::Handle;
 use crate::world::serving::Serving;
 
-/// Time between two looks at the workers' loads: while one is busy, while none is, of a worker that
-/// is alone, and while all sleep.
+/// Time between two looks at the workers' loads: while one is busy, while none is, and while there
+/// is nothing to move, as a worker is alone or all sleep.
 const BUSY: Duration = Duration::from_millis(10);
 const QUIET: Duration = Duration::from_millis(30);
-const ALONE: Duration = Duration::from_millis(100);
-const ASLEEP: Duration = Duration::from_millis(100);
+const NOTHING: Duration = Duration::from_millis(100);
 /// Load from which on workers are looked at more often.
 const QUIET_LOAD: f64 = 0.2;
 /// Time in which a worker tells the cycles of its rings, and for which they are weighed.
@@ -172,8 +171,8 @@ pub(super) fn balance(plane: &Plane, rests: &AtomicBool) {
         let all_sleep = busy == before;
         before = busy;
         std::thread::park_timeout(match active.len() {
-            0 | 1 => ALONE,
-            _ if all_sleep => ASLEEP,
+            0 | 1 => NOTHING,
+            _ if all_sleep => NOTHING,
             _ if most < QUIET_LOAD => QUIET,
             _ => BUSY,
         });
