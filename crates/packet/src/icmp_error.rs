@@ -163,8 +163,8 @@ fn v4(
     let ip = Ipv4::parse(packet).ok()?;
     if error.is_too_big() && !ip.dont_fragment()
         || ip.fragment_offset() != 0
-        || !is_host_v4(ip.source())
-        || !is_host_v4(ip.destination())
+        || !ipv4::is_host(ip.source())
+        || !ipv4::is_host(ip.destination())
     {
         return None;
     }
@@ -232,11 +232,6 @@ fn v6(packet: &[u8], mtu: u32, out: &mut Writer<'_>) -> Option<usize> {
     let pseudo = Sum::pseudo_v6(ip.destination(), ip.source(), protocol::ICMPV6, len.into());
     out.sum(start, start + icmp::CHECKSUM_OFFSET, pseudo)?;
     Some(out.at)
-}
-
-/// True if an address can be one host's (RFC 1122, 3.2.2).
-fn is_host_v4(ip: Ipv4Addr) -> bool {
-    !matches!(ip.octets(), [0 | 127 | 224.., ..])
 }
 
 fn is_host_v6(ip: Ipv6Addr) -> bool {

@@ -158,3 +158,8 @@ impl<'a> Ipv4<'a> {
         Ipv4Addr::new(h[16], h[17], h[18], h[19])
     }
 }
+/// Returns whether an address can be one host's on a network: it is of no group and no broadcast,
+/// and names neither this host nor nobody (RFC 1122, 3.2.1.3; RFC 1812, 5.3.7).
+pub const fn is_host(address: Ipv4Addr) -> bool {
+    !matches!(address.octets(), [0 | 127 | 224.., ..])
+}

@@ -5,10 +5,9 @@
 //! has let the packet pass. A routed packet has one receiver: it is never flooded.
 
 use butterfly_packet::{
-    arp,
-    checksum::Sum,
-    echo, ethernet,
+    arp, echo, ethernet,
     icmp_error::IcmpError,
+    ipv4::{Ipv4, is_host},
     protocol::{ICMP, TCP, UDP},
 };
 use butterfly_vhost::{
@@ -286,7 +285,7 @@ fn pass_on(
     context: &Context<'_>,
 ) -> Result<Known, DropReason> {
     let packet = read(head, len)?;
-    let owned = routing.owns(packet.source, true) || context.sender.rules.owns(packet.source);
+    let owned = routing.owns(packet.source) || context.sender.rules.owns(packet.source);
     if !owned || routing.by_address(packet.source).is_some() {
         return Err(FOREIGN_SOURCE);
     }
@@ -325,30 +324,22 @@ struct Header {
 
 /// Reads a header of IPv4, and checks its sum (RFC 791; RFC 1812, 5.2.2).
 fn read(head: &[u8], len: u32) -> Result<Header, DropReason> {
-    let ip = head.get(L3..).ok_or(IP_CHECKSUM)?;
-    let Some(fixed) = ip.first_chunk::<20>() else { return Err(IP_CHECKSUM) };
-    let &[first, _, l0, l1, _, _, _, _, ttl, _, _, _, ends @ ..] = fixed;
-    if first >> 4 == 6 {
+    let bytes = head.get(L3..).unwrap_or_default();
+    if bytes.first().is_some_and(|first| first >> 4 == 6) {
         return Err(NO_ROUTE);
     }
-    let header = usize::from(first & 0xf) * 4;
-    let total = u32::from(u16::from_be_bytes([l0, l1]));
-    let room = len.saturating_sub(L3 as u32);
-    if header < 20 || total > room || header as u32 > total {
-        return Err(IP_CHECKSUM);
-    }
-    let bytes = ip.get(..header).ok_or(IP_CHECKSUM)?;
-    if !Sum::of(bytes).is_valid() {
-        return Err(IP_CHECKSUM);
-    }
-    let [s0, s1, s2, s3, d0, d1, d2, d3] = ends;
-    Ok(Header {
-        source: mapped([s0, s1, s2, s3].into()),
-        destination: mapped([d0, d1, d2, d3].into()),
-        ends,
-        ttl,
-    })
+    let room = len.saturating_sub(L3 as u32) as usize;
+    let ip = Ipv4::parse(bytes)
+        .ok()
+        .filter(|ip| ip.total_len() <= room && ip.checksum_is_valid())
+        .ok_or(IP_CHECKSUM)?;
+    let ends = bytes.get(ENDS..).and_then(|ends| ends.first_chunk()).ok_or(IP_CHECKSUM)?;
+    let (source, destination) = (mapped(ip.source()), mapped(ip.destination()));
+    Ok(Header { source, destination, ends: *ends, ttl: ip.ttl() })
 }
+
+/// Offset of both addresses in a header of IPv4.
+const ENDS: usize = 12;
 
 /// Finds the way of a packet from a gateway.
 fn resolve(
@@ -357,7 +348,7 @@ fn resolve(
     context: &Context<'_>,
 ) -> Result<Known, DropReason> {
     let destination = packet.destination;
-    if !is_host(destination) {
+    if !is_host((destination as u32).into()) {
         return Err(ROUTE_GROUP);
     }
     let vni = gateway.router.network_of(destination).ok_or(NO_ROUTE)?;
@@ -368,7 +359,7 @@ fn resolve(
     if network.vni == context.entry.vni {
         return Err(ROUTE_BACK);
     }
-    if !routing.owns(destination, true) {
+    if !routing.owns(destination) {
         return Err(ROUTE_GROUP); // the network's broadcast
     }
     let vnic = holder(destination, network, context).ok_or(NEXT_HOP_UNKNOWN)?;
@@ -399,14 +390,6 @@ pub(crate) fn gateway_of<'a>(
     let network = exit.and_then(|vni| context.snapshot.network(vni));
     let mtu = network.and_then(|network| Some(network.routing.as_ref()?.mtu));
     Some((gateway, mtu.unwrap_or(u32::MAX)))
-}
-
-/// Returns whether a machine may have an address: it is of no group, no broadcast, and not this
-/// host's alone (RFC 1812, 5.3.7).
-fn is_host(address: Address) -> bool {
-    let [a, b, c, d] = (address as u32).to_be_bytes();
-    let ip = std::net::Ipv4Addr::new(a, b, c, d);
-    !(ip.is_multicast() || ip.is_broadcast() || ip.is_loopback() || a == 0 || a >= 240)
 }
 
 /// Returns the one vnic of a network that has an address and whose machine runs here.

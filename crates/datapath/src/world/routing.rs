@@ -6,7 +6,7 @@ use butterfly_model as model;
 use butterfly_packet::Mac;
 
 use crate::engine::mac::number;
-use crate::ip::Address;
+use crate::ip::{Address, is_v4};
 use crate::world::rules::number as number_of_ip;
 
 /// A block of addresses.
@@ -35,8 +35,10 @@ impl Block {
     /// Returns whether no machine has an address: the network's own, or its broadcast (RFC 1122,
     /// 3.2.1.3), of a block of IPv4 that has more than two.
     #[inline(always)]
-    fn is_nobodys(&self, address: Address, v4: bool) -> bool {
-        v4 && self.last - self.first > 1 && (address == self.first || address == self.last)
+    fn is_nobodys(&self, address: Address) -> bool {
+        is_v4(address)
+            && self.last - self.first > 1
+            && (address == self.first || address == self.last)
     }
 }
 
@@ -172,7 +174,7 @@ impl Routing {
 
     /// Returns whether a machine of the network may have an address.
     #[inline(always)]
-    pub fn owns(&self, address: Address, v4: bool) -> bool {
-        self.subnets.iter().any(|block| block.has(address) && !block.is_nobodys(address, v4))
+    pub fn owns(&self, address: Address) -> bool {
+        self.subnets.iter().any(|block| block.has(address) && !block.is_nobodys(address))
     }
 }
