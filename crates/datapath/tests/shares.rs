@@ -2,11 +2,14 @@
 //! cannot take them.
 
 use butterfly_datapath::{
-    GroupChange, Mac, SessionConfig, SessionFilter, VnicPolicy,
+    GroupChange, Mac, RoutingChange, SessionConfig, SessionFilter, VnicPolicy,
     harness::{Host, LINUX},
 };
 use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
-use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
+use butterfly_model::{
+    Cidr, Direction, GroupName, Network, Router, RouterAddresses, RouterId, Rule, SecurityGroup,
+    Subnet, Vni,
+};
 use butterfly_packet::build::{self, Ip};
 use butterfly_vhost::net::NetHeader;
 use proptest::prelude::*;
@@ -350,4 +353,41 @@ fn a_network_has_its_share() {
     net.vnic(2, 2, true);
     net.vnic(2, 1, false);
     assert_eq!(net.open(2, (1, 2), true), "2-2");
+}
+
+/// A routed session counts in the network with the smaller VNI, which has its part for it although
+/// its own vnic bypasses filters.
+#[test]
+fn a_network_has_its_part_for_sessions_by_a_router() {
+    let mut net = Hosted::new(config(CAPACITY, 100));
+    net.vnic(60, 1, false);
+    net.vnic(60, 2, true);
+    let router = RouterId::new("r").unwrap();
+    let gateway = Mac(router.gateway_mac());
+    let mut router = Router::new(router);
+    for (vni, vnic, filtered) in [(10u8, 1, false), (51, 2, true)] {
+        let groups = if filtered { vec![GroupName::new("g").unwrap()] } else { Vec::new() };
+        let ips = vec![[10, vni, 0, vnic].into()];
+        let policy = VnicPolicy { bypass: !filtered, ips, groups, ..VnicPolicy::default() };
+        net.host.vnic(&id(vni.into(), vnic), mac(vnic), vni.into(), &policy).unwrap();
+        let own = format!("10.{vni}.0.254");
+        let subnet = Subnet::parse(&format!("10.{vni}.0.0/24"), Some(&own)).unwrap();
+        let vni = Vni::new(vni.into()).unwrap();
+        let network = Network::new(vni, vec![subnet], None).unwrap();
+        net.host.change_routing(RoutingChange::DeclareNetwork(network));
+        router.attach(vni, RouterAddresses::default());
+    }
+    net.host.change_routing(RoutingChange::DeclareRouter(router));
+    net.host.settle();
+    net.host.pass(0);
+    net.host.moved();
+    // Another tenant takes its own part and all that is common.
+    let outcomes: Vec<String> = (0..200).map(|_| net.open(60, (1, 2), true)).collect();
+    assert_eq!(outcomes.last().unwrap(), "60-1.sessions-full");
+    let part = CAPACITY / 2 / 3;
+    assert_eq!(net.sessions(60), CAPACITY - 2 * part);
+    for port in 0..part as u16 {
+        let frame = build::ethernet(mac(1), gateway).ipv4([10, 10, 0, 1], [10, 51, 0, 2]);
+        assert_eq!(net.send(10, 1, &frame.udp(1000 + port, 53, b"?")), "51-2", "{port}");
+    }
 }

@@ -119,6 +119,32 @@ fn a_burst_of_questions_is_answered() {
     }
 }
 
+/// A machine that asks and does not read: what finds no room in its ring is a drop with a name.
+#[test]
+fn an_answer_that_finds_no_room_is_counted() {
+    let mut net = Net::new(&[A, B, C], true);
+    let ping = to_gateway(A, GATEWAYS[0]).ping(7, 1, b"x");
+    let mut asked = 0;
+    for _ in 0..20 {
+        for _ in 0..5 {
+            let guest = net.host.guest("a").unwrap();
+            guest.reclaim().unwrap();
+            for _ in 0..16 {
+                guest.enqueue(&ping, NetHeader::default()).unwrap();
+            }
+            guest.flush();
+            while net.host.turn() {}
+            asked += 16;
+        }
+        net.host.pass(1);
+    }
+    let moved = net.host.moved();
+    let count = |name: &str| moved.get(name).copied().unwrap_or(0);
+    let got = net.host.received().unwrap()["a"].len() as u64;
+    assert!(count("a.drop.ring-full") > 0, "{got} of {asked}: {moved:?}");
+    assert_eq!(got + count("a.drop.ring-full") + count("a.drop.born-full"), asked, "{moved:?}");
+}
+
 /// A frame of several segments passes if each fits, and else its sender hears of the MTU.
 #[test]
 fn segments_fit_one_by_one() {

@@ -210,3 +210,36 @@ fn a_third_network_forges_no_errors() {
     assert!(net.send(third, &forged).is_empty());
     assert_eq!(net.host.moved().get("a.drop.ingress-denied"), Some(&1));
 }
+
+/// A flood beside routed packets is for the sender's network: nobody looks at who is in the
+/// networks of the others, as nothing paid for that.
+#[test]
+fn a_flood_beside_routed_packets_walks_no_other_network() {
+    let shortest = |crowd: u16| {
+        let mut net = Net::new(&[A, B, C], true);
+        for n in 0..crowd {
+            let mac = Mac([2, 0, 0, 1, (n >> 8) as u8, n as u8]);
+            net.host.declare(&format!("m{n}"), mac, 50, &policy([10, 9, 0, 1], true)).unwrap();
+        }
+        net.host.settle();
+        let flood = build::ethernet(A.1, Mac::BROADCAST).payload(0x88b5, &[0; 46]);
+        let [sent, _] = routed(A, B, |ip| ip.udp(1, 2, b"x"));
+        let turn = |_| {
+            let guest = net.host.guest("a").unwrap();
+            guest.reclaim().unwrap();
+            for frame in [&flood, &sent] {
+                guest.enqueue(frame, Default::default()).unwrap();
+            }
+            guest.flush();
+            let begin = std::time::Instant::now();
+            while net.host.turn() {}
+            let took = begin.elapsed();
+            let got = net.host.received().unwrap();
+            assert_eq!((got["b"].len(), got["c"].len()), (1, 1), "both are there");
+            took
+        };
+        (0..30).map(turn).min().unwrap()
+    };
+    let (few, many) = (shortest(1), shortest(1000));
+    assert!(many < 4 * few, "{many:?} with 1,000 vnics in the other network, {few:?} with one");
+}
