@@ -66,8 +66,9 @@ pub(super) fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote
     let holders =
         snapshot.networks.get(at).map(|network| network.holders.clone()).unwrap_or_default();
     let born = snapshot.networks.get(at).map_or(first, |network| network.born);
-    // The network stays while it has vnics, even if all of them are mirrors.
-    let network = own().next().is_some().then(|| {
+    // The network stays while it has vnics, even if all of them are mirrors, or leads to others.
+    let leads = remote.is_some() && snapshot.is_joined(vni);
+    let network = (leads || own().next().is_some()).then(|| {
         Arc::new(Network {
             vni,
             members: members.iter().map(|vnic| vnic.place.slot).collect(),

@@ -1,16 +1,17 @@
-//! Declared networks and routers, as the data path keeps them.
+//! Declared networks, routers and neighbours, as the data path keeps them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     sync::Arc,
 };
 
-use butterfly_model::{Network as Declared, Router, RouterId, Vni};
+use butterfly_model::{Neighbour, Network as Declared, Router, RouterId, Vni};
 
 use crate::world::routing::{Joined, Routing};
 
-/// A change of the networks that are declared, or of the routers that join them. It was checked
-/// against everything that is declared.
+/// A change of the networks that are declared, of the routers that join them, or of their
+/// neighbours. It was checked against everything that is declared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RoutingChange {
     /// A network comes, or has these subnets and this MTU from now on.
@@ -21,6 +22,10 @@ pub enum RoutingChange {
     DeclareRouter(Router),
     /// A router goes.
     RemoveRouter(RouterId),
+    /// A neighbour comes, or has this MAC address and host from now on.
+    DeclareNeighbour(Neighbour),
+    /// The neighbour with this address in this network goes.
+    RemoveNeighbour(Vni, IpAddr),
 }
 
 /// Returns the networks that a router joins.
@@ -33,6 +38,8 @@ fn networks_of(router: Option<&Router>) -> BTreeSet<Vni> {
 pub(super) struct Routed {
     networks: BTreeMap<Vni, Declared>,
     routers: BTreeMap<RouterId, Router>,
+    /// Hosts of declared neighbours, and of how many. Never 0.
+    hosts: BTreeMap<IpAddr, usize>,
 }
 
 impl Routed {
@@ -54,7 +61,30 @@ impl Routed {
                 networks_of(old.as_ref()).into_iter().chain(new).collect()
             }
             RoutingChange::RemoveRouter(id) => networks_of(self.routers.remove(&id).as_ref()),
+            // The snapshot has them.
+            RoutingChange::DeclareNeighbour(_) | RoutingChange::RemoveNeighbour(..) => {
+                BTreeSet::new()
+            }
         }
+    }
+
+    /// Notes that a neighbour is on a host. Returns whether it is the first one there.
+    pub fn host_is_used(&mut self, host: IpAddr) -> bool {
+        let neighbours = self.hosts.entry(host).or_default();
+        *neighbours += 1;
+        *neighbours == 1
+    }
+
+    /// Notes that a neighbour is not on a host any more. Returns whether it was the last one there.
+    pub fn host_is_left(&mut self, host: IpAddr) -> bool {
+        let Some(neighbours) = self.hosts.get_mut(&host) else { return false };
+        *neighbours -= 1;
+        *neighbours == 0 && self.hosts.remove(&host).is_some()
+    }
+
+    /// Returns whether a neighbour is on a host.
+    pub fn is_used(&self, host: &IpAddr) -> bool {
+        self.hosts.contains_key(host)
     }
 
     /// Returns a network, and those from which its routers lead to it.

@@ -1,19 +1,43 @@
-//! Routing: has workers see what is declared of networks and routers.
+//! Routing: has workers see what is declared of networks, routers and neighbours.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::IpAddr,
+    sync::Arc,
+};
 
-use crate::plane::{Plane, routed::RoutingChange, updates::Update};
-use crate::world::snapshot::{Network, Snapshot};
+use butterfly_model::Vni;
+
+use crate::engine::place::MAX_SLOTS;
+use crate::plane::{
+    Plane, State, networks::rebuild_network, routed::RoutingChange, updates::Update,
+};
+use crate::world::{
+    neighbours::Whereabouts,
+    rules::{address, number as number_of_ip},
+    snapshot::{Network, Snapshot, Vnic},
+};
 
 impl Plane {
-    /// Changes what is declared of a network or router. Returns when no worker goes by the old
-    /// state any more. Who declares checks that the whole makes sense.
+    /// Changes what is declared of a network, router or neighbour. Returns when no worker goes by
+    /// the old state any more. Who declares checks that the whole makes sense.
     pub fn change_routing(&self, change: RoutingChange) {
         let mut state = self.state();
-        let concerned = state.routed.change(change);
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
+        match &change {
+            RoutingChange::DeclareNeighbour(neighbour) => {
+                let old = next.neighbours.declare(neighbour);
+                self.change_host(&mut state, neighbour.host(), old);
+            }
+            RoutingChange::RemoveNeighbour(vni, address) => {
+                let old = next.neighbours.remove(vni.number(), number_of_ip(*address));
+                self.change_host(&mut state, None, old);
+            }
+            _ => {}
+        }
+        let concerned = state.routed.change(change);
         let mut all = HashMap::clone(&next.routings);
-        for (vni, routing) in state.routed.routings(concerned) {
+        for (vni, routing) in state.routed.routings(concerned.clone()) {
             let vni = vni.number();
             match &routing {
                 Some(routing) => all.insert(vni, routing.clone()),
@@ -26,7 +50,84 @@ impl Plane {
             }
         }
         next.routings = Arc::new(all);
+        let leaving = self.join(&mut state, &mut next, concerned);
+        self.gone.leaving(&leaving);
         self.publish(next);
+        self.gone.left(&leaving);
+        leaving.iter().for_each(|trunk| self.shared.table.name(trunk.place.slot, None));
+        let slots: BTreeSet<u32> = leaving.iter().map(|trunk| trunk.place.slot).collect();
+        if !slots.is_empty() {
+            self.forget(|learnt| slots.contains(&learnt.place.slot));
+        }
         self.updates.add(Update::RoutingChanged);
     }
+
+    /// Notes that a neighbour is on this host now, and was there before. The tunnel knows hosts of
+    /// neighbours as it knows those that are named.
+    fn change_host(&self, state: &mut State, new: Option<IpAddr>, old: Option<Whereabouts>) {
+        let old = old.and_then(|old| old.host).map(address);
+        if new == old {
+            return;
+        }
+        let Some(tunnel) = &self.shared.tunnel else { return };
+        if let Some(new) = new.filter(|new| state.routed.host_is_used(*new)) {
+            // Without room for it, its place is learnt, as that of others.
+            let _ = tunnel.peers.configure(new);
+        }
+        if let Some(old) = old.filter(|old| state.routed.host_is_left(*old))
+            && !is_named(state, &old)
+        {
+            tunnel.peers.unconfigure(old);
+        }
+    }
+
+    /// Has networks with a router and no vnic here, so that packets leave by them for other hosts.
+    /// Returns the trunks of those that go.
+    fn join(
+        &self,
+        state: &mut State,
+        next: &mut Snapshot,
+        concerned: BTreeSet<Vni>,
+    ) -> Vec<Arc<Vnic>> {
+        let mut leaving = Vec::new();
+        for vni in concerned.into_iter().map(Vni::number) {
+            let here = next.by_vni.get(&vni).copied();
+            let joined = next.is_joined(vni);
+            match here {
+                None if joined && self.shared.tunnel.is_some() => {
+                    if next.vnics.vacant() >= MAX_SLOTS {
+                        continue; // nothing is routed to other hosts there
+                    }
+                    let at = next.networks.vacant();
+                    self.next_version(next);
+                    self.add_trunk(state, next, vni, at);
+                    let remote = self.remote(state, next, vni, at);
+                    let trunk = remote.as_ref().map(|remote| remote.slot);
+                    rebuild_network(next, vni, at, remote);
+                    self.name_slots(trunk.into_iter(), next);
+                }
+                Some(at) if !joined => {
+                    let remote = self.remote(state, next, vni, at);
+                    let trunk = remote.as_ref().map(|remote| remote.slot);
+                    let is_empty =
+                        !next.vnics.iter().any(|(_, vnic)| vnic.vni == vni && !vnic.is_trunk());
+                    if !is_empty {
+                        continue;
+                    }
+                    rebuild_network(next, vni, at, remote);
+                    if let Some(trunk) = trunk.and_then(|slot| next.vnics.get(slot).cloned()) {
+                        next.vnics.set(trunk.place.slot, None);
+                        leaving.push(trunk);
+                    }
+                }
+                _ => {}
+            }
+        }
+        leaving
+    }
+}
+
+/// Returns whether the operator names a tunnel endpoint.
+fn is_named(state: &State, peer: &IpAddr) -> bool {
+    state.peers.contains(peer) || state.peers_of.values().any(|peers| peers.contains(peer))
 }

@@ -96,11 +96,17 @@ impl Plane {
         let (old, new) = (named(&state.peers, &state.peers_of), named(&all, &of));
         let refused: Vec<IpAddr> =
             new.iter().copied().filter(|peer| tunnel.peers.configure(*peer).is_none()).collect();
+        // Hosts of neighbours stay.
+        let let_go = |peer: &IpAddr| {
+            if !state.routed.is_used(peer) {
+                tunnel.peers.unconfigure(*peer);
+            }
+        };
         if !refused.is_empty() {
-            new.difference(&old).for_each(|peer| tunnel.peers.unconfigure(*peer));
+            new.difference(&old).for_each(let_go);
             return Err(refused);
         }
-        old.difference(&new).for_each(|peer| tunnel.peers.unconfigure(*peer));
+        old.difference(&new).for_each(let_go);
         (state.peers, state.peers_of) = (all, of);
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         for (vni, at) in HashMap::clone(&next.by_vni) {

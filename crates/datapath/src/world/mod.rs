@@ -9,6 +9,7 @@ pub(crate) mod dhcp;
 pub(crate) mod fdb;
 pub(crate) mod holders;
 pub(crate) mod limits;
+pub(crate) mod neighbours;
 pub(crate) mod policy;
 pub(crate) mod presence;
 pub(crate) mod relay;

@@ -33,6 +33,7 @@ use crate::world::{
     dhcp::DhcpState,
     holders::Holders,
     limits::{Limit, Limiters, WayLimits},
+    neighbours::Neighbours,
     policy::VnicPolicy,
     presence::Presence,
     relay::Relay,
@@ -240,7 +241,7 @@ impl Vnic {
     }
 }
 
-/// The vnics of a VNI on this host.
+/// The vnics of a VNI on this host. There may be none, if a router leads by it to other hosts.
 #[derive(Clone)]
 pub(crate) struct Network {
     pub vni: u32,
@@ -323,6 +324,8 @@ pub(crate) struct Snapshot {
     /// Routing of declared networks by VNI, also of those without vnics here. For the threads that
     /// change the snapshot; workers go through [`Network::routing`].
     pub routings: Arc<HashMap<u32, Arc<Routing>>>,
+    /// Declared machines that are not vnics of this host.
+    pub neighbours: Neighbours,
     /// Vnics of an adopted table of sessions, until all are declared.
     pub adopted: Option<Arc<Adopted<VnicShared>>>,
 }
@@ -375,6 +378,11 @@ impl Snapshot {
         let here = self.vnics.get(slot).filter(|vnic| vnic.born <= stamp).map(|vnic| &vnic.shared);
         let counted = here.or_else(|| self.waits(slot).map(|waiting| &waiting.shared));
         counted.map(|shared| &shared.sessions)
+    }
+
+    /// Returns whether a router joins a network.
+    pub fn is_joined(&self, vni: u32) -> bool {
+        self.routings.get(&vni).is_some_and(|routing| !routing.gateways.is_empty())
     }
 
     /// Returns the network of a VNI, with its trunk.
