@@ -33,7 +33,8 @@ pub use network::{MtuError, Network, Subnet, SubnetError};
 pub use nic::{Bench, Kind, Nic, NicUpdate, Role, TraceOptions};
 pub use nic_id::{NicId, NicIdError};
 pub use router::{
-    Router, RouterAddresses, RouterAddressesError, RouterId, RouterIdError, is_reserved_mac,
+    Router, RouterAddresses, RouterAddressesError, RouterId, RouterIdError, host_mac,
+    is_reserved_mac,
 };
 pub use rule::{Direction, Peer, Protocol, Rule, RuleError};
 pub use security_group::{GroupName, GroupNameError, GroupNames, SecurityGroup};

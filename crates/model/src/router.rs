@@ -88,6 +88,23 @@ fn fnv_1a(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
+/// Returns the MAC address from which the host with this tunnel endpoint sends what its routers
+/// passed on, in the order of transmission: two fixed bytes, and the address, or of an IPv6 address
+/// its hash. All hosts make it the same.
+///
+/// ```
+/// let mac = butterfly_model::host_mac("192.0.2.1".parse().unwrap());
+/// assert_eq!(mac, [0xb2, 0xf1, 192, 0, 2, 1]);
+/// ```
+pub fn host_mac(endpoint: IpAddr) -> [u8; 6] {
+    let [first, second] = HOST_PREFIX;
+    let [a, b, c, d] = match endpoint {
+        IpAddr::V4(ip) => ip.octets(),
+        IpAddr::V6(ip) => fnv_1a(&ip.octets()).to_be_bytes(),
+    };
+    [first, second, a, b, c, d]
+}
+
 /// True if a MAC address, in the order of transmission, is one that only routers and hosts have.
 pub fn is_reserved_mac(octets: [u8; 6]) -> bool {
     let [first, second, ..] = octets;
@@ -228,6 +245,16 @@ mod tests {
         assert_eq!(mac("a"), [0xb2, 0xf0, 0xe4, 0x0c, 0x29, 0x2c]);
         assert_eq!(mac("costarring"), mac("liquid"));
         assert_ne!(mac("a"), mac("b"));
+    }
+
+    #[test]
+    fn the_address_of_a_host_is_that_of_its_endpoint() {
+        assert_eq!(host_mac([10, 1, 2, 3].into()), [0xb2, 0xf1, 10, 1, 2, 3]);
+        // Endpoints next to each other have different ones.
+        let near = |n: u16| host_mac(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n).into());
+        let all: std::collections::BTreeSet<[u8; 6]> = (0..u16::MAX).map(near).collect();
+        assert_eq!(all.len(), usize::from(u16::MAX));
+        assert!(all.into_iter().all(is_reserved_mac));
     }
 
     #[test]

@@ -71,6 +71,9 @@ struct MovedText {
     counts: Counts,
     #[serde(default)]
     sessions: Vec<SessionText>,
+    /// Those that a router joined with machines of other networks.
+    #[serde(default)]
+    routed: Vec<SessionText>,
     /// Sessions that found no room.
     #[serde(default)]
     left_out: u64,
@@ -120,25 +123,30 @@ pub(crate) fn export(plane: &Plane, vnic: MovedVnic) -> Option<ExportedVnic> {
     let here = plane.vnic(&vnic.id)?;
     let sessions = plane.sessions_of(&here);
     let all = sessions.len();
+    let of = |routed| sessions.iter().filter(move |session| session.routed == routed);
     let text = MovedText {
         kind: KIND.into(),
         layout: LAYOUT,
         vnic,
         counts: Counts::of(&here.shared.counters.totals()),
-        sessions: sessions.iter().map(written).collect(),
+        sessions: of(false).map(written).collect(),
+        routed: of(true).map(written).collect(),
         left_out: 0,
     };
     let noted = fitting(text, MOST_MOVED, |text, keep| {
-        text.sessions.truncate(text.sessions.len() * keep / 1000);
-        text.left_out = (all - text.sessions.len()) as u64;
-        all - text.sessions.len()
+        for sessions in [&mut text.sessions, &mut text.routed] {
+            sessions.truncate(sessions.len() * keep / 1000);
+        }
+        let left_out = all - text.sessions.len() - text.routed.len();
+        text.left_out = left_out as u64;
+        left_out
     });
     let left_out = noted.left_out as u64;
     Some(ExportedVnic { text: noted.text, sessions: all as u64 - left_out, left_out })
 }
 
 fn written(session: &MovedSession) -> SessionText {
-    let MovedSession { opened, tuple, state, track, past } = session;
+    let MovedSession { opened, routed: _, tuple, state, track, past } = session;
     let ends = (
         tuple.protocol,
         address(tuple.source),
@@ -159,7 +167,7 @@ fn written(session: &MovedSession) -> SessionText {
 }
 
 /// Returns the session that a text tells of; the reason if there is none like it.
-fn read_session(text: &SessionText) -> Result<MovedSession, &'static str> {
+fn read_session(text: &SessionText, routed: bool) -> Result<MovedSession, &'static str> {
     let (opened, ends, (number_of_state, age, idle, packets, bytes), marks) = *text;
     let (protocol, source, source_port, destination, destination_port, vlan) = ends;
     let state = State::from_number(number_of_state);
@@ -179,7 +187,8 @@ fn read_session(text: &SessionText) -> Result<MovedSession, &'static str> {
     };
     let (source, destination) = (number(source), number(destination));
     let tuple = Tuple { source, destination, source_port, destination_port, vlan, protocol };
-    Ok(MovedSession { opened, tuple, state, track, past: Past { age, idle, packets, bytes } })
+    let past = Past { age, idle, packets, bytes };
+    Ok(MovedSession { opened, routed, tuple, state, track, past })
 }
 
 impl Moved {
@@ -204,8 +213,10 @@ impl Moved {
         let mut refused: BTreeMap<_, _> =
             taken.refused.into_iter().map(|(why, n)| (why, n as u64)).collect();
         let mut sessions = Vec::new();
-        for session in &text.sessions {
-            match read_session(session) {
+        let routed = text.routed.iter().map(|session| (session, true));
+        for (session, routed) in text.sessions.iter().map(|session| (session, false)).chain(routed)
+        {
+            match read_session(session, routed) {
                 Ok(session) => sessions.push(session),
                 Err(why) => *refused.entry(why).or_default() += 1,
             }

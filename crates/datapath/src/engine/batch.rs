@@ -44,11 +44,12 @@ pub(crate) enum Consumed {
     Echo,
 }
 
-/// Way of a frame through a router: it leaves by another network, with other MAC addresses.
+/// Way of a frame through a router: it leaves by another network, with other MAC addresses. Of a
+/// frame that a router of another host passed on, the source address alone counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hop {
     /// Destination and source addresses that it gets, as they stand in a frame. The source is that
-    /// of the gateway in the other network.
+    /// of the gateway in the other network, or of this host if the receiver is on another one.
     pub macs: [u8; 12],
     /// Network by which the frame leaves.
     pub exit: NetworkRef,
@@ -128,6 +129,8 @@ impl Metas {
 pub(crate) struct Exits<'a> {
     /// A bit for each frame that leaves by another network.
     crossed: u64,
+    /// A bit for each frame that a router of another host passed on.
+    from_routers: u64,
     hops: &'a [Hop; BATCH],
 }
 
@@ -141,6 +144,18 @@ impl Exits<'_> {
             return None;
         }
         self.hops.get(index).map(|hop| hop.exit)
+    }
+
+    /// Returns whether a router of another host passed a frame on.
+    #[inline(always)]
+    pub fn is_from_router(&self, index: usize) -> bool {
+        is_set(self.from_routers, index)
+    }
+
+    /// Returns whether a router of this host passes a frame on.
+    #[inline(always)]
+    pub fn is_routed(&self, index: usize) -> bool {
+        is_set(self.crossed, index) && self.hops.get(index).is_some_and(Hop::is_routed)
     }
 
     /// Returns whether any frame leaves by another network than the one by which it came.
@@ -193,6 +208,8 @@ pub(crate) struct Batch<'a> {
     pub relays: bool,
     /// A bit for each frame that a router of this host answers, or of whose drop it tells.
     pub answers: u64,
+    /// A bit for each frame that a router of another host passed on.
+    pub from_routers: u64,
     pub origin: BatchOrigin,
     /// True if [`Meta::inside`] was read.
     read: bool,
@@ -214,6 +231,7 @@ impl<'a> Batch<'a> {
             floods: false,
             relays: false,
             answers: 0,
+            from_routers: 0,
             origin,
             read: false,
             crossed: 0,
@@ -279,10 +297,18 @@ impl<'a> Batch<'a> {
         is_set(self.answers, index)
     }
 
-    /// Returns the way of a frame that leaves by another network.
+    /// Returns whether a router joins the ends of some frames' sessions, or those frames leave by
+    /// other networks.
+    #[inline(always)]
+    pub fn is_joined(&self) -> bool {
+        self.crossed != 0 || self.from_routers != 0
+    }
+
+    /// Returns the way of a frame that leaves by another network, or came from one.
     #[inline(always)]
     pub fn hop(&self, index: usize) -> Option<Hop> {
-        self.metas.hops.get(index).copied().filter(|_| is_set(self.crossed, index))
+        let has = is_set(self.crossed | self.from_routers, index);
+        self.metas.hops.get(index).copied().filter(|_| has)
     }
 
     /// Rewrites the header of a frame in its slot, from where receivers get it. The length stays,
@@ -302,7 +328,7 @@ impl<'a> Batch<'a> {
     /// Returns the networks by which the frames leave.
     #[inline(always)]
     pub fn exits(&self) -> Exits<'_> {
-        Exits { crossed: self.crossed, hops: &self.metas.hops }
+        Exits { crossed: self.crossed, from_routers: self.from_routers, hops: &self.metas.hops }
     }
 
     #[inline(always)]
@@ -321,7 +347,11 @@ impl<'a> Batch<'a> {
     #[inline(always)]
     pub fn all_parts(&mut self) -> (&mut Frames<'a>, &mut [Meta], Exits<'_>) {
         let len = self.frames.len();
-        let exits = Exits { crossed: self.crossed, hops: &self.metas.hops };
+        let exits = Exits {
+            crossed: self.crossed,
+            from_routers: self.from_routers,
+            hops: &self.metas.hops,
+        };
         (&mut self.frames, self.metas.each.get_mut(..len).unwrap_or_default(), exits)
     }
 }

@@ -7,6 +7,8 @@
 /// Bits that tell both kinds: all of the first byte, all but the lowest of the second.
 const MASK: u64 = 0xfeff;
 const PREFIX: u64 = 0xf0b2;
+/// Both bytes of a host's.
+const HOST: u64 = 0xf1b2;
 
 /// Returns whether an address ([`crate::engine::mac::number`]) is reserved.
 #[inline(always)]
@@ -14,9 +16,15 @@ pub(crate) const fn is_reserved(number: u64) -> bool {
     number & MASK == PREFIX
 }
 
+/// Returns whether an address is the router address of a host.
+#[inline(always)]
+pub(crate) const fn is_host(number: u64) -> bool {
+    number & 0xffff == HOST
+}
+
 #[cfg(test)]
 mod tests {
-    use butterfly_model::is_reserved_mac;
+    use butterfly_model::{host_mac, is_reserved_mac};
     use butterfly_packet::Mac;
     use proptest::prelude::*;
 
@@ -32,6 +40,13 @@ mod tests {
             }
             prop_assert_eq!(is_reserved(number(Mac(mac))), is_reserved_mac(mac));
         }
+    }
+
+    #[test]
+    fn hosts_are_told_apart() {
+        let is_host = |mac: [u8; 6]| is_host(number(Mac(mac)));
+        assert!(is_host(host_mac([10, 0, 0, 1].into())) && !is_host([0xb2, 0xf0, 10, 0, 0, 1]));
+        assert!(!is_host([0xb1, 0xf1, 0, 0, 0, 0]) && !is_host([0xb2, 0xf2, 0, 0, 0, 0]));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use std::net::IpAddr;
 
+use butterfly_model::host_mac;
 use butterfly_packet::{
     be16, be32,
     checksum::Sum,
@@ -16,12 +17,14 @@ use butterfly_vhost::{net::NetHeader, ring::Frames};
 
 use crate::engine::place::PeerRef;
 use crate::engine::reason::DropReason;
+use crate::engine::reserved;
 use crate::engine::writer::Writer;
 use crate::ip::{Address, mapped};
 use crate::overlay::{
-    NOT_OURS, OTHER_VLAN, OUTER_FRAGMENT, OUTER_MALFORMED, Tunnel, UNKNOWN_PEER, UNKNOWN_VNI,
-    VXLAN_FLAGS, peers::PeerCounter,
+    FORGED_ROUTER, NOT_OURS, OTHER_VLAN, OUTER_FRAGMENT, OUTER_MALFORMED, Tunnel, UNKNOWN_PEER,
+    UNKNOWN_VNI, VXLAN_FLAGS, peers::PeerCounter,
 };
+use crate::world::rules::address as ip_of;
 use crate::world::snapshot::Snapshot;
 
 /// Kind of a frame from the uplink.
@@ -163,6 +166,14 @@ impl<'a> Arrivals<'a> {
         let peer = if header.passed_on { Some(PeerRef::PASSED_ON) } else { heard.at };
         if !frames.strip(index, header.inner, header.len) {
             return Arrived::Dropped(OUTER_MALFORMED);
+        }
+        // What was passed on has the router address of the host that routed it.
+        if let &[_, _, _, _, _, _, m0, m1, m2, m3, m4, m5, ..] = frames.head(index)
+            && reserved::is_host(u64::from_le_bytes([m0, m1, m2, m3, m4, m5, 0, 0]))
+            && !header.passed_on
+            && [m0, m1, m2, m3, m4, m5] != host_mac(ip_of(header.from))
+        {
+            return Arrived::Dropped(FORGED_ROUTER);
         }
         Arrived::Inner { vni: header.vni, peer }
     }
@@ -414,7 +425,7 @@ fn is_mapped(address: Address) -> bool {
 
 /// Returns whether an outer source address is impossible: it is ours, or no station's.
 pub(crate) fn impossible(from: Address, own: Address) -> bool {
-    match crate::world::rules::address(from) {
+    match ip_of(from) {
         _ if from == own => true,
         IpAddr::V4(ip) => ip.is_unspecified() || ip.is_multicast() || ip.is_broadcast(),
         IpAddr::V6(ip) => ip.is_unspecified() || ip.is_multicast(),
@@ -424,10 +435,7 @@ pub(crate) fn impossible(from: Address, own: Address) -> bool {
 #[cold]
 fn is_valid(frames: &Frames<'_>, index: usize, header: &Header) -> bool {
     let len = header.len + 16;
-    let pseudo = match (
-        crate::world::rules::address(header.from),
-        crate::world::rules::address(header.to),
-    ) {
+    let pseudo = match (ip_of(header.from), ip_of(header.to)) {
         (IpAddr::V4(from), IpAddr::V4(to)) => Sum::pseudo_v4(from, to, UDP, len as u16),
         (IpAddr::V6(from), IpAddr::V6(to)) => Sum::pseudo_v6(from, to, UDP, len),
         _ => return false,

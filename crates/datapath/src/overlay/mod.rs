@@ -25,6 +25,7 @@ use std::{
     },
 };
 
+use butterfly_model::host_mac;
 use butterfly_packet::{mac::Mac, vxlan};
 
 use crate::engine::{
@@ -80,6 +81,12 @@ drop_reasons! { 7;
         remedy: "if the packet's outer source address is one of your hosts: `butterfly peer add ADDRESS`, with `--vni VNI` for this network alone",
         charged: "the uplink",
     }
+    /// The frame says that another host routed it than the one that sent it.
+    FORGED_ROUTER = "forged-router" {
+        cause: "a host whose frames do not come from its tunnel endpoint's address, as behind NAT, or one that forges frames of another",
+        remedy: "the packet's inner source address names a host by its tunnel endpoint (b2:f1 and the IPv4 address): see to it that the outer source address is the same",
+        charged: "the uplink",
+    }
     /// VXLAN, or a message to the endpoint, of another VLAN than the underlay's.
     OTHER_VLAN = "other-vlan" {
         cause: "`--underlay-vlan` here is not what the other hosts send in, or somebody in another VLAN of that wire sends VXLAN to this endpoint",
@@ -130,6 +137,8 @@ pub(crate) struct Tunnel {
     pub source: Source,
     /// Its address, as [`Address`].
     pub own: Address,
+    /// MAC address from which it sends what routers of this host passed on.
+    pub router_mac: Mac,
     pub groups: GroupPrefix,
     pub peers: PeerTable,
     pub port: UplinkPort,
@@ -206,6 +215,7 @@ impl Tunnel {
                 vlan: config.vlan,
             },
             own: crate::world::rules::number(config.endpoint),
+            router_mac: Mac(host_mac(config.endpoint)),
             groups,
             peers: PeerTable::new(workers),
             serving: (0..port.queues()).map(|_| Arc::default()).collect(),

@@ -36,6 +36,8 @@ const ATTEMPTS: usize = 1000;
 pub(crate) struct MovedSession {
     /// True if the vnic opened it.
     pub opened: bool,
+    /// True if a router joins its ends.
+    pub routed: bool,
     /// From the opener to the other end.
     pub tuple: Tuple,
     pub state: State,
@@ -183,14 +185,9 @@ impl Plane {
     /// Copies the sessions between a vnic that left and filtered vnics that stay: its frames come
     /// from another host now. TCP connections are found without it, by their sequence numbers.
     fn hand_on(&self, snapshot: &Snapshot, left: &Vnic) {
-        let Some((network, trunk)) = snapshot.trunk(left.vni) else { return };
         let (shared, now) = (&self.shared, self.shared.clock.now());
         let timeouts = snapshot.times.timeouts;
         shared.table.for_each(|_, record, key, admission| {
-            // So far a router reaches only what runs here.
-            if key.zone().is_routed() {
-                return;
-            }
             let (opener, responder) = key.slots();
             let opened = opener == left.place.slot;
             let stays = match (opened, responder == left.place.slot) {
@@ -200,6 +197,12 @@ impl Plane {
             };
             let stays = snapshot.vnics.get(stays).filter(|vnic| !vnic.is_trunk());
             let Some(stays) = stays.filter(|vnic| !vnic.rules.bypass) else { return };
+            // Of a routed session the other hosts of the network of the end that stays.
+            let Some((network, trunk)) = snapshot.trunk(stays.vni) else { return };
+            let zone = match key.zone().is_routed() {
+                true => Zone::routed(stays.vni),
+                false => Zone::of(stays.vni),
+            };
             let line = record.line2();
             let oldest = left.born.max(stays.born).max(trunk.born);
             if matches!(line.state, State::Tcp(_))
@@ -216,7 +219,7 @@ impl Plane {
             let [egress, ingress] = admission.cells;
             // Of the end that left no rule counts here any more.
             let cells = if opened { [0, ingress] } else { [egress, 0] };
-            let key = Key::new(&key.tuple(), key.zone(), from, to);
+            let key = Key::new(&key.tuple(), zone, from, to);
             let life = Life { now, state: line.state, track: line.track, past: past(&line, now) };
             let _ = self.add_moved(snapshot, network, &key, Admitted { cells, ..admission }, &life);
         });
@@ -261,7 +264,6 @@ impl Plane {
             let (opener, responder) = key.slots();
             let line = record.line2();
             if (opener == slot) == (responder == slot)
-                || key.zone().is_routed()
                 || admission.stamp < vnic.born
                 || snapshot.times.timeouts.over(line.state, line.seen, now)
             {
@@ -269,6 +271,7 @@ impl Plane {
             }
             sessions.push(MovedSession {
                 opened: opener == slot,
+                routed: key.zone().is_routed(),
                 tuple: key.tuple(),
                 state: line.state,
                 track: line.track,
@@ -278,7 +281,7 @@ impl Plane {
         sessions.sort_by_key(|session| session.past.idle);
         // The same conversation may be there twice, once with the trunk: the newer one counts.
         let mut seen = std::collections::HashSet::new();
-        sessions.retain(|session| seen.insert(flow(&session.tuple)));
+        sessions.retain(|session| seen.insert((session.routed, flow(&session.tuple))));
         sessions
     }
 
@@ -334,7 +337,7 @@ impl Import<'_> {
     /// Takes one session over. Returns whether it did: not if this host knows it itself, unless it
     /// is replaced because the machine does not run here.
     fn take(&self, session: &MovedSession, replaces: bool) -> Result<bool, &'static str> {
-        let MovedSession { opened, ref tuple, state, mut track, mut past } = *session;
+        let MovedSession { opened, routed, ref tuple, state, mut track, mut past } = *session;
         let (own, other) = if opened {
             (tuple.source, tuple.destination)
         } else {
@@ -363,11 +366,16 @@ impl Import<'_> {
             track.fins = track.fins & !ADRIFT | if adrift { ADRIFT } else { 0 };
         }
         let mut state = state;
-        let slot = match self.other(other).ok_or("its other end is not here")? {
+        let home = match routed {
+            true => self.beyond(other).ok_or("no router here leads to its other end")?,
+            false => self.network,
+        };
+        let slot = match self.other(home, other).ok_or("its other end is not here")? {
             Other::At(slot) => slot,
             Other::Filtered(slot) => {
                 // What that vnic has agreed to is in its own record.
-                let line = self.own_record_of(slot, session).ok_or("unknown to the vnic here")?;
+                let line =
+                    self.own_record_of(home, slot, session).ok_or("unknown to the vnic here")?;
                 if matches!(line.state, State::Tcp(_)) {
                     // Found by its sequence numbers once the machine runs here.
                     return Ok(false);
@@ -377,7 +385,12 @@ impl Import<'_> {
                 slot
             }
         };
-        let key = self.key(session, self.vnic.place.slot, slot);
+        let zone = match self.snapshot.vnics.get(slot).filter(|vnic| !vnic.is_trunk()) {
+            Some(vnic) if routed => Zone::between(self.vnic.vni, vnic.vni),
+            _ if routed => Zone::routed(self.vnic.vni),
+            _ => Zone::of(self.vnic.vni),
+        };
+        let key = key(session, zone, self.vnic.place.slot, slot);
         let table = &self.plane.shared.table;
         if let Some(found) = table.lookup(table.hash(&key), &key) {
             let stamp = found.admission.stamp;
@@ -390,22 +403,24 @@ impl Import<'_> {
         }
         let admission = Admitted { stamp: self.stamp(), cells: [0; 2], answers: false };
         let life = Life { now: self.now(), state, track, past };
-        self.plane.add_moved(self.snapshot, self.network, &key, admission, &life).map(|()| true)
+        let network = self.snapshot.network(key.vni()).ok_or("its network is not here")?;
+        self.plane.add_moved(self.snapshot, network, &key, admission, &life).map(|()| true)
     }
 
     fn now(&self) -> u32 {
         self.plane.shared.clock.now()
     }
 
-    /// Returns the key of a session between the vnics in two slots.
-    fn key(&self, session: &MovedSession, own: u32, other: u32) -> Key {
-        let (from, to) = if session.opened { (own, other) } else { (other, own) };
-        Key::new(&session.tuple, Zone::of(self.vnic.vni), from, to)
+    /// Returns the network beside the vnic's that a router joins to it and that has an address.
+    fn beyond(&self, address: Address) -> Option<&Network> {
+        let routing = self.network.routing.as_ref()?;
+        let (_, vni) = routing.beyond(address, self.vnic.vni)?;
+        self.snapshot.network(vni).map(|network| &**network)
     }
 
-    /// Returns the other end of a session, by its address.
-    fn other(&self, address: Address) -> Option<Other> {
-        let holding = self.network.holders.get(address);
+    /// Returns the other end of a session, by its address in a network.
+    fn other(&self, home: &Network, address: Address) -> Option<Other> {
+        let holding = home.holders.get(address);
         let slots = holding.into_iter().flat_map(|holding| holding.slots.iter());
         let here: Vec<&Arc<Vnic>> = slots
             .filter_map(|slot| self.snapshot.vnics.get(*slot))
@@ -420,10 +435,11 @@ impl Import<'_> {
 
     /// Returns the record that a filtered vnic of this host has of a session: with the trunk, as
     /// the machine is on another host.
-    fn own_record_of(&self, slot: u32, session: &MovedSession) -> Option<Line2> {
-        let trunk = self.network.remote.as_ref()?.slot;
+    fn own_record_of(&self, home: &Network, slot: u32, session: &MovedSession) -> Option<Line2> {
+        let trunk = home.remote.as_ref()?.slot;
         let table = &self.plane.shared.table;
-        let key = self.key(session, trunk, slot);
+        let zone = if session.routed { Zone::routed(home.vni) } else { Zone::of(home.vni) };
+        let key = key(session, zone, trunk, slot);
         let found = table.lookup(table.hash(&key), &key)?;
         let here = self.snapshot.vnics.get(slot)?;
         let line = table.record(found.index).line2();
@@ -455,6 +471,12 @@ impl Import<'_> {
         });
         ended
     }
+}
+
+/// Returns the key of a session in a zone, between the vnics in two slots.
+fn key(session: &MovedSession, zone: Zone, own: u32, other: u32) -> Key {
+    let (from, to) = if session.opened { (own, other) } else { (other, own) };
+    Key::new(&session.tuple, zone, from, to)
 }
 
 fn past(line: &Line2, now: u32) -> Past {

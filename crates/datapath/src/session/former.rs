@@ -264,13 +264,16 @@ fn check(header: &[u64; 16], here: &Here) -> Result<Header, Unusable> {
     consistent.then_some(header).ok_or(Unusable::Header)
 }
 
-/// Returns whether two vnics may be the ends of a session of a zone: both are of its network, or a
-/// router joins them, and it is that of one of them.
+/// Returns whether two vnics may be the ends of a session of a zone: both are of its network. If a
+/// router joins them, the zone's network is that of one of them, and the other one is in another
+/// network or stands for other hosts.
 fn are_of(zone: Zone, ends: [&Name; 2]) -> bool {
     let vnis = ends.map(|name| name.vni);
-    match zone.is_routed() {
-        false => vnis == [zone.vni(); 2],
-        true => vnis.contains(&zone.vni()) && vnis != [zone.vni(); 2],
+    let trunks = ends.iter().filter(|name| name.id.is_empty()).count();
+    match (zone.is_routed(), vnis == [zone.vni(); 2]) {
+        (false, here) => here,
+        (true, true) => trunks == 1,
+        (true, false) => vnis.contains(&zone.vni()) && trunks == 0,
     }
 }
 

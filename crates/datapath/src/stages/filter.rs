@@ -29,7 +29,7 @@ use crate::stages::{
     context::Context,
     stage::{Stage, StageConfig},
 };
-use crate::world::snapshot::{Network, Vnic};
+use crate::world::snapshot::{Network, Remote, Vnic};
 
 pub(crate) use fragment_table::FragmentTable;
 use known::{Judgement, is_current, pass};
@@ -73,11 +73,18 @@ impl Stage for Filter {
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
     batch.read(inside);
-    let mut pending = if batch.exits().any() {
+    let mut pending = if batch.is_joined() {
         read_crossing(batch, context, room)
     } else {
         let own = Zone::of(context.sender.vni);
-        read(batch, context, room, |_, _| context.entry, |_| own)
+        read(
+            batch,
+            context,
+            room,
+            |_, _| context.entry,
+            |_, _| context.entry.remote.as_ref(),
+            |_, _, _| own,
+        )
     };
     if batch.answers != 0 {
         read_answered(batch, room, &mut pending);
@@ -117,16 +124,42 @@ struct Pending {
 #[inline(never)]
 fn read_crossing(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) -> Pending {
     let exit = |exits: Exits<'_>, index| context.exit(exits, index);
-    let mut last = (u32::MAX, Zone::of(context.sender.vni));
-    let zone_to = |receiver| {
-        if last.0 != receiver {
-            let vnic = context.snapshot.vnics.get(receiver);
-            last =
-                (receiver, vnic.map_or(last.1, |vnic| Zone::between(context.sender.vni, vnic.vni)));
-        }
-        last.1
+    let far = |exits: Exits<'_>, index| far_end(exits, index, context);
+    let zone_to = |exits: Exits<'_>, index, receiver| {
+        let vnic = context.snapshot.vnics.get(receiver);
+        vnic.map_or(Zone::of(context.sender.vni), |vnic| zone_of(exits, index, vnic, context))
     };
-    read(batch, context, room, exit, zone_to)
+    read(batch, context, room, exit, far, zone_to)
+}
+
+/// Returns the far end of the session of a frame that leaves for another host: of a routed one the
+/// other hosts of the *sender's* network, from which its answers come.
+pub(crate) fn far_end<'a>(
+    exits: Exits<'_>,
+    index: usize,
+    context: &Context<'a>,
+) -> Option<&'a Remote> {
+    match exits.is_routed(index) {
+        true => context.remote(),
+        false => context.remote_of(context.exit(exits, index)),
+    }
+}
+
+/// Returns the zone of the session of a frame and its receiver. If another host has one of the
+/// ends, the network of the other end is what this host knows it by.
+#[inline]
+pub(crate) fn zone_of(
+    exits: Exits<'_>,
+    index: usize,
+    receiver: &Vnic,
+    context: &Context<'_>,
+) -> Zone {
+    let (here, there) = (context.sender.vni, receiver.vni);
+    let is_far = exits.is_routed(index) && here == there;
+    if is_far || exits.is_from_router(index) {
+        return Zone::routed(here);
+    }
+    Zone::between(here, there)
 }
 
 /// Has the slow path ask whether what a router answers may leave its sender.
@@ -140,15 +173,16 @@ fn read_answered(batch: &Batch<'_>, room: &mut FilterRoom, pending: &mut Pending
     }
 }
 
-/// First pass: reads each frame. `exit` returns the network by which it leaves, `zone_to` the zone
-/// of its session.
+/// First pass: reads each frame. `exit` returns the network by which it leaves, `far` the end that
+/// other hosts are, `zone_to` the zone of its session with a receiver.
 #[inline(always)]
 fn read<'a>(
     batch: &mut Batch<'_>,
     context: &Context<'a>,
     room: &mut FilterRoom,
     exit: impl Fn(Exits<'_>, usize) -> &'a Network,
-    mut zone_to: impl FnMut(u32) -> Zone,
+    far: impl Fn(Exits<'_>, usize) -> Option<&'a Remote>,
+    zone_to: impl Fn(Exits<'_>, usize, u32) -> Zone,
 ) -> Pending {
     let sender = context.sender;
     let bypass = sender.rules.bypass;
@@ -160,7 +194,7 @@ fn read<'a>(
         flow.path = Path::Done;
         let receiver = match meta.verdict {
             Verdict::Deliver(receiver) => receiver,
-            Verdict::Tunnel(_) => match &exit(exits, index).remote {
+            Verdict::Tunnel(_) => match far(exits, index) {
                 Some(remote) => remote.slot,
                 None => continue,
             },
@@ -200,7 +234,8 @@ fn read<'a>(
             if let Some(segment) = segment {
                 flow.segment = segment;
             }
-            flow.key = Key::new(&tuple, zone_to(receiver), sender.place.slot, receiver);
+            flow.key =
+                Key::new(&tuple, zone_to(exits, index, receiver), sender.place.slot, receiver);
             pending.fast = true;
         } else {
             pending.slow = true;

@@ -13,7 +13,7 @@ use crate::engine::{
     mac::number,
     place::{PeerRef, PortRef},
     reason::{DropReason, ReasonInfo, drop_reasons},
-    reserved::is_reserved,
+    reserved::{is_host, is_reserved},
 };
 use crate::stages::{
     context::Context,
@@ -234,7 +234,9 @@ pub(crate) fn learn_source(
         return Ok(Learning::Known); // not the address of a station
     }
     if is_reserved(source) {
-        return Err(ROUTER_MAC);
+        // Of another host's router: `far` has looked at it.
+        let far = sender.is_trunk() && is_host(source);
+        return if far { Ok(Learning::Known) } else { Err(ROUTER_MAC) };
     }
     let behind = &sender.shared.learnt;
     let (place, most) = match (sender.is_trunk(), peer) {
@@ -341,6 +343,12 @@ fn lookup(destination: u64, exit: &Network, floods: &Cell<bool>, context: &Conte
         Some(vnic) => Verdict::Deliver(vnic.place.slot),
         None => flood(true),
     }
+}
+
+/// Returns the verdict on a frame to a machine of a network, if its place is known.
+pub(crate) fn place_of(mac: u64, exit: &Network, context: &Context<'_>) -> Option<Verdict> {
+    let verdict = lookup(mac, exit, &Cell::new(false), context);
+    matches!(verdict, Verdict::Deliver(_) | Verdict::Tunnel(_)).then_some(verdict)
 }
 
 /// Returns whether machines behind a vnic may be reached through it.

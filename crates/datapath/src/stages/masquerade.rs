@@ -29,6 +29,9 @@ impl Stage for Masquerade {
         if batch.crossed() != 0 {
             masquerade(batch);
         }
+        if batch.from_routers != 0 {
+            of_far_routers(batch);
+        }
     }
 }
 
@@ -40,8 +43,26 @@ fn masquerade(batch: &mut Batch<'_>) {
     let each = frames.each_mut().zip(metas.iter()).zip(hops.iter()).enumerate();
     for (index, (((_, slot), meta), hop)) in each {
         let crossed = crossed.wrapping_shr(index as u32) & 1 == 1;
-        if crossed && hop.is_routed() && matches!(meta.verdict, Verdict::Deliver(_)) {
+        let passes = matches!(meta.verdict, Verdict::Deliver(_) | Verdict::Tunnel(_));
+        if crossed && hop.is_routed() && passes {
             rewrite(slot.bytes_mut(), hop);
+        }
+    }
+}
+
+/// Gives packets that routers of other hosts passed on the source address of the gateway here, to
+/// which their receivers answer. All else of them was written there.
+#[cold]
+#[inline(never)]
+fn of_far_routers(batch: &mut Batch<'_>) {
+    let from_routers = batch.from_routers;
+    let (frames, metas, hops) = batch.parts_and_hops();
+    let each = frames.each_mut().zip(metas.iter()).zip(hops.iter()).enumerate();
+    for (index, (((_, slot), meta), hop)) in each {
+        let from_router = from_routers.wrapping_shr(index as u32) & 1 == 1;
+        if from_router && hop.is_routed() && matches!(meta.verdict, Verdict::Deliver(_)) {
+            let places = slot.bytes_mut().iter_mut().zip(hop.macs).skip(6);
+            places.take(6).for_each(|(place, byte)| *place = byte);
         }
     }
 }

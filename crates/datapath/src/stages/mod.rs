@@ -9,6 +9,7 @@ pub(crate) mod crossover;
 pub(crate) mod deliver;
 #[cfg(feature = "every-second")]
 pub(crate) mod every_second;
+pub(crate) mod far;
 pub(crate) mod filter;
 pub(crate) mod forward;
 pub(crate) mod headers;

@@ -18,20 +18,21 @@ use butterfly_vhost::{
 use crate::engine::{
     batch::{Batch, Consumed, Hop, Meta, Verdict},
     inside::Inside,
-    mac::address,
+    mac::{address, number},
     reason::{DropReason, ReasonInfo, drop_reasons},
     reserved::is_reserved,
 };
 use crate::ip::{Address, frame::arp as read_arp, mapped};
 use crate::stages::{
     context::Context,
-    forward::ROUTER_MAC,
+    far,
+    forward::{ROUTER_MAC, place_of},
     leave::ANSWER,
     stage::{Stage, StageConfig},
 };
 use crate::world::{
     routing::{Gateway, Routing},
-    snapshot::{Network, Vnic},
+    snapshot::Network,
 };
 
 drop_reasons! { 10;
@@ -72,6 +73,12 @@ drop_reasons! { 10;
         remedy: "compare the packet's source with `butterfly network list`: add the subnet, or give the machine an address of it",
         charged: "the sender",
     }
+    /// Another host routed a packet from the address of a filtered vnic that runs here.
+    OWN_SOURCE_ROUTED = "own-source-routed" {
+        cause: "an address that two machines have, in the network of the packet's source, or somebody who forges it",
+        remedy: "`butterfly explain` names who has the address: give one of the two another one, or declare the vnic here with `--shared-ip` if both are to have it",
+        charged: "the network",
+    }
     /// To a gateway, and for a group, a broadcast or no address at all.
     ROUTE_GROUP = "route-group" {
         cause: "a machine that sends multicast to the MAC address of its gateway",
@@ -108,16 +115,16 @@ drop_reasons! { 10;
         remedy: "give the machine the address of a server; a gateway answers ARP and ICMP echo alone, echo in packets of 1,514 bytes at most, whole and without options",
         charged: "the sender",
     }
-    /// No machine that runs here has the destination.
+    /// No machine that runs here has the destination, and nobody said where it is.
     NEXT_HOP_UNKNOWN = "next-hop-unknown" {
-        cause: "an address that nobody has, that several vnics have or one with `--shared-ip`, whose machine is not started, or whose machine is on another host, to which nothing is routed yet",
-        remedy: "declare the address with its vnic (`butterfly nic update --id NIC --ip ADDRESS..`), or start the machine",
+        cause: "an address that nobody has, that several vnics have or one with `--shared-ip`, whose machine is not started, or whose machine is on another host and not declared",
+        remedy: "declare the address with its vnic (`butterfly nic update --id NIC --ip ADDRESS..`) and start the machine; if it is on another host: `butterfly neighbour add --vni VNI --ip ADDRESS --mac MAC --host HOST`",
         charged: "the sender",
     }
 }
 
 /// Offset of IP behind Ethernet.
-const L3: usize = ethernet::HEADER_LEN;
+pub(super) const L3: usize = ethernet::HEADER_LEN;
 
 /// Passes packets on to other networks.
 pub(crate) struct Route;
@@ -131,6 +138,9 @@ impl Stage for Route {
 
     #[inline(always)]
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
+        if context.sender.is_trunk() {
+            far::take(batch, context);
+        }
         if let Some(routing) = &context.entry.routing {
             route(batch, routing, context);
         }
@@ -167,7 +177,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             }
         }
         *hop = known.hop;
-        meta.verdict = Verdict::Deliver(known.slot);
+        meta.verdict = known.verdict;
         routed |= 1 << index;
     }
     batch.route(routed);
@@ -184,13 +194,20 @@ struct Known {
     ends: [u8; 8],
     /// Longest packet in bytes, with what may be behind it.
     mtu: u32,
-    slot: u32,
+    /// To the receiver, here or on another host.
+    verdict: Verdict,
     hop: Hop,
 }
 
 impl Known {
-    const NONE: Known =
-        Known { gateway: 0, sender: 0, ends: [0; 8], mtu: 0, slot: 0, hop: Hop::NONE };
+    const NONE: Known = Known {
+        gateway: 0,
+        sender: 0,
+        ends: [0; 8],
+        mtu: 0,
+        verdict: Verdict::Undecided,
+        hop: Hop::NONE,
+    };
 
     /// Returns whether a packet may go this way: whole IPv4 without options, with a right checksum
     /// and a hop left (RFC 1812, 5.2.2 and 5.3.1). [`decide`] decides all others.
@@ -314,8 +331,8 @@ fn longest(meta: &Meta, len: u32) -> u32 {
 }
 
 /// Header of a packet, as far as a router reads it.
-struct Header {
-    source: Address,
+pub(super) struct Header {
+    pub source: Address,
     destination: Address,
     /// Both as they stand in the packet.
     ends: [u8; 8],
@@ -323,7 +340,7 @@ struct Header {
 }
 
 /// Reads a header of IPv4, and checks its sum (RFC 791; RFC 1812, 5.2.2).
-fn read(head: &[u8], len: u32) -> Result<Header, DropReason> {
+pub(super) fn read(head: &[u8], len: u32) -> Result<Header, DropReason> {
     let bytes = head.get(L3..).unwrap_or_default();
     if bytes.first().is_some_and(|first| first >> 4 == 6) {
         return Err(NO_ROUTE);
@@ -352,7 +369,7 @@ fn resolve(
         return Err(ROUTE_GROUP);
     }
     let vni = gateway.router.network_of(destination).ok_or(NO_ROUTE)?;
-    // A network without vnics here has no machine here.
+    // Without a tunnel, a network without vnics here leads nowhere.
     let exit = context.snapshot.network_ref(vni).ok_or(NEXT_HOP_UNKNOWN)?;
     let network = context.other(exit).ok_or(NEXT_HOP_UNKNOWN)?;
     let routing = network.routing.as_ref().ok_or(NO_ROUTE)?;
@@ -362,19 +379,29 @@ fn resolve(
     if !routing.owns(destination) {
         return Err(ROUTE_GROUP); // the network's broadcast
     }
-    let vnic = holder(destination, network, context).ok_or(NEXT_HOP_UNKNOWN)?;
+    let (mac, verdict) = next_hop(destination, network, context).ok_or(NEXT_HOP_UNKNOWN)?;
+    let from = match (verdict, context.tunnel) {
+        (Verdict::Tunnel(_), Some(tunnel)) => tunnel.router_mac,
+        _ => address(gateway.mac),
+    };
     let mut macs = [0; 12];
-    macs.iter_mut()
-        .zip(vnic.mac.0.into_iter().chain(address(gateway.mac).0))
-        .for_each(|(to, byte)| *to = byte);
+    macs.iter_mut().zip(address(mac).0.into_iter().chain(from.0)).for_each(|(to, byte)| *to = byte);
     Ok(Known {
         gateway: meta.destination,
         sender: meta.source,
         ends: packet.ends,
-        mtu: routing.mtu,
-        slot: vnic.place.slot,
+        mtu: mtu_of(verdict, routing, context),
+        verdict,
         hop: Hop { macs, exit },
     })
+}
+
+/// Returns the longest packet in bytes that may leave by a network with this verdict.
+fn mtu_of(verdict: Verdict, routing: &Routing, context: &Context<'_>) -> u32 {
+    match (verdict, context.tunnel) {
+        (Verdict::Tunnel(_), Some(tunnel)) => routing.mtu.min(tunnel.inner_mtu()),
+        _ => routing.mtu,
+    }
 }
 
 /// Returns the gateway to which a machine sent a packet, and the longest one that may pass there,
@@ -386,20 +413,47 @@ pub(crate) fn gateway_of<'a>(
 ) -> Option<(&'a Gateway, u32)> {
     let gateway = context.entry.routing.as_ref()?.by_mac(meta.destination)?;
     let &[d0, d1, d2, d3] = head.get(L3 + 16..)?.first_chunk::<4>()?;
-    let exit = gateway.router.network_of(mapped([d0, d1, d2, d3].into()));
+    let destination = mapped([d0, d1, d2, d3].into());
+    let exit = gateway.router.network_of(destination);
     let network = exit.and_then(|vni| context.snapshot.network(vni));
-    let mtu = network.and_then(|network| Some(network.routing.as_ref()?.mtu));
+    let mtu = network.and_then(|network| {
+        let (_, verdict) = next_hop(destination, network, context)?;
+        Some(mtu_of(verdict, network.routing.as_ref()?, context))
+    });
     Some((gateway, mtu.unwrap_or(u32::MAX)))
 }
 
-/// Returns the one vnic of a network that has an address and whose machine runs here.
-fn holder<'a>(address: Address, network: &Network, context: &Context<'a>) -> Option<&'a Vnic> {
-    let holding = network.holders.get(address)?;
-    let [slot] = holding.slots[..] else { return None };
-    let vnic = context.snapshot.vnics.get(slot)?;
-    let runs = vnic.shared.driving.load(std::sync::atomic::Ordering::Relaxed);
-    let speaks = !network.waits(slot) && !vnic.is_mirror() && !vnic.rules.shared_ip;
-    (runs && speaks).then_some(&**vnic)
+/// Returns the MAC address of the machine of a network that has an address, and the verdict that
+/// leads there: to the one vnic here that declares it and whose machine runs, else to where the
+/// address is declared to be, or the machine's MAC address was heard last.
+fn next_hop(address: Address, network: &Network, context: &Context<'_>) -> Option<(u64, Verdict)> {
+    let mut here = None;
+    if let Some(holding) = network.holders.get(address) {
+        // Of several machines with one address nobody knows which one has it now.
+        let [slot] = holding.slots[..] else { return None };
+        let vnic = context.snapshot.vnics.get(slot)?;
+        if network.waits(slot) || vnic.is_mirror() || vnic.rules.shared_ip {
+            return None;
+        }
+        if vnic.shared.driving.load(std::sync::atomic::Ordering::Relaxed) {
+            return Some((number(vnic.mac), Verdict::Deliver(slot)));
+        }
+        here = Some((slot, number(vnic.mac)));
+    }
+    let found = context.snapshot.neighbours.get(network.vni, address);
+    let mac = found.map(|found| found.mac).or(here.map(|(_, mac)| mac))?;
+    let host = found.and_then(|found| found.host).zip(context.tunnel);
+    let verdict = match host.filter(|(host, tunnel)| *host != tunnel.own) {
+        Some((host, tunnel)) => Verdict::Tunnel(tunnel.peers.find(host)?),
+        None => place_of(mac, network, context)?,
+    };
+    let leads = match verdict {
+        Verdict::Tunnel(_) => network.remote.is_some() && context.remote().is_some(),
+        // Its machine does not run.
+        Verdict::Deliver(slot) => here.is_none_or(|(away, _)| away != slot),
+        _ => false,
+    };
+    leads.then_some((mac, verdict))
 }
 
 #[cold]

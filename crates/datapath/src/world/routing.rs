@@ -166,6 +166,14 @@ impl Routing {
         best.filter(|_| !inside).map(|gateway| gateway.mac)
     }
 
+    /// Returns the network beside this one, of number `own`, that has an address, and the gateway
+    /// that leads there. `None` if no router leads to it.
+    pub fn beyond(&self, address: Address, own: u32) -> Option<(&Gateway, u32)> {
+        let leads = |gateway: &'_ Gateway| gateway.router.network_of(address);
+        let each = self.gateways.iter().filter_map(|gateway| Some((gateway, leads(gateway)?)));
+        each.into_iter().find(|(_, vni)| *vni != own)
+    }
+
     /// Returns the networks that its routers join, each once, this one too, ascending.
     pub fn joined(&self) -> BTreeSet<u32> {
         let interfaces = self.gateways.iter().flat_map(|gateway| &gateway.router.interfaces);

@@ -5,6 +5,7 @@ mod answered;
 mod dropped;
 mod explained;
 mod hostile;
+mod hosts;
 mod moves;
 mod net;
 mod walks;

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use butterfly_model::host_mac;
 use butterfly_packet::{
     build::{self, Ip, Tcp},
     icmp::{v4, v6},
@@ -17,7 +18,7 @@ use crate::ip::{
 };
 use crate::report::explain::message;
 use crate::world::{
-    rules::number,
+    rules::{address, number},
     snapshot::{Network, PortKind, Snapshot, Vnic},
 };
 
@@ -170,7 +171,8 @@ pub(super) fn resolve(
     if source.is_ipv6() != destination.is_ipv6() {
         return Err(NoAnswer::Families { source_ip: source, destination });
     }
-    let source_mac = question.source_mac.or(sender.map(|vnic| vnic.mac)).unwrap_or(ELSEWHERE);
+    let source_mac = question.source_mac.or(sender.map(|vnic| vnic.mac));
+    let source_mac = source_mac.unwrap_or_else(|| elsewhere(source, network, snapshot));
     let beyond = spans_hosts && sender.is_some();
     let routing = network.routing.as_ref().filter(|_| sender.is_some() && is_routed(destination));
     let gateway = routing.and_then(|routing| routing.way_out(number(destination)));
@@ -190,6 +192,17 @@ pub(super) fn resolve(
     };
     asked.frame = asked.build()?;
     Ok(asked)
+}
+
+/// Returns the link address from which a packet of another host comes: of a router there, if the
+/// source is of another network that a router joins to this one.
+fn elsewhere(source: IpAddr, network: &Network, snapshot: &Snapshot) -> Mac {
+    let routing = network.routing.as_ref();
+    let beyond = routing.and_then(|routing| routing.beyond(number(source), network.vni));
+    let Some((_, vni)) = beyond else { return ELSEWHERE };
+    let neighbour = snapshot.neighbours.get(vni, number(source));
+    let host = neighbour.and_then(|found| found.host).map(address);
+    Mac(host_mac(host.unwrap_or(IpAddr::from([0; 4]))))
 }
 
 /// Returns whether a machine sends to its gateway what is for an address outside of its network:

@@ -25,7 +25,10 @@ use crate::stages::{
     claims::{self, Claims},
     context::Context,
     deliver::deliver,
-    filter::{Filter, SESSIONS_FULL, full_shares, may_give_way, read_packet, rests, rules_say},
+    filter::{
+        Filter, SESSIONS_FULL, far_end, full_shares, may_give_way, read_packet, rests, rules_say,
+        zone_of,
+    },
     forward::{Forward, NO_RECEIVER},
     headers::Headers,
     leave::Departures,
@@ -76,8 +79,9 @@ pub(super) fn record(
             let probe = Probe::default();
             let (mut departures, mut calls) = (Departures::default(), Vec::new());
             let Scratches { filter, turn, .. } = scratches;
+            let vni = context.exit(batch.exits(), 0).vni;
             deliver(&mut batch, &context, filter, &mut departures, &mut calls, &turn.turn, &&probe);
-            tell(probe.events(), verdict, &context, &mut steps)
+            tell(probe.events(), (verdict, vni), &context, &mut steps)
         }
     };
     (walk(fate, admitted, steps), met)
@@ -94,6 +98,8 @@ struct Recorder<'a> {
     admitted: [Option<Admission>; 2],
     /// Slot in which the frame met its receiver.
     met: Option<u32>,
+    /// Zone of the session between both.
+    zone: Zone,
     /// Verdict of `forward`.
     verdict: Verdict,
     /// An address that the frame claims and that another vnic has.
@@ -136,7 +142,7 @@ impl Observer for Recorder<'_> {
             self.steps.extend(told::route(batch, context));
         } else if stage == Forward::NAME {
             self.verdict = verdict;
-            self.looked_up(context);
+            self.looked_up(batch, context);
         } else if stage == Filter::NAME {
             self.filtered(context);
         } else if stage == Masquerade::NAME {
@@ -156,6 +162,7 @@ impl<'a> Recorder<'a> {
             drop: None,
             admitted: [None, None],
             met: None,
+            zone: Zone::of(0),
             verdict: Verdict::Undecided,
             claimed: None,
             packet: None,
@@ -192,6 +199,7 @@ impl<'a> Recorder<'a> {
         };
         self.world.take_stations(vni, [mac(0), mac(6)]);
         let Some(packet) = &self.packet else { return };
+        self.world.take_neighbours(vni, packet.tuple.destination);
         let quoted = match &packet.l4 {
             L4::Error(quoted) => Some(quoted.tuple),
             _ => None,
@@ -211,8 +219,7 @@ impl<'a> Recorder<'a> {
     fn key(&self, context: &Context<'_>) -> Option<Key> {
         let packet = self.packet.as_ref()?;
         let receiver = self.receiver(context)?;
-        let zone = Zone::between(context.sender.vni, receiver.vni);
-        Some(Key::new(&packet.tuple, zone, self.from, receiver.place.slot))
+        Some(Key::new(&packet.tuple, self.zone, self.from, receiver.place.slot))
     }
 
     fn find(&self, context: &Context<'_>) -> Option<Found> {
@@ -221,21 +228,24 @@ impl<'a> Recorder<'a> {
     }
 
     /// Notes the packet's receiver, and the facts that the filter goes by.
-    fn looked_up(&mut self, context: &Context<'_>) {
-        self.steps.push(told::lookup(self.verdict, self.frame, context));
+    fn looked_up(&mut self, batch: &Batch<'_>, context: &Context<'_>) {
+        self.steps.push(told::lookup(self.verdict, self.frame, batch, context));
         self.met = match self.verdict {
             Verdict::Deliver(slot) => Some(slot),
             // As in the filter: an address that no vnic here owns is on another host.
             Verdict::Tunnel(_) | Verdict::Flood { unknown: true } => {
-                context.remote().map(|remote| remote.slot)
+                far_end(batch.exits(), 0, context).map(|remote| remote.slot)
             }
             _ => None,
         };
+        if let Some(receiver) = self.receiver(context) {
+            self.zone = zone_of(batch.exits(), 0, receiver, context);
+        }
         let real = &self.plane.shared.table;
         self.before = self.find(context);
         self.known = self.before.and_then(|found| Known::of(&found, context, real));
         if let (Some(packet), Some(receiver)) = (&self.packet, self.receiver(context)) {
-            self.said = Some(rules_say(packet, receiver, context));
+            self.said = Some(rules_say(packet, receiver, self.zone, context));
         }
         self.make_room(context);
     }
@@ -301,7 +311,7 @@ fn id(slot: u32, context: &Context<'_>) -> String {
 /// Tells the events of delivery. A frame with one receiver has one fate, a flood has many.
 fn tell(
     events: Vec<Event>,
-    verdict: Verdict,
+    (verdict, vni): (Verdict, u32),
     context: &Context<'_>,
     steps: &mut Vec<Step>,
 ) -> Fate {
@@ -316,7 +326,7 @@ fn tell(
             Fate::Delivered(id(slot, context))
         }
         Some(Event::Left { to, group }) => {
-            steps.extend(told::leaves(context, to, group));
+            steps.extend(told::leaves(context, vni, to, group));
             Fate::Leaves(to)
         }
         Some(Event::Waits(to)) => {
@@ -355,7 +365,7 @@ fn tell_flood(events: Vec<Event>, context: &Context<'_>, steps: &mut Vec<Step>) 
             Event::Taken { slot, .. } => here.push(id(slot, context)),
             Event::Left { to, group } => {
                 away.push(to);
-                outside.extend(told::leaves(context, to, group));
+                outside.extend(told::leaves(context, context.sender.vni, to, group));
             }
             Event::Waits(to) => {
                 away.push(to);

@@ -12,11 +12,11 @@ use crate::engine::{
     bucket::{Bucket, Purse},
     counters::Counters,
     inside::Inside,
-    mac::number,
+    mac::{address, number},
     pace::Pace,
 };
 use crate::engine::{budget::Budget, tap::TapNotes};
-use crate::ip::{frame::inside, parse::parse, tcp::Track};
+use crate::ip::{Address, frame::inside, parse::parse, tcp::Track};
 use crate::plane::policies::copy_with;
 use crate::session::{Key, Life, Past, Shares, Table, Zone};
 use crate::stages::{context::Context, filter::FragmentTable};
@@ -83,6 +83,17 @@ impl<'a> World<'a> {
         for station in stations.map(number) {
             if let Some(place) = self.shared.fdb.lookup(vni, station, now) {
                 self.fdb.learn(vni, station, place, now, true);
+            }
+        }
+    }
+
+    /// Copies the switch's knowledge of the places of neighbours to which routers of a network may
+    /// pass on what is for an address.
+    pub fn take_neighbours(&self, vni: u32, of: Address) {
+        let routing = self.snapshot.network(vni).and_then(|network| network.routing.as_ref());
+        for vni in routing.into_iter().flat_map(|routing| routing.joined()) {
+            if let Some(found) = self.snapshot.neighbours.get(vni, of) {
+                self.take_stations(vni, [address(found.mac); 2]);
             }
         }
     }

@@ -130,6 +130,10 @@ pub(super) fn owner(claimed: Address, context: &Context<'_>) -> Option<String> {
 
 /// Returns the step of a router that passes a packet on.
 pub(super) fn route(batch: &Batch<'_>, context: &Context<'_>) -> Option<Step> {
+    if batch.exits().is_from_router(0) {
+        let text = "a router of another host passed it on, and its source may be behind one";
+        return Some(step("route", Mark::Pass, text));
+    }
     let hop = batch.hop(0).filter(Hop::is_routed)?;
     let exit = context.other(hop.exit)?;
     let text =
@@ -143,12 +147,21 @@ pub(super) fn masquerade(batch: &Batch<'_>) -> Option<Step> {
     let [to @ .., _, _, _, _, _, _] = hop.macs;
     let [_, _, _, _, _, _, from @ ..] = hop.macs;
     let (from, to) = (Mac(from), Mac(to));
+    if batch.exits().is_from_router(0) {
+        let text = format!("it goes on from {from}, the gateway to which it is answered");
+        return Some(step("masquerade", Mark::Pass, text));
+    }
     let text = format!("it goes on from {from} to {to}, with a hop less to go");
     Some(step("masquerade", Mark::Pass, text))
 }
 
 /// Returns the step that names the receiver.
-pub(super) fn lookup(verdict: Verdict, frame: &[u8], context: &Context<'_>) -> Step {
+pub(super) fn lookup(
+    verdict: Verdict,
+    frame: &[u8],
+    batch: &Batch<'_>,
+    context: &Context<'_>,
+) -> Step {
     let mac = frame.first_chunk().map_or(Mac::ZERO, |bytes| Mac(*bytes));
     let text = match verdict {
         Verdict::Deliver(slot) => match context.snapshot.vnics.get(slot) {
@@ -159,7 +172,12 @@ pub(super) fn lookup(verdict: Verdict, frame: &[u8], context: &Context<'_>) -> S
             Some(vnic) => format!("{mac} was last seen behind {}, on this host", vnic.id),
             None => format!("{mac} is on this host"),
         },
-        Verdict::Tunnel(peer) => format!("{mac} was last seen on host {}", host(peer, context)),
+        Verdict::Tunnel(peer) => match batch.hop(0).filter(Hop::is_routed) {
+            Some(Hop { macs: [to @ .., _, _, _, _, _, _], .. }) => {
+                format!("{} has the address, on host {}", Mac(to), host(peer, context))
+            }
+            None => format!("{mac} was last seen on host {}", host(peer, context)),
+        },
         Verdict::Flood { unknown: true } => {
             format!(
                 "{mac} is not known in VNI {}: it goes to all who may have it",
@@ -469,11 +487,10 @@ pub(super) fn flooded(here: &[String], details: Vec<String>) -> Step {
 }
 
 /// Returns the step of a packet that leaves for a host.
-pub(super) fn leaves(context: &Context<'_>, to: IpAddr, group: bool) -> Option<Step> {
+pub(super) fn leaves(context: &Context<'_>, vni: u32, to: IpAddr, group: bool) -> Option<Step> {
     let what = if group { "the group of the network" } else { "host" };
     let text = format!(
-        "leaves in VXLAN, VNI {}, to {what} {to}; it fits the MTU of {} inside",
-        context.sender.vni,
+        "leaves in VXLAN, VNI {vni}, to {what} {to}; it fits the MTU of {} inside",
         context.tunnel?.inner_mtu()
     );
     Some(step("tunnel", Mark::Pass, text))

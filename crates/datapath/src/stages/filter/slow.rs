@@ -13,7 +13,7 @@ use crate::engine::{
 };
 use crate::ip::L4;
 use crate::stages::context::Context;
-use crate::stages::filter::{known::Judgement, read::read, room::FilterRoom};
+use crate::stages::filter::{far_end, known::Judgement, read::read, room::FilterRoom, zone_of};
 
 mod decision;
 mod floods;
@@ -61,7 +61,7 @@ pub(super) fn judge(
         Verdict::Flood { unknown: true } if !context.sender.rules.bypass => {
             context.remote_of(exit).map(|remote| remote.slot)
         }
-        Verdict::Tunnel(_) => context.remote_of(exit).map(|remote| remote.slot),
+        Verdict::Tunnel(_) => far_end(batch.exits(), index, context).map(|remote| remote.slot),
         _ => None,
     };
     match (meta.verdict, read) {
@@ -72,7 +72,8 @@ pub(super) fn judge(
             let Some(receiver) = receiver.and_then(|slot| context.snapshot.vnics.get(slot)) else {
                 return Ok(());
             };
-            Decision { context, receiver, packet: &packet, len, index }.judge(room)
+            let zone = zone_of(batch.exits(), index, receiver, context);
+            Decision { context, receiver, packet: &packet, zone, len, index }.judge(room)
         }
         // A router answers: nobody's rules let it in. About later fragments it says nothing.
         (Verdict::Consumed(_) | Verdict::Drop(..), Some(read))

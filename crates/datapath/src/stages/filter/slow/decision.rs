@@ -18,6 +18,8 @@ pub(super) struct Decision<'a> {
     pub(super) context: &'a Context<'a>,
     pub(super) receiver: &'a Vnic,
     pub(super) packet: &'a Packet,
+    /// Zone of the packet's session.
+    pub(super) zone: Zone,
     pub(super) len: u32,
     /// Its place in the batch.
     pub(super) index: usize,
@@ -72,7 +74,7 @@ impl Decision<'_> {
     pub(super) fn sessionless(&self) -> Judgement {
         let context = self.context;
         self.decide()?;
-        if self.zone().is_routed() {
+        if self.zone.is_routed() {
             return Ok(());
         }
         if let L4::Dhcp(found) = &self.packet.l4 {
@@ -86,7 +88,7 @@ impl Decision<'_> {
     /// no rule in one network, as machines cannot do without it there, needs one across a router.
     pub(super) fn decide(&self) -> Result<CellPair, (DropReason, u32)> {
         let Decision { context, packet, receiver, .. } = *self;
-        let routed = self.zone().is_routed();
+        let routed = self.zone.is_routed();
         let egress = match routed {
             true => by_rules_leaves(context.sender, packet, context)
                 .map_err(|reason| (reason, self.own()))?,
@@ -100,12 +102,7 @@ impl Decision<'_> {
     }
 
     pub(super) fn key(&self) -> Key {
-        Key::new(&self.packet.tuple, self.zone(), self.own(), self.receiver.place.slot)
-    }
-
-    /// Returns the zone of the packet's session.
-    pub(super) fn zone(&self) -> Zone {
-        Zone::between(self.context.sender.vni, self.receiver.vni)
+        Key::new(&self.packet.tuple, self.zone, self.own(), self.receiver.place.slot)
     }
 
     pub(super) fn segment(&self) -> Option<&tcp::Segment> {

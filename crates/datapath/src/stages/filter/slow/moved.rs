@@ -2,11 +2,12 @@
 
 use crate::ip::Packet;
 use crate::ip::tcp::{self, Outcome};
-use crate::session::{Admitted, Found, Key, State};
+use crate::session::{Admitted, Found, Key, State, Zone};
 use crate::stages::filter::room::FilterRoom;
 use crate::stages::filter::slow::decision::{Decision, Session};
 use crate::stages::filter::slow::rules::may_speak_as;
 use crate::stages::filter::slow::rules::{by_rules_enters, by_rules_leaves};
+use crate::world::snapshot::Network;
 
 impl Decision<'_> {
     /// Returns a session that one of its ends took along to another host, or from there. Its TCP
@@ -18,17 +19,40 @@ impl Decision<'_> {
         room: &mut FilterRoom,
     ) -> Option<(Session, Found, Key)> {
         let context = self.context;
-        let trunk = context.entry.remote.as_ref()?.slot;
         // Changes that the batch did not write yet count.
         room.notes.flush(context);
-        let key = self.key();
-        // There may be several that are over, or that a vnic left behind that moved more than once.
-        context.table.find_map(context.table.hash(&key), |index, stored, admission| {
-            let was = context.table.check(index, &stored)?;
-            let session = self.moved(segment, trunk, &was, &stored, admission)?;
-            let was = Found { direction: session.direction, admission, ..was };
-            Some((session, was, stored))
+        // A routed session has another zone where both of its ends are here.
+        let beyond = self.beyond();
+        let (own, slot) = (self.zone, self.receiver.place.slot);
+        let zones = [Some(own), beyond.map(|network| Zone::routed(network.vni))];
+        zones.into_iter().flatten().find_map(|zone| {
+            let key = Key::new(&self.packet.tuple, zone, self.own(), slot);
+            // There may be several that are over, or that a vnic left behind that moved more than
+            // once.
+            context.table.find_map(context.table.hash(&key), |index, stored, admission| {
+                let was = context.table.check(index, &stored).filter(|_| stored.zone() == zone)?;
+                let session = self.moved(segment, beyond, &was, &stored, admission)?;
+                let was = Found { direction: session.direction, admission, ..was };
+                Some((session, was, stored))
+            })
         })
+    }
+
+    /// Returns the network of the other end of a routed packet, of those that are not
+    /// [`Context::entry`]: of its source if that is on another host.
+    fn beyond(&self) -> Option<&Network> {
+        let Decision { context, receiver, packet, .. } = *self;
+        if !self.zone.is_routed() {
+            return None;
+        }
+        let vni = if receiver.vni == context.entry.vni {
+            let tuple = &packet.tuple;
+            let far = if context.sender.is_trunk() { tuple.source } else { tuple.destination };
+            context.entry.routing.as_ref()?.beyond(far, context.entry.vni)?.1
+        } else {
+            receiver.vni
+        };
+        context.snapshot.network(vni).map(|network| &**network)
     }
 
     /// Checks one session for [`Self::inherited`]. `None` if the packet is not of it, or none of
@@ -36,7 +60,7 @@ impl Decision<'_> {
     fn moved(
         &self,
         segment: &tcp::Segment,
-        trunk: u32,
+        beyond: Option<&Network>,
         found: &Found,
         stored: &Key,
         admission: Admitted,
@@ -44,9 +68,6 @@ impl Decision<'_> {
         let context = self.context;
         let (sender, receiver, tuple) = (context.sender, self.receiver, self.packet.tuple);
         let (opener, responder) = stored.slots();
-        if stored.zone() != self.zone() {
-            return None;
-        }
         let (direction, mine, theirs) = if stored.tuple() == tuple {
             (0, opener, responder)
         } else if stored.tuple().reversed() == tuple {
@@ -60,6 +81,8 @@ impl Decision<'_> {
                 (false, true) => (receiver, mine, sender.place.slot, tuple.source),
                 _ => return None,
             };
+        // Of the network of the end that stays: by it come answers of the other one.
+        let trunk = context.snapshot.trunk(stays.vni)?.1.place.slot;
         if ![from, to].contains(&trunk) {
             return None;
         }
@@ -98,16 +121,16 @@ impl Decision<'_> {
                 && *slot != stays.place.slot
                 && vnic.is_some_and(|vnic| vnic.rules.owns(address))
         };
-        if context
-            .entry
-            .holders
-            .get(address)
-            .is_some_and(|holding| holding.slots.iter().any(is_here))
-        {
+        // That of the end that moved.
+        let network = match beyond {
+            Some(beyond) if stays.vni == context.entry.vni => beyond,
+            _ => context.entry,
+        };
+        if network.holders.get(address).is_some_and(|holding| holding.slots.iter().any(is_here)) {
             return None;
         }
         Some(Session {
-            key: Key::new(&opening.tuple, stored.zone(), opener.place.slot, responder.place.slot),
+            key: Key::new(&opening.tuple, self.zone, opener.place.slot, responder.place.slot),
             direction,
             admission: Admitted { stamp: context.snapshot.version, cells, answers },
             state: State::Tcp(track.state),

@@ -29,7 +29,7 @@ impl Decision<'_> {
         let context = self.context;
         // Changes that the batch did not write yet count.
         room.notes.flush(context);
-        let key = Key::new(&quoted.tuple, self.zone(), self.receiver.place.slot, 0);
+        let key = Key::new(&quoted.tuple, self.zone, self.receiver.place.slot, 0);
         // The quoted packet may have gone to any vnic: there may be sessions with several, over or
         // not.
         let found = context.table.find_map(context.table.hash(&key), |index, stored, admission| {

@@ -4,6 +4,7 @@ use crate::engine::reason::DropReason;
 use crate::ip::{
     Address, BAD_DISCOVERY, DHCP_LIMIT, DISCOVERY_LIMIT, Dhcp, L4, Packet, discovery, is_v4, mapped,
 };
+use crate::session::Zone;
 use crate::stages::claims::{IP_CLAIMED, has_link_local, is_claimed};
 use crate::stages::context::Context;
 use crate::stages::filter::dhcp::{self, ToClient};
@@ -176,9 +177,10 @@ pub(super) fn by_rules_enters(
 pub(crate) fn rules_say(
     packet: &Packet,
     receiver: &Vnic,
+    zone: Zone,
     context: &Context<'_>,
 ) -> [Result<u32, DropReason>; 2] {
-    if context.sender.vni != receiver.vni {
+    if zone.is_routed() {
         return [
             by_rules_leaves(context.sender, packet, context),
             by_rules_enters(receiver, packet, context),

@@ -1,0 +1,104 @@
+//! Far routers: takes what routers of other hosts passed on.
+//!
+//! Each host routes for its own machines, so a packet between two hosts arrives in the receiver's
+//! network with one hop less, from the router address of the host that sent it. The tunnel has
+//! compared that with the outer source. This stage looks at who the packet says it is from: only
+//! machines of networks that a router of this network joins may send so.
+
+use butterfly_packet::ipv4::is_host as is_host_address;
+
+use crate::engine::{
+    batch::{Batch, Hop, Verdict},
+    inside::Inside,
+    mac::address,
+    reason::DropReason,
+    reserved::is_host,
+};
+use crate::ip::{Address, frame::inside};
+use crate::stages::{
+    context::Context,
+    forward::ROUTER_MAC,
+    route::{FOREIGN_SOURCE, L3, OWN_SOURCE_ROUTED, ROUTE_GROUP, read},
+};
+
+/// Lowest bit of a MAC address as [`crate::engine::mac::number`]: of a group.
+const GROUP_BIT: u64 = 1;
+
+/// Notes frames that came from routers, and drops those that none may have sent. The sender of the
+/// batch is a trunk.
+#[inline(always)]
+pub(super) fn take(batch: &mut Batch<'_>, context: &Context<'_>) {
+    let each = batch.metas().iter().enumerate();
+    let of = each.fold(0, |of, (index, meta)| of | u64::from(is_host(meta.source)) << index);
+    if of != 0 {
+        check(batch, of, context);
+    }
+}
+
+/// Checks the frames of `of`, a bit for each.
+#[cold]
+#[inline(never)]
+fn check(batch: &mut Batch<'_>, of: u64, context: &Context<'_>) {
+    batch.read(inside);
+    // Packets of a batch tend to have the source of the one before.
+    let mut last: Option<(Address, Result<Hop, DropReason>)> = None;
+    let (mut passed, mut left) = (0, of);
+    while left != 0 {
+        let index = left.trailing_zeros() as usize;
+        left &= left - 1;
+        let Some(meta) = batch.metas().get(index).copied() else { break };
+        if meta.verdict != Verdict::Undecided {
+            continue;
+        }
+        let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
+        let source = match meta.inside {
+            Inside::Ip { at, vlan: 0 } if usize::from(at) == L3 => {
+                read(batch.frames.head(index), len).map(|packet| packet.source)
+            }
+            _ => Err(ROUTER_MAC), // routers pass on IP, without tags
+        };
+        let hop = source.and_then(|source| match last {
+            _ if meta.destination & GROUP_BIT != 0 => Err(ROUTE_GROUP),
+            Some((before, hop)) if before == source => hop,
+            _ => last.insert((source, from(source, context))).1,
+        });
+        match (hop, batch.parts_and_hops()) {
+            (Ok(hop), (_, _, hops)) => {
+                passed |= 1 << index;
+                hops.get_mut(index).into_iter().for_each(|place| *place = hop);
+            }
+            (Err(reason), (_, metas, _)) => metas.get_mut(index).into_iter().for_each(|meta| {
+                meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
+                meta.offload = false; // nobody will look at what it claims
+            }),
+        }
+    }
+    batch.from_routers = passed;
+}
+
+/// Checks the source of a packet that a router of another host passed on. Returns the way on which
+/// its receiver gets it: from the gateway that leads back to the source.
+fn from(source: Address, context: &Context<'_>) -> Result<Hop, DropReason> {
+    if !is_host_address((source as u32).into()) {
+        return Err(FOREIGN_SOURCE);
+    }
+    let Some(routing) = &context.entry.routing else { return Ok(Hop::NONE) };
+    if routing.gateways.is_empty() {
+        // Nobody here leads back. What is of this network was not routed.
+        return if routing.owns(source) { Err(FOREIGN_SOURCE) } else { Ok(Hop::NONE) };
+    }
+    let (gateway, vni) = routing.beyond(source, context.entry.vni).ok_or(FOREIGN_SOURCE)?;
+    if gateway.router.has(source) {
+        return Err(FOREIGN_SOURCE);
+    }
+    // A filtered vnic whose machine runs here speaks here alone.
+    let network = context.snapshot.network(vni);
+    let holding = network.and_then(|network| network.holders.get(source));
+    if holding.is_some_and(|holding| holding.excludes(context.sender, context.snapshot)) {
+        return Err(OWN_SOURCE_ROUTED);
+    }
+    let mut hop = Hop::NONE;
+    let sender = hop.macs.iter_mut().skip(6);
+    sender.zip(address(gateway.mac).0).for_each(|(to, byte)| *to = byte);
+    Ok(hop)
+}
