@@ -41,6 +41,10 @@ pub mod v6 {
     pub const UNREACHABLE: u8 = 1;
     /// Packet too big.
     pub const PACKET_TOO_BIG: u8 = 2;
+    /// Time exceeded.
+    pub const TIME_EXCEEDED: u8 = 3;
+    /// Parameter problem.
+    pub const PARAMETER_PROBLEM: u8 = 4;
     /// Echo request.
     pub const ECHO_REQUEST: u8 = 128;
     /// Echo reply.

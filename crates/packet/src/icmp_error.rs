@@ -5,7 +5,7 @@
 //! the packet's destination. Nothing is answered that RFC 1122, 3.2.2 and RFC 4443, 2.4 forbid to
 //! answer: an ICMP error, several receivers, an unclear sender, a fragment that is not the first.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::{
     Mac,
@@ -17,41 +17,49 @@ use crate::{
     protocol,
 };
 
-/// Error of a router about a packet of IPv4.
+/// Error of a router about a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct IcmpError {
-    kind: u8,
-    code: u8,
-    /// Longest packet that would have passed, in bytes, or 0 (RFC 1191, 4).
-    mtu: u16,
+pub enum IcmpError {
+    /// Time exceeded in transit.
+    Expired,
+    /// No way leads to the network.
+    NoNetwork,
+    /// The network is there, the machine is not.
+    NoHost,
+    /// The router itself does not speak the protocol.
+    NoProtocol,
+    /// The router itself has nothing at the port.
+    NoPort,
+    /// The packet is too long, and must not be cut. The number is the length in bytes of the longest
+    /// IP packet that would have passed.
+    TooBig(u32),
 }
 
 impl IcmpError {
-    /// Time exceeded in transit.
-    pub const EXPIRED: IcmpError = IcmpError::new(icmp::v4::TIME_EXCEEDED, 0);
-    /// No way leads to the network.
-    pub const NO_NETWORK: IcmpError = IcmpError::new(icmp::v4::UNREACHABLE, 0);
-    /// The network is there, the machine is not.
-    pub const NO_HOST: IcmpError = IcmpError::new(icmp::v4::UNREACHABLE, 1);
-    /// The router itself does not speak the protocol.
-    pub const NO_PROTOCOL: IcmpError = IcmpError::new(icmp::v4::UNREACHABLE, 2);
-    /// The router itself has nothing at the port.
-    pub const NO_PORT: IcmpError = IcmpError::new(icmp::v4::UNREACHABLE, 3);
-
-    const fn new(kind: u8, code: u8) -> IcmpError {
-        IcmpError { kind, code, mtu: 0 }
+    /// Type, code, and the four bytes behind the checksum (RFC 792; RFC 1191, 4).
+    fn v4(self) -> (u8, u8, u32) {
+        use icmp::v4::{FRAGMENTATION_NEEDED, TIME_EXCEEDED, UNREACHABLE};
+        match self {
+            IcmpError::Expired => (TIME_EXCEEDED, 0, 0),
+            IcmpError::NoNetwork => (UNREACHABLE, 0, 0),
+            IcmpError::NoHost => (UNREACHABLE, 1, 0),
+            IcmpError::NoProtocol => (UNREACHABLE, 2, 0),
+            IcmpError::NoPort => (UNREACHABLE, 3, 0),
+            IcmpError::TooBig(mtu) => (UNREACHABLE, FRAGMENTATION_NEEDED, mtu.min(u16::MAX.into())),
+        }
     }
 
-    /// Fragmentation needed, and forbidden by the packet. `mtu` is the longest IP packet that would
-    /// have passed, in bytes.
-    pub fn too_big(mtu: u32) -> IcmpError {
-        let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
-        let code = icmp::v4::FRAGMENTATION_NEEDED;
-        IcmpError { kind: icmp::v4::UNREACHABLE, code, mtu }
-    }
-
-    fn is_too_big(self) -> bool {
-        (self.kind, self.code) == (icmp::v4::UNREACHABLE, icmp::v4::FRAGMENTATION_NEEDED)
+    /// The same of ICMPv6 (RFC 4443, 3). `pointer` is where the packet names its protocol.
+    fn v6(self, pointer: u32) -> (u8, u8, u32) {
+        use icmp::v6::{PACKET_TOO_BIG, PARAMETER_PROBLEM, TIME_EXCEEDED, UNREACHABLE};
+        match self {
+            IcmpError::Expired => (TIME_EXCEEDED, 0, 0),
+            IcmpError::NoNetwork => (UNREACHABLE, 0, 0),
+            IcmpError::NoHost => (UNREACHABLE, 3, 0),
+            IcmpError::NoProtocol => (PARAMETER_PROBLEM, 1, pointer),
+            IcmpError::NoPort => (UNREACHABLE, 4, 0),
+            IcmpError::TooBig(mtu) => (PACKET_TOO_BIG, 0, mtu),
+        }
     }
 }
 
@@ -110,31 +118,31 @@ pub fn too_big(head: &[u8], mtu: u32, out: &mut [u8]) -> Option<usize> {
     out.put(&frame.destination().0)?;
     out.put(link)?;
     match tags.ethertype() {
-        ethernet::IPV4 => v4(packet, None, IcmpError::too_big(mtu), &mut out),
-        ethernet::IPV6 => v6(packet, mtu, &mut out),
+        ethernet::IPV4 => v4(packet, None, IcmpError::TooBig(mtu), &mut out),
+        ethernet::IPV6 => v6(packet, None, IcmpError::TooBig(mtu), &mut out),
         _ => None,
     }
 }
 
-/// Writes the frame by which a router tells the sender of `head`, a frame of IPv4 without VLAN tag,
-/// what became of its packet. Returns its length in bytes.
+/// Writes the frame by which a router tells the sender of `head`, a frame without VLAN tag, what
+/// became of its packet. Returns its length in bytes.
 ///
-/// `router` is the MAC address that the answer comes from, and the router's address in the sender's
-/// network. Quotes and refuses as [`too_big`] does; that a packet forbids its fragmentation counts
-/// for [`IcmpError::too_big`] alone. Never allocates.
+/// It comes from this MAC address, and from the router's address in the sender's network, which has
+/// to be of the packet's family. Quotes and refuses as [`too_big`] does; that a packet of IPv4
+/// forbids its fragmentation counts for [`IcmpError::TooBig`] alone. Never allocates.
 ///
 /// ```
 /// use butterfly_packet::{Mac, build, icmp_error::{IcmpError, of_router}};
 /// let (a, router) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
 /// let packet = build::ethernet(a, router).ipv4([10, 0, 0, 1], [10, 1, 0, 2]).udp(1, 2, b"x");
 /// let mut answer = [0; 590];
-/// let from = (router, [10, 0, 0, 254].into());
-/// let len = of_router(&packet, from, IcmpError::EXPIRED, &mut answer);
+/// let from = (router, "10.0.0.254".parse().unwrap());
+/// let len = of_router(&packet, from, IcmpError::Expired, &mut answer);
 /// assert_eq!(len, Some(14 + 20 + 8 + 29));
 /// ```
 pub fn of_router(
     head: &[u8],
-    (mac, address): (Mac, Ipv4Addr),
+    (mac, address): (Mac, IpAddr),
     error: IcmpError,
     out: &mut [u8],
 ) -> Option<usize> {
@@ -143,14 +151,19 @@ pub fn of_router(
         return None;
     }
     let mut tags = frame.tags();
-    if tags.next().is_some() || tags.ethertype() != ethernet::IPV4 {
+    if tags.next().is_some() {
         return None;
     }
+    let kind = tags.ethertype();
     let mut out = Writer { bytes: out, at: 0 };
     out.put(&frame.source().0)?;
     out.put(&mac.0)?;
-    out.put(&ethernet::IPV4.to_be_bytes())?;
-    v4(tags.rest(), Some(address), error, &mut out)
+    out.put(&kind.to_be_bytes())?;
+    match (kind, address) {
+        (ethernet::IPV4, IpAddr::V4(from)) => v4(tags.rest(), Some(from), error, &mut out),
+        (ethernet::IPV6, IpAddr::V6(from)) => v6(tags.rest(), Some(from), error, &mut out),
+        _ => None,
+    }
 }
 
 /// Writes an error about a packet, from an address: from the packet's destination if it is `None`.
@@ -161,7 +174,7 @@ fn v4(
     out: &mut Writer<'_>,
 ) -> Option<usize> {
     let ip = Ipv4::parse(packet).ok()?;
-    if error.is_too_big() && !ip.dont_fragment()
+    if matches!(error, IcmpError::TooBig(_)) && !ip.dont_fragment()
         || ip.fragment_offset() != 0
         || !ipv4::is_host(ip.source())
         || !ipv4::is_host(ip.destination())
@@ -190,14 +203,21 @@ fn v4(
     out.sum(start, start + ipv4::CHECKSUM_OFFSET, Sum::EMPTY)?;
 
     let start = out.at;
-    out.put(&[error.kind, error.code, 0, 0, 0, 0])?;
-    out.put(&error.mtu.to_be_bytes())?;
+    let (kind, code, rest) = error.v4();
+    out.put(&[kind, code, 0, 0])?;
+    out.put(&rest.to_be_bytes())?;
     out.put(quote)?;
     out.sum(start, start + icmp::CHECKSUM_OFFSET, Sum::EMPTY)?;
     Some(out.at)
 }
 
-fn v6(packet: &[u8], mtu: u32, out: &mut Writer<'_>) -> Option<usize> {
+/// The same of IPv6.
+fn v6(
+    packet: &[u8],
+    from: Option<Ipv6Addr>,
+    error: IcmpError,
+    out: &mut Writer<'_>,
+) -> Option<usize> {
     let ip = Ipv6::parse(packet).ok()?;
     if !is_host_v6(ip.source()) || !is_host_v6(ip.destination()) {
         return None;
@@ -207,6 +227,7 @@ fn v6(packet: &[u8], mtu: u32, out: &mut Writer<'_>) -> Option<usize> {
     if upper.fragment.is_some_and(|fragment| fragment.offset() != 0) {
         return None;
     }
+    let from = from.unwrap_or(ip.destination());
     let quote = packet.get(
         ..(ipv6::LEN + ip.payload_len()).min(packet.len()).min(MAX_V6 - ipv6::LEN - icmp::LEN),
     )?;
@@ -222,17 +243,31 @@ fn v6(packet: &[u8], mtu: u32, out: &mut Writer<'_>) -> Option<usize> {
     out.put(&[0x60, 0, 0, 0])?;
     out.put(&len.to_be_bytes())?;
     out.put(&[protocol::ICMPV6, TTL])?;
-    out.put(&ip.destination().octets())?;
+    out.put(&from.octets())?;
     out.put(&ip.source().octets())?;
 
     let start = out.at;
-    out.put(&[icmp::v6::PACKET_TOO_BIG, 0, 0, 0])?;
-    out.put(&mtu.to_be_bytes())?;
+    let (kind, code, rest) = error.v6(names_upper(&ip)?);
+    out.put(&[kind, code, 0, 0])?;
+    out.put(&rest.to_be_bytes())?;
     out.put(quote)?;
-    let pseudo = Sum::pseudo_v6(ip.destination(), ip.source(), protocol::ICMPV6, len.into());
+    let pseudo = Sum::pseudo_v6(from, ip.source(), protocol::ICMPV6, len.into());
     out.sum(start, start + icmp::CHECKSUM_OFFSET, pseudo)?;
     Some(out.at)
 }
+
+/// Returns the offset of the byte that names the protocol of the upper layer: in the last extension
+/// header the first one.
+fn names_upper(ip: &Ipv6<'_>) -> Option<u32> {
+    let (mut walk, mut at) = (ip.extensions(), NEXT_HEADER);
+    while let Some(extension) = walk.take_next().ok()? {
+        at = extension.offset as u32;
+    }
+    Some(at)
+}
+
+/// Offset of the next header in a header of IPv6.
+const NEXT_HEADER: u32 = 6;
 
 fn is_host_v6(ip: Ipv6Addr) -> bool {
     !ip.is_multicast() && !ip.is_unspecified() && !ip.is_loopback()
@@ -425,11 +460,11 @@ mod tests {
         let frame =
             build::ethernet(A, B).ipv4([10, 0, 0, 1], [10, 1, 0, 2]).ttl(1).udp(1, 2, &[5; 99]);
         for (error, kind, code, rest) in [
-            (IcmpError::EXPIRED, 11, 0, 0),
-            (IcmpError::NO_NETWORK, 3, 0, 0),
-            (IcmpError::NO_HOST, 3, 1, 0),
-            (IcmpError::NO_PROTOCOL, 3, 2, 0),
-            (IcmpError::NO_PORT, 3, 3, 0),
+            (IcmpError::Expired, 11, 0, 0),
+            (IcmpError::NoNetwork, 3, 0, 0),
+            (IcmpError::NoHost, 3, 1, 0),
+            (IcmpError::NoProtocol, 3, 2, 0),
+            (IcmpError::NoPort, 3, 3, 0),
         ] {
             let mut out = [0; 1600];
             let len = of_router(&frame, from, error, &mut out).unwrap();
@@ -454,20 +489,51 @@ mod tests {
     }
 
     #[test]
+    fn a_router_says_the_same_by_ipv6() {
+        let own = [0xfd00, 0, 0, 0, 0, 0, 0, 0xfe];
+        let from = (B, Ipv6Addr::from(own).into());
+        let frame = ipv6().ttl(1).udp(1, 2, &[5; 99]);
+        let a = [0xfd00, 0, 0, 0, 0, 0, 0, 1];
+        for (error, kind, code, rest) in [
+            (IcmpError::Expired, 3, 0, 0),
+            (IcmpError::NoNetwork, 1, 0, 0),
+            (IcmpError::NoHost, 1, 3, 0),
+            (IcmpError::NoProtocol, 4, 1, 6),
+            (IcmpError::NoPort, 1, 4, 0),
+            (IcmpError::TooBig(1300), 2, 0, 1300),
+        ] {
+            let mut out = [0; 1600];
+            let len = of_router(&frame, from, error, &mut out).unwrap();
+            let expected = build::ethernet(B, A).ipv6(own, a).icmp(kind, code, rest, &frame[14..]);
+            assert_eq!(out[..len], expected);
+            assert_eq!(of_router(&out[..len], from, error, &mut [0; 1600]), None);
+        }
+        // Behind extension headers the last one names the protocol.
+        let extended =
+            ipv6().extension(protocol::DESTINATION_OPTIONS, &[1, 4]).payload(89, &[2; 9]);
+        let mut out = [0; 1600];
+        let len = of_router(&extended, from, IcmpError::NoProtocol, &mut out).unwrap();
+        let expected = build::ethernet(B, A).ipv6(own, a).icmp(4, 1, 40, &extended[14..]);
+        assert_eq!(out[..len], expected);
+        let four = (B, [10, 0, 0, 254].into());
+        assert_eq!(of_router(&frame, four, IcmpError::Expired, &mut [0; 1600]), None);
+    }
+
+    #[test]
     fn a_router_tells_the_mtu_to_who_forbids_fragments_alone() {
         let from = (B, [10, 0, 0, 254].into());
-        let error = IcmpError::too_big(1400);
+        let error = IcmpError::TooBig(1400);
         let mut out = [0; 600];
         let may = build::ethernet(A, B).ipv4([10, 0, 0, 1], [10, 1, 0, 2]).udp(1, 2, &[0; 1472]);
         assert_eq!(of_router(&may, from, error, &mut out), None);
-        assert!(of_router(&may, from, IcmpError::EXPIRED, &mut out).is_some());
+        assert!(of_router(&may, from, IcmpError::Expired, &mut out).is_some());
         let len = of_router(&ipv4().udp(1, 2, &[0; 1472]), from, error, &mut out).unwrap();
         assert_eq!(out[34..36], [3, 4]);
         assert_eq!(out[38..42], [0, 0, 0x05, 0x78]);
         assert_eq!(len, 14 + 576);
         let tagged =
             build::ethernet(A, B).vlan(7).ipv4([10, 0, 0, 1], [10, 1, 0, 2]).udp(1, 2, b"x");
-        assert_eq!(of_router(&tagged, from, IcmpError::EXPIRED, &mut out), None);
+        assert_eq!(of_router(&tagged, from, IcmpError::Expired, &mut out), None);
     }
 
     proptest! {

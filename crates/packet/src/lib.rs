@@ -18,6 +18,7 @@ pub mod ipv4;
 pub mod ipv6;
 pub mod mac;
 pub mod mld;
+pub mod neighbour;
 pub mod sctp;
 pub mod summary;
 pub mod tcp;

@@ -55,10 +55,10 @@ fn frames() -> Vec<(Vec<u8>, &'static str)> {
         (answer(&v6().udp(4000, 4001, &big)), "eth:ethertype:ipv6:icmpv6:ipv6:udp:data"),
         (answer(&v6().udp(4000, 4001, &big)[..128]), "eth:ethertype:ipv6:icmpv6:ipv6:udp:data"),
         (
-            error(&v4().ttl(1).udp(4000, 4001, &big), IcmpError::EXPIRED),
+            error(&v4().ttl(1).udp(4000, 4001, &big), IcmpError::Expired),
             "eth:ethertype:ip:icmp:ip:udp:data",
         ),
-        (error(&v4().udp(4000, 4001, b"x"), IcmpError::NO_PORT), "eth:ethertype:ip:icmp:ip:udp"),
+        (error(&v4().udp(4000, 4001, b"x"), IcmpError::NoPort), "eth:ethertype:ip:icmp:ip:udp"),
         (echoed(v4().ping(7, 1, b"payload")), "eth:ethertype:ip:icmp:data"),
         (
             v4().checksum(Checksum::Zero).vxlan(50_000, 1337, &inner),

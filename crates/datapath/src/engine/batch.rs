@@ -40,6 +40,8 @@ pub(crate) enum Verdict {
 pub(crate) enum Consumed {
     /// A machine asks for the MAC address of a gateway (RFC 826).
     Arp,
+    /// A machine asks for the MAC address of a gateway by neighbour discovery (RFC 4861).
+    Discovery,
     /// A machine asks a router whether it is there (RFC 792).
     Echo,
 }

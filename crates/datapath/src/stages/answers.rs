@@ -1,7 +1,13 @@
 //! Answers of routers: to what machines ask them, and about packets that go no further (RFC 792;
 //! RFC 1812, 4.3).
 
-use butterfly_packet::{arp, echo, icmp_error::of_router, mac::Mac};
+use butterfly_packet::{
+    arp, echo,
+    icmp::v6,
+    icmp_error::{self, of_router},
+    mac::Mac,
+    neighbour,
+};
 
 use butterfly_vhost::ring::HEAD;
 
@@ -11,11 +17,12 @@ use crate::engine::{
     mac::address,
     reason::{DropReason, drop_reasons},
 };
-use crate::ip::{frame::arp as read_arp, mapped};
+use crate::ip::{L4, frame::arp as read_arp, mapped};
 use crate::stages::{
     context::Context,
-    leave::{ANSWERS_PER_SECOND, Answer, Departures, ERROR},
-    route::{error_about, gateway_of},
+    filter::read::read as read_packet,
+    leave::{ANSWERS_PER_SECOND, Answer, Departures},
+    route::{error_about, refused},
 };
 use crate::world::rules::address as ip_of;
 
@@ -28,32 +35,36 @@ drop_reasons! { 11;
     }
 }
 
-/// Answers of each second that are kept for ARP: a machine that pings its gateway without end still
-/// finds it.
-const FOR_ARP: u32 = ANSWERS_PER_SECOND / 5;
-
-/// Offsets behind Ethernet, of IPv4: protocol, and source.
-const PROTOCOL: usize = 14 + 9;
-const SOURCE: usize = 14 + 12;
+/// Answers of each second that are kept for ARP and neighbour discovery: a machine that pings its
+/// gateway without end still finds it.
+const FOR_NEIGHBOURS: u32 = ANSWERS_PER_SECOND / 5;
 
 /// Makes the answers to the frames of a batch that routers consumed, or could not pass on.
 #[cold]
 #[inline(never)]
 pub(crate) fn consume(batch: &mut Batch<'_>, context: &Context<'_>, departures: &mut Departures) {
-    let mut left = batch.answers;
-    while left != 0 {
-        let index = left.trailing_zeros() as usize;
-        left &= left - 1;
+    let mut open = batch.answers;
+    while open != 0 {
+        let index = open.trailing_zeros() as usize;
+        open &= open - 1;
         let Some(meta) = batch.metas().get(index).copied() else { return };
+        let (pace, now) = (&context.sender.shared.answered, context.now);
+        let left = pace.left(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND);
         let (answer, reserve) = match meta.verdict {
             Verdict::Consumed(Consumed::Arp) => (arp_answer(batch, &meta, index, context), 0),
-            Verdict::Consumed(Consumed::Echo) => (echo_answer(batch, index), FOR_ARP),
-            Verdict::Drop(reason, _) => (error(batch, &meta, (index, reason), context), FOR_ARP),
+            Verdict::Consumed(Consumed::Discovery) => {
+                (discovery_answer(batch, &meta, index, context), 0)
+            }
+            Verdict::Consumed(Consumed::Echo) => (echo_answer(batch, index), FOR_NEIGHBOURS),
+            // What is not sent is not written either: there may be many.
+            Verdict::Drop(..) if left <= FOR_NEIGHBOURS => continue,
+            Verdict::Drop(reason, _) => {
+                (error(batch, &meta, (index, reason), context), FOR_NEIGHBOURS)
+            }
             _ => continue,
         };
         let Some(answer) = answer else { continue };
-        let (pace, now) = (&context.sender.shared.answered, context.now);
-        let room = pace.left(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND) > reserve;
+        let room = left > reserve;
         if room && departures.answers.try_push(answer).is_ok() {
             pace.take(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND);
         } else if matches!(meta.verdict, Verdict::Consumed(_)) {
@@ -90,25 +101,47 @@ fn echo_answer(batch: &mut Batch<'_>, index: usize) -> Option<Answer> {
     Some(answer)
 }
 
+/// Returns the answer to a solicitation of a gateway. An advertisement gets none.
+fn discovery_answer(
+    batch: &mut Batch<'_>,
+    meta: &Meta,
+    index: usize,
+    context: &Context<'_>,
+) -> Option<Answer> {
+    let Inside::Ip { at, vlan } = meta.inside else { return None };
+    let len = batch.frames.frames().get(index)?.len;
+    let packet = read_packet(batch, index, at, vlan, len).ok()?;
+    let L4::Discovery(found) = packet.l4 else { return None };
+    if found.kind != v6::NEIGHBOUR_SOLICITATION {
+        return None;
+    }
+    let gateway = context.entry.routing.as_ref()?.by_address(found.target)?;
+    let asker = (address(meta.source), found.source.into());
+    kept(&neighbour::advertisement(asker, (address(gateway.mac), found.target.into())))
+}
+
 /// Returns the error about a packet that goes no further, if it gets one.
 fn error(
-    batch: &Batch<'_>,
+    batch: &mut Batch<'_>,
     meta: &Meta,
     (index, reason): (usize, DropReason),
     context: &Context<'_>,
 ) -> Option<Answer> {
-    // No more is quoted than is at hand for every frame.
-    let head = batch.frames.head(index);
-    let head = head.get(..HEAD).unwrap_or(head);
-    let (gateway, mtu) = gateway_of(head, meta, context)?;
-    let error = error_about(reason, *head.get(PROTOCOL)?, mtu)?;
-    let source = mapped((*head.get(SOURCE..)?.first_chunk::<4>()?).into());
+    let packet = refused(batch.frames.head(index), meta, context)?;
+    let error = error_about(reason, packet.inner, packet.mtu)?;
     let routing = context.entry.routing.as_ref()?;
-    let std::net::IpAddr::V4(from) = ip_of(routing.address_for(gateway, source)?) else {
-        return None;
+    let from = ip_of(routing.address_for(packet.gateway, packet.source)?);
+    let quoted = match batch.frames.keep(index) {
+        // As much as fits (RFC 4443, 2.4 c).
+        Some(whole) if from.is_ipv6() => whole,
+        // No more than is at hand for every frame.
+        _ => {
+            let head = batch.frames.head(index);
+            head.get(..HEAD).unwrap_or(head)
+        }
     };
-    let mut bytes = [0; ERROR];
-    let len = of_router(head, (address(gateway.mac), from), error, &mut bytes)?;
+    let mut bytes = [0; icmp_error::MAX_LEN];
+    let len = of_router(quoted, (address(packet.gateway.mac), from), error, &mut bytes)?;
     kept(bytes.get(..len)?)
 }
 

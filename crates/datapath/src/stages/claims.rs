@@ -232,7 +232,7 @@ fn said_by_arp(head: &[u8], at: usize, len: u32) -> Said {
 
 /// Returns whether the frame is IPv6 with the hop limit of discovery (RFC 4861, 3.1), and neither
 /// TCP nor UDP right behind its header.
-fn may_be_discovery(head: &[u8], at: usize) -> bool {
+pub(crate) fn may_be_discovery(head: &[u8], at: usize) -> bool {
     match head.get(at..at + 8).and_then(|bytes| bytes.first_chunk::<8>()) {
         Some([version, _, _, _, _, _, next, hops]) => {
             version >> 4 == 6 && *hops == 255 && ![TCP, UDP].contains(next)

@@ -5,8 +5,6 @@
 //! compared that with the outer source. This stage looks at who the packet says it is from: only
 //! machines of networks that a router of this network joins may send so.
 
-use butterfly_packet::ipv4::is_host as is_host_address;
-
 use crate::engine::{
     batch::{Batch, Hop, Verdict},
     inside::Inside,
@@ -14,11 +12,11 @@ use crate::engine::{
     reason::DropReason,
     reserved::is_host,
 };
-use crate::ip::{Address, frame::inside};
+use crate::ip::{Address, HEADERS_TOO_LONG, frame::inside};
 use crate::stages::{
     context::Context,
     forward::ROUTER_MAC,
-    route::{FOREIGN_SOURCE, L3, OWN_SOURCE_ROUTED, ROUTE_GROUP, read},
+    route::{FOREIGN_SOURCE, L3, OWN_SOURCE_ROUTED, ROUTE_GROUP, is_host as is_host_address, read},
 };
 
 /// Lowest bit of a MAC address as [`crate::engine::mac::number`]: of a group.
@@ -53,7 +51,11 @@ fn check(batch: &mut Batch<'_>, of: u64, context: &Context<'_>) {
         let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
         let source = match meta.inside {
             Inside::Ip { at, vlan: 0 } if usize::from(at) == L3 => {
-                read(batch.frames.head(index), len).map(|packet| packet.source)
+                let packet = match read(batch.frames.head(index), len) {
+                    Err(HEADERS_TOO_LONG) => read(batch.parts().0.extend_head(index), len),
+                    packet => packet,
+                };
+                packet.map(|packet| packet.source)
             }
             _ => Err(ROUTER_MAC), // routers pass on IP, without tags
         };
@@ -79,7 +81,7 @@ fn check(batch: &mut Batch<'_>, of: u64, context: &Context<'_>) {
 /// Checks the source of a packet that a router of another host passed on. Returns the way on which
 /// its receiver gets it: from the gateway that leads back to the source.
 fn from(source: Address, context: &Context<'_>) -> Result<Hop, DropReason> {
-    if !is_host_address((source as u32).into()) {
+    if !is_host_address(source) {
         return Err(FOREIGN_SOURCE);
     }
     let Some(routing) = &context.entry.routing else { return Ok(Hop::NONE) };

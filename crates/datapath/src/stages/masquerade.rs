@@ -1,7 +1,8 @@
 //! Writes what routers decided: MAC addresses, hop limit and header checksum.
 //!
 //! Behind the filter: what is dropped or waits is the packet as it was sent. What passes is traced
-//! and mirrored as it goes on. RFC 1812, 5.3.1 (time to live); RFC 1624 (checksum).
+//! and mirrored as it goes on. RFC 1812, 5.3.1 (time to live); RFC 1624 (checksum); RFC 8200, 3 (hop
+//! limit).
 
 use butterfly_vhost::ring::HEAD_MAX;
 
@@ -13,6 +14,9 @@ use crate::stages::{
     context::Context,
     stage::{Stage, StageConfig},
 };
+
+/// First byte of the Ethernet type of IPv6.
+const V6: u8 = 0x86;
 
 /// Rewrites packets that routers pass on.
 pub(crate) struct Masquerade;
@@ -67,12 +71,16 @@ fn of_far_routers(batch: &mut Batch<'_>) {
     }
 }
 
-/// Rewrites a header. The stage `route` has read it: it is whole, and its time to live is above 1.
+/// Rewrites a header. The stage `route` has read it: it is whole, and it has a hop left.
 #[inline(always)]
 fn rewrite(head: &mut [u8; HEAD_MAX], hop: &Hop) {
     let Some((macs, rest)) = head.split_first_chunk_mut::<12>() else { return };
     *macs = hop.macs;
-    let [_, _, _, _, _, _, _, _, _, _, ttl, _, high, low, ..] = rest else { return };
+    let [kind, _, _, _, _, _, _, _, _, hops, ttl, _, high, low, ..] = rest else { return };
+    if *kind == V6 {
+        *hops = hops.wrapping_sub(1);
+        return;
+    }
     *ttl = ttl.wrapping_sub(1);
     // The time to live is the upper half of a word: a hop less adds 0x100 to the checksum.
     let sum = u32::from(u16::from_be_bytes([*high, *low])) + 0x100;

@@ -5,10 +5,16 @@
 //! has let the packet pass. A routed packet has one receiver: it is never flooded.
 
 use butterfly_packet::{
-    arp, echo, ethernet,
+    Error, arp, echo, ethernet,
+    icmp::v6,
     icmp_error::IcmpError,
-    ipv4::{Ipv4, is_host},
-    protocol::{ICMP, TCP, UDP},
+    ipv4::{self, Ipv4},
+    ipv6::{self, Ipv6},
+    neighbour,
+    protocol::{
+        AUTHENTICATION, DESTINATION_OPTIONS, FRAGMENT, HOP_BY_HOP, ICMP, ICMPV6, NO_NEXT_HEADER,
+        ROUTING, TCP, UDP,
+    },
 };
 use butterfly_vhost::{
     net::NetHeader,
@@ -22,10 +28,17 @@ use crate::engine::{
     reason::{DropReason, ReasonInfo, drop_reasons},
     reserved::is_reserved,
 };
-use crate::ip::{Address, frame::arp as read_arp, mapped};
+use crate::ip::{
+    Address, Discovery, HEADERS_TOO_LONG, L4, MALFORMED_IP, Packet,
+    discovery::{is_link_local, is_multicast},
+    frame::arp as read_arp,
+    is_v4, mapped,
+};
 use crate::stages::{
+    claims::may_be_discovery,
     context::Context,
     far,
+    filter::read::read as read_packet,
     forward::{ROUTER_MAC, place_of},
     leave::ANSWER,
     stage::{Stage, StageConfig},
@@ -42,7 +55,8 @@ drop_reasons! { 10;
         remedy: "declare the same routers on all hosts of the network: compare `butterfly router list` on both",
         charged: "the network",
     }
-    /// An ARP packet says that its sender has the address of a gateway, or a router's MAC address.
+    /// ARP or neighbour discovery says that its sender has the address of a gateway, or a router's
+    /// MAC address.
     GATEWAY_CLAIMED = "gateway-claimed" {
         cause: "a machine that was given the gateway's address, or that wants to be taken for the gateway",
         remedy: "give the machine another address; if it is the network's router, detach this one: `butterfly router detach ROUTER --vni VNI`",
@@ -61,7 +75,7 @@ drop_reasons! { 10;
         charged: "the sender",
     }
     /// The header of the packet that is to be routed is cut short, or its checksum is wrong (RFC
-    /// 1812, 5.2.2).
+    /// 1812, 5.2.2). IPv6 has none.
     IP_CHECKSUM = "ip-checksum" {
         cause: "a broken network stack in the machine",
         remedy: "replace the machine's kernel or driver, or the program in it that writes raw packets",
@@ -69,7 +83,7 @@ drop_reasons! { 10;
     }
     /// The source of the packet that is to be routed is not of its network.
     FOREIGN_SOURCE = "foreign-source" {
-        cause: "a machine that forwards for others, or has an address that its network does not have",
+        cause: "a machine that forwards for others, or has an address that its network does not have; or one that sends from its link-local address, which is never routed",
         remedy: "compare the packet's source with `butterfly network list`: add the subnet, or give the machine an address of it",
         charged: "the sender",
     }
@@ -79,7 +93,7 @@ drop_reasons! { 10;
         remedy: "`butterfly explain` names who has the address: give one of the two another one, or declare the vnic here with `--shared-ip` if both are to have it",
         charged: "the network",
     }
-    /// To a gateway, and for a group, a broadcast or no address at all.
+    /// To a gateway, and for a group, a broadcast, a link-local address or none at all.
     ROUTE_GROUP = "route-group" {
         cause: "a machine that sends multicast to the MAC address of its gateway",
         remedy: "nothing: groups are not routed",
@@ -87,7 +101,7 @@ drop_reasons! { 10;
     }
     /// No network of the router has the destination.
     NO_ROUTE = "no-route" {
-        cause: "a destination that no network of the router has, or one of IPv6, which is not routed yet",
+        cause: "a destination that no network of the router has",
         remedy: "`butterfly router list` tells the networks: attach the missing one with `butterfly router attach`",
         charged: "the sender",
     }
@@ -97,7 +111,7 @@ drop_reasons! { 10;
         remedy: "look at the machine's routes: what is in its own network needs no gateway",
         charged: "the sender",
     }
-    /// The packet has passed as many routers as it may (RFC 1812, 5.3.1).
+    /// The packet has passed as many routers as it may (RFC 1812, 5.3.1; RFC 8200, 3).
     TTL_EXPIRED = "ttl-expired" {
         cause: "a loop of routers, or `traceroute`, which looks for them so",
         remedy: "nothing if somebody traces a route; else look for two routers that send to each other",
@@ -112,13 +126,19 @@ drop_reasons! { 10;
     /// To the router itself, and no request for an echo that it answers.
     GATEWAY_NO_SERVICE = "gateway-no-service" {
         cause: "a machine that takes its gateway for more than a router: for its name server or NTP server",
-        remedy: "give the machine the address of a server; a gateway answers ARP and ICMP echo alone, echo in packets of 1,514 bytes at most, whole and without options",
+        remedy: "give the machine the address of a server; a gateway answers ARP, neighbour discovery and ICMP echo alone, echo in packets of 1,514 bytes at most, whole and without options or extension headers",
         charged: "the sender",
     }
     /// No machine that runs here has the destination, and nobody said where it is.
     NEXT_HOP_UNKNOWN = "next-hop-unknown" {
         cause: "an address that nobody has, that several vnics have or one with `--shared-ip`, whose machine is not started, or whose machine is on another host and not declared",
         remedy: "declare the address with its vnic (`butterfly nic update --id NIC --ip ADDRESS..`) and start the machine; if it is on another host: `butterfly neighbour add --vni VNI --ip ADDRESS --mac MAC --host HOST`",
+        charged: "the sender",
+    }
+    /// The packet has a routing header of type 0, which tells routers where to send it (RFC 5095).
+    SOURCE_ROUTED = "source-routed" {
+        cause: "a program that looks for a way round filters, or a very old one",
+        remedy: "find the program that sends it: no network stack makes such packets by itself",
         charged: "the sender",
     }
 }
@@ -154,65 +174,94 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
         asks(batch, routing, context);
     }
     // Packets of a batch tend to have the same way as the one before.
-    let mut known = Known::NONE;
-    let (mut routed, mut answers) = (0, 0);
-    let (frames, metas, hops) = batch.parts_and_hops();
-    let frames = &*frames;
-    let each = frames.each().zip(metas.iter_mut()).zip(hops.iter_mut()).enumerate();
-    for (index, (((frame, slot), meta), hop)) in each {
-        if meta.verdict != Verdict::Undecided || !is_reserved(meta.destination) {
-            continue;
-        }
-        if !known.has(slot.bytes(), meta, frame.len) {
-            let Some(gateway) = routing.by_mac(meta.destination) else { continue };
-            match decide((frames.head(index), frame.len), meta, (gateway, routing), context) {
-                Ok(way) => known = way,
-                Err(verdict) => {
-                    // Nothing is said by IPv6 yet.
-                    let is_v4 = frames.head(index).get(L3).is_some_and(|first| first >> 4 == 4);
-                    answers |= u64::from(is_v4 && is_answered(verdict)) << index;
-                    meta.verdict = verdict;
-                    continue;
-                }
+    let (mut v4, mut v6) = (Known::<8>::NONE, Known::<32>::NONE);
+    let mut extended = false;
+    loop {
+        let (mut routed, mut answers, mut deep) = (0, 0, 0);
+        let (frames, metas, hops) = batch.parts_and_hops();
+        let frames = &*frames;
+        let each = frames.each().zip(metas.iter_mut()).zip(hops.iter_mut()).enumerate();
+        for (index, (((frame, slot), meta), hop)) in each {
+            if meta.verdict != Verdict::Undecided || !is_reserved(meta.destination) {
+                continue;
             }
+            let way = if v4.has_v4(slot.bytes(), meta, frame.len) {
+                &v4.way
+            } else if v6.has_v6(slot.bytes(), meta, frame.len) {
+                &v6.way
+            } else {
+                let Some(gateway) = routing.by_mac(meta.destination) else { continue };
+                let offload = meta.offload;
+                match decide((frames.head(index), frame.len), meta, (gateway, routing), context) {
+                    Ok((Ends::V4(ends), way)) => v4.note(ends, meta, way),
+                    Ok((Ends::V6(ends), way)) => v6.note(ends, meta, way),
+                    Err(Verdict::Drop(HEADERS_TOO_LONG, _)) if !extended => {
+                        meta.offload = offload;
+                        deep |= 1 << index;
+                        continue;
+                    }
+                    Err(verdict) => {
+                        answers |= u64::from(is_answered(verdict)) << index;
+                        meta.verdict = verdict;
+                        continue;
+                    }
+                }
+            };
+            *hop = way.hop;
+            meta.verdict = way.verdict;
+            routed |= 1 << index;
         }
-        *hop = known.hop;
-        meta.verdict = known.verdict;
-        routed |= 1 << index;
+        batch.route(routed);
+        batch.answers |= answers;
+        if deep == 0 {
+            return;
+        }
+        extend(batch, deep);
+        extended = true;
     }
-    batch.route(routed);
-    batch.answers |= answers;
 }
 
-/// Way of packets with the same ends to the same gateway.
-struct Known {
+/// Way of a packet.
+#[derive(Clone, Copy)]
+struct Onward {
+    hop: Hop,
+    /// To the receiver, here or on another host.
+    verdict: Verdict,
+    /// Longest packet in bytes, with what may be behind it.
+    mtu: u32,
+}
+
+/// Way of packets with the same ends to the same gateway. Source and destination, as they stand in
+/// a packet, have `N` bytes.
+struct Known<const N: usize> {
     /// MAC addresses of the gateway and of the sender, as [`crate::engine::mac::number`]; 0 if
     /// there is no way yet.
     gateway: u64,
     sender: u64,
-    /// Source and destination, as they stand in a packet.
-    ends: [u8; 8],
-    /// Longest packet in bytes, with what may be behind it.
-    mtu: u32,
-    /// To the receiver, here or on another host.
-    verdict: Verdict,
-    hop: Hop,
+    ends: [u8; N],
+    way: Onward,
 }
 
-impl Known {
-    const NONE: Known = Known {
+impl<const N: usize> Known<N> {
+    const NONE: Known<N> = Known {
         gateway: 0,
         sender: 0,
-        ends: [0; 8],
-        mtu: 0,
-        verdict: Verdict::Undecided,
-        hop: Hop::NONE,
+        ends: [0; N],
+        way: Onward { hop: Hop::NONE, verdict: Verdict::Undecided, mtu: 0 },
     };
 
+    /// Notes the way of a packet, for those that follow.
+    fn note(&mut self, ends: [u8; N], meta: &Meta, way: Onward) -> &Onward {
+        *self = Known { gateway: meta.destination, sender: meta.source, ends, way };
+        &self.way
+    }
+}
+
+impl Known<8> {
     /// Returns whether a packet may go this way: whole IPv4 without options, with a right checksum
     /// and a hop left (RFC 1812, 5.2.2 and 5.3.1). [`decide`] decides all others.
     #[inline(always)]
-    fn has(&self, bytes: &[u8; HEAD_MAX], meta: &Meta, len: u32) -> bool {
+    fn has_v4(&self, bytes: &[u8; HEAD_MAX], meta: &Meta, len: u32) -> bool {
         let &[_, _, _, _, _, _, _, _, _, _, _, _, t0, t1, ref ip @ ..] = bytes;
         let Some((header, _)) = ip.split_first_chunk::<20>() else { return false };
         let &[first, _, l0, l1, _, _, _, _, ttl, _, _, _, ref ends @ ..] = header;
@@ -223,9 +272,45 @@ impl Known {
             && [t0, t1, first] == [0x08, 0x00, 0x45]
             && total >= 20
             && total + L3 as u32 <= len
-            && len.saturating_sub(L3 as u32) <= self.mtu
+            && len.saturating_sub(L3 as u32) <= self.way.mtu
             && ttl > 1
             && is_sum_right(header)
+    }
+}
+
+impl Known<32> {
+    /// The same of IPv6, whose header has no checksum: whole, without extension headers, and with a
+    /// hop left (RFC 8200, 3).
+    #[inline(always)]
+    fn has_v6(&self, bytes: &[u8; HEAD_MAX], meta: &Meta, len: u32) -> bool {
+        let &[_, _, _, _, _, _, _, _, _, _, _, _, t0, t1, ref ip @ ..] = bytes;
+        let Some((header, _)) = ip.split_first_chunk::<{ ipv6::LEN }>() else { return false };
+        let &[first, _, _, _, l0, l1, next, hops, ref ends @ ..] = header;
+        let total = ipv6::LEN as u32 + u32::from(u16::from_be_bytes([l0, l1]));
+        meta.destination == self.gateway
+            && meta.source == self.sender
+            && *ends == self.ends
+            && [t0, t1, first & 0xf0] == [0x86, 0xdd, 0x60]
+            && total + L3 as u32 <= len
+            && len.saturating_sub(L3 as u32) <= self.way.mtu
+            && hops > 1
+            && !is_extension(next)
+    }
+}
+
+/// Returns whether a header of IPv6 leads to another one.
+#[inline(always)]
+fn is_extension(kind: u8) -> bool {
+    matches!(kind, HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION_OPTIONS)
+}
+
+/// Reads more of some frames: extension headers of IPv6 end behind the bytes at hand.
+#[cold]
+fn extend(batch: &mut Batch<'_>, which: u64) {
+    for index in 0..batch.frames.len() {
+        if which.wrapping_shr(index as u32) & 1 == 1 {
+            batch.frames.extend_head(index);
+        }
     }
 }
 
@@ -248,7 +333,7 @@ fn decide(
     meta: &mut Meta,
     (gateway, routing): (&Gateway, &Routing),
     context: &Context<'_>,
-) -> Result<Known, Verdict> {
+) -> Result<(Ends, Onward), Verdict> {
     let way = match meta.inside {
         _ if is_reserved(meta.source) => Err(ROUTER_MAC),
         _ if context.sender.is_trunk() => Err(GATEWAY_FROM_WIRE),
@@ -274,22 +359,32 @@ fn decide(
 fn is_answered(verdict: Verdict) -> bool {
     match verdict {
         Verdict::Consumed(_) => true,
-        Verdict::Drop(reason, _) => error_about(reason, 0, 0).is_some(),
+        Verdict::Drop(reason, _) => error_about(reason, Inner::Ports, 0).is_some(),
         _ => false,
     }
 }
 
-/// Returns the error about a packet of a protocol that goes no further for this reason. `mtu` is
-/// the longest packet that would.
-pub(crate) fn error_about(reason: DropReason, protocol: u8, mtu: u32) -> Option<IcmpError> {
-    match reason {
-        TTL_EXPIRED => Some(IcmpError::EXPIRED),
-        NO_ROUTE => Some(IcmpError::NO_NETWORK),
-        NEXT_HOP_UNKNOWN => Some(IcmpError::NO_HOST),
-        ROUTE_TOO_BIG => Some(IcmpError::too_big(mtu)),
-        GATEWAY_NO_SERVICE if [TCP, UDP].contains(&protocol) => Some(IcmpError::NO_PORT),
-        GATEWAY_NO_SERVICE if protocol == ICMP => None, // it speaks ICMP
-        GATEWAY_NO_SERVICE => Some(IcmpError::NO_PROTOCOL),
+/// Contents of a packet, as far as a router for which it is tells of them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Inner {
+    /// A protocol whose ports it would have.
+    Ports,
+    /// ICMP of the packet's family, which it speaks, or nothing.
+    Spoken,
+    /// Another protocol.
+    Unknown,
+}
+
+/// Returns the error about a packet that goes no further for this reason. `mtu` is the longest
+/// packet that would.
+pub(crate) fn error_about(reason: DropReason, inner: Inner, mtu: u32) -> Option<IcmpError> {
+    match (reason, inner) {
+        (TTL_EXPIRED, _) => Some(IcmpError::Expired),
+        (NO_ROUTE, _) => Some(IcmpError::NoNetwork),
+        (NEXT_HOP_UNKNOWN, _) => Some(IcmpError::NoHost),
+        (ROUTE_TOO_BIG, _) => Some(IcmpError::TooBig(mtu)),
+        (GATEWAY_NO_SERVICE, Inner::Ports) => Some(IcmpError::NoPort),
+        (GATEWAY_NO_SERVICE, Inner::Unknown) => Some(IcmpError::NoProtocol),
         _ => None,
     }
 }
@@ -300,23 +395,25 @@ fn pass_on(
     meta: &Meta,
     (gateway, routing): (&Gateway, &Routing),
     context: &Context<'_>,
-) -> Result<Known, DropReason> {
+) -> Result<(Ends, Onward), DropReason> {
     let packet = read(head, len)?;
     let owned = routing.owns(packet.source) || context.sender.rules.owns(packet.source);
-    if !owned || routing.by_address(packet.source).is_some() {
+    // RFC 4291, 2.5.6.
+    let is_near = is_link_local(packet.source);
+    if !owned || is_near || routing.by_address(packet.source).is_some() {
         return Err(FOREIGN_SOURCE);
     }
     if gateway.router.has(packet.destination) {
         return Err(GATEWAY_NO_SERVICE); // also if it has no hop left: it is there
     }
-    let known = resolve((gateway, meta), &packet, context)?;
-    if packet.ttl <= 1 {
+    let way = resolve(gateway, packet.destination, context)?;
+    if packet.hops <= 1 {
         return Err(TTL_EXPIRED);
     }
-    if longest(meta, len) > known.mtu {
+    if longest(meta, len) > way.mtu {
         return Err(ROUTE_TOO_BIG);
     }
-    Ok(known)
+    Ok((packet.ends, way))
 }
 
 /// Returns the length in bytes of the packet in a frame of `len` bytes, or of the longest that it
@@ -330,42 +427,94 @@ fn longest(meta: &Meta, len: u32) -> u32 {
     len.min(headers + u32::from(meta.net.gso_size))
 }
 
+/// Source and destination, as they stand in a packet.
+enum Ends {
+    V4([u8; 8]),
+    V6([u8; 32]),
+}
+
 /// Header of a packet, as far as a router reads it.
 pub(super) struct Header {
     pub source: Address,
     destination: Address,
-    /// Both as they stand in the packet.
-    ends: [u8; 8],
-    ttl: u8,
+    ends: Ends,
+    /// Time to live, or hop limit.
+    hops: u8,
+}
+
+/// Reads the header of a packet that is whole, as far as the frame has `len` bytes.
+pub(super) fn read(head: &[u8], len: u32) -> Result<Header, DropReason> {
+    let bytes = head.get(L3..).unwrap_or_default();
+    let room = len.saturating_sub(L3 as u32) as usize;
+    match bytes.first().map(|first| first >> 4) {
+        Some(6) => read_v6(bytes, room),
+        _ => read_v4(bytes, room).ok_or(IP_CHECKSUM),
+    }
 }
 
 /// Reads a header of IPv4, and checks its sum (RFC 791; RFC 1812, 5.2.2).
-pub(super) fn read(head: &[u8], len: u32) -> Result<Header, DropReason> {
-    let bytes = head.get(L3..).unwrap_or_default();
-    if bytes.first().is_some_and(|first| first >> 4 == 6) {
-        return Err(NO_ROUTE);
-    }
-    let room = len.saturating_sub(L3 as u32) as usize;
-    let ip = Ipv4::parse(bytes)
-        .ok()
-        .filter(|ip| ip.total_len() <= room && ip.checksum_is_valid())
-        .ok_or(IP_CHECKSUM)?;
-    let ends = bytes.get(ENDS..).and_then(|ends| ends.first_chunk()).ok_or(IP_CHECKSUM)?;
+fn read_v4(bytes: &[u8], room: usize) -> Option<Header> {
+    let ip = Ipv4::parse(bytes).ok()?;
+    let ends = bytes.get(ENDS..)?.first_chunk()?;
     let (source, destination) = (mapped(ip.source()), mapped(ip.destination()));
-    Ok(Header { source, destination, ends: *ends, ttl: ip.ttl() })
+    let header = Header { source, destination, ends: Ends::V4(*ends), hops: ip.ttl() };
+    (ip.total_len() <= room && ip.checksum_is_valid()).then_some(header)
 }
 
-/// Offset of both addresses in a header of IPv4.
-const ENDS: usize = 12;
+/// Reads a header of IPv6 (RFC 8200, 3), and looks for one that tells the way (RFC 5095).
+fn read_v6(bytes: &[u8], room: usize) -> Result<Header, DropReason> {
+    let ip = Ipv6::parse(bytes).map_err(|_| IP_CHECKSUM)?;
+    let ends = bytes.get(ENDS_V6..).and_then(|ends| ends.first_chunk()).ok_or(IP_CHECKSUM)?;
+    let end = ipv6::LEN + ip.payload_len();
+    if end > room {
+        return Err(IP_CHECKSUM);
+    }
+    let mut walk = ip.extensions();
+    loop {
+        match walk.take_next() {
+            Ok(Some(it)) if it.kind == ROUTING && it.bytes.get(2) == Some(&0) => {
+                return Err(SOURCE_ROUTED);
+            }
+            // What follows is the middle of something.
+            Ok(Some(it)) if it.kind == FRAGMENT && is_later(it.bytes) => break,
+            Ok(Some(_)) => {}
+            Ok(None) => break,
+            Err(Error::Truncated) if bytes.len() < end => return Err(HEADERS_TOO_LONG),
+            Err(_) => return Err(MALFORMED_IP),
+        }
+    }
+    // An address of IPv4 in a header of IPv6 is nobody's (RFC 4291, 2.5.5.2).
+    let number = |ip: std::net::Ipv6Addr| Some(ip.to_bits()).filter(|ip| !is_v4(*ip)).unwrap_or(0);
+    let (source, destination) = (number(ip.source()), number(ip.destination()));
+    Ok(Header { source, destination, ends: Ends::V6(*ends), hops: ip.hop_limit() })
+}
 
-/// Finds the way of a packet from a gateway.
+/// Returns whether a fragment is not the first.
+fn is_later(header: &[u8]) -> bool {
+    ipv6::Fragment::parse(header).is_ok_and(|fragment| fragment.offset() != 0)
+}
+
+/// Offset of both addresses in a header of IPv4, and of IPv6.
+const ENDS: usize = 12;
+const ENDS_V6: usize = 8;
+
+/// Returns whether a machine of another network may have an address: no group has it, and it means
+/// something beyond a link (RFC 1812, 5.3.7; RFC 4291, 2.4).
+pub(super) fn is_host(address: Address) -> bool {
+    match is_v4(address) {
+        true => ipv4::is_host((address as u32).into()),
+        // Unspecified and loopback are 0 and 1.
+        false => address > 1 && !is_multicast(address) && !is_link_local(address),
+    }
+}
+
+/// Finds the way to an address from a gateway.
 fn resolve(
-    (gateway, meta): (&Gateway, &Meta),
-    packet: &Header,
+    gateway: &Gateway,
+    destination: Address,
     context: &Context<'_>,
-) -> Result<Known, DropReason> {
-    let destination = packet.destination;
-    if !is_host((destination as u32).into()) {
+) -> Result<Onward, DropReason> {
+    if !is_host(destination) {
         return Err(ROUTE_GROUP);
     }
     let vni = gateway.router.network_of(destination).ok_or(NO_ROUTE)?;
@@ -386,14 +535,8 @@ fn resolve(
     };
     let mut macs = [0; 12];
     macs.iter_mut().zip(address(mac).0.into_iter().chain(from.0)).for_each(|(to, byte)| *to = byte);
-    Ok(Known {
-        gateway: meta.destination,
-        sender: meta.source,
-        ends: packet.ends,
-        mtu: mtu_of(verdict, routing, context),
-        verdict,
-        hop: Hop { macs, exit },
-    })
+    let mtu = mtu_of(verdict, routing, context);
+    Ok(Onward { hop: Hop { macs, exit }, verdict, mtu })
 }
 
 /// Returns the longest packet in bytes that may leave by a network with this verdict.
@@ -404,23 +547,44 @@ fn mtu_of(verdict: Verdict, routing: &Routing, context: &Context<'_>) -> u32 {
     }
 }
 
-/// Returns the gateway to which a machine sent a packet, and the longest one that may pass there,
-/// in bytes.
-pub(crate) fn gateway_of<'a>(
-    head: &[u8],
-    meta: &Meta,
-    context: &Context<'a>,
-) -> Option<(&'a Gateway, u32)> {
+/// Packet that a router refused, of which it tells the sender.
+pub(crate) struct Refused<'a> {
+    /// The gateway to which a machine sent it.
+    pub gateway: &'a Gateway,
+    pub source: Address,
+    pub inner: Inner,
+    /// The longest one that may pass there, in bytes.
+    pub mtu: u32,
+}
+
+/// Reads a packet that a router refused.
+pub(crate) fn refused<'a>(head: &[u8], meta: &Meta, context: &Context<'a>) -> Option<Refused<'a>> {
     let gateway = context.entry.routing.as_ref()?.by_mac(meta.destination)?;
-    let &[d0, d1, d2, d3] = head.get(L3 + 16..)?.first_chunk::<4>()?;
-    let destination = mapped([d0, d1, d2, d3].into());
+    let bytes = head.get(L3..)?;
+    let (source, destination, inner) = if bytes.first()? >> 4 == 6 {
+        let ip = Ipv6::parse(bytes).ok()?;
+        let inner = match ip.upper_layer().ok()?.protocol {
+            TCP | UDP => Inner::Ports,
+            ICMPV6 | NO_NEXT_HEADER => Inner::Spoken,
+            _ => Inner::Unknown,
+        };
+        (ip.source().to_bits(), ip.destination().to_bits(), inner)
+    } else {
+        let ip = Ipv4::parse(bytes).ok()?;
+        let inner = match ip.protocol() {
+            TCP | UDP => Inner::Ports,
+            ICMP => Inner::Spoken,
+            _ => Inner::Unknown,
+        };
+        (mapped(ip.source()), mapped(ip.destination()), inner)
+    };
     let exit = gateway.router.network_of(destination);
     let network = exit.and_then(|vni| context.snapshot.network(vni));
     let mtu = network.and_then(|network| {
         let (_, verdict) = next_hop(destination, network, context)?;
         Some(mtu_of(verdict, network.routing.as_ref()?, context))
     });
-    Some((gateway, mtu.unwrap_or(u32::MAX)))
+    Some(Refused { gateway, source, inner, mtu: mtu.unwrap_or(u32::MAX) })
 }
 
 /// Returns the MAC address of the machine of a network that has an address, and the verdict that
@@ -464,43 +628,120 @@ fn drop_at(batch: &mut Batch<'_>, index: usize, reason: DropReason, context: &Co
     }
 }
 
-/// Hears ARP of machines that ask for a gateway, or say that they are one.
+/// Hears ARP and neighbour discovery of machines that ask for a gateway, or say that they are one.
 #[cold]
 #[inline(never)]
 fn asks(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     for index in 0..batch.frames.len() {
         let Some(meta) = batch.metas().get(index).copied() else { return };
-        let Inside::Arp(at) = meta.inside else { continue };
         if meta.verdict != Verdict::Undecided || is_reserved(meta.source) {
             continue;
         }
-        let head = batch.frames.head(index);
-        let claims = says(head, at)
-            .is_some_and(|(mac, ip)| is_reserved(mac) || routing.by_address(ip).is_some());
-        let verdict = match read_arp(head, at) {
-            _ if claims => Some(Err(GATEWAY_CLAIMED)),
-            Some(packet) => {
-                let asks = packet.operation() == arp::REQUEST
-                    && routing.by_address(mapped(packet.target_ip())).is_some();
-                let concerns = asks || routing.by_mac(meta.destination).is_some();
-                concerns.then_some(match context.sender.is_trunk() {
-                    true => Err(GATEWAY_FROM_WIRE),
-                    false if usize::from(at) != L3 => Err(GATEWAY_TAGGED),
-                    // To a gateway that is not asked for: an answer that it did not ask for.
-                    _ => Ok(Verdict::Consumed(Consumed::Arp)),
-                })
+        let (told, at, consumed) = match meta.inside {
+            Inside::Arp(at) => (by_arp(batch.frames.head(index), at, routing), at, Consumed::Arp),
+            Inside::Ip { at, vlan } => {
+                (by_discovery(batch, index, (at, vlan), routing), at, Consumed::Discovery)
             }
-            None => None,
+            _ => continue,
+        };
+        let verdict = match told {
+            Told::Nothing => continue,
+            Told::Claims => Err(GATEWAY_CLAIMED),
+            // To a gateway that is not asked for: an answer that it did not ask for.
+            Told::Other if routing.by_mac(meta.destination).is_none() => continue,
+            _ if context.sender.is_trunk() => Err(GATEWAY_FROM_WIRE),
+            _ if usize::from(at) != L3 => Err(GATEWAY_TAGGED),
+            _ => Ok(Verdict::Consumed(consumed)),
         };
         match (verdict, batch.parts().1.get_mut(index)) {
-            (Some(Ok(verdict)), Some(meta)) => {
+            (Ok(verdict), Some(meta)) => {
                 meta.verdict = verdict;
+                meta.offload = false; // nobody will look at what it claims
                 batch.answers |= 1 << index;
             }
-            (Some(Err(reason)), Some(_)) => drop_at(batch, index, reason, context),
-            _ => {}
+            (Err(reason), Some(_)) => drop_at(batch, index, reason, context),
+            (_, None) => {}
         }
     }
+}
+
+/// Contents of ARP or neighbour discovery, as far as they are about gateways.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Told {
+    /// Nothing: it is neither, or not valid, or for somebody else.
+    Nothing,
+    /// Its sender says that it has the address of a gateway, or a router's MAC address.
+    Claims,
+    /// Its sender asks for a gateway.
+    Asks,
+    Other,
+}
+
+fn by_arp(head: &[u8], at: u16, routing: &Routing) -> Told {
+    let claims = says(head, at)
+        .is_some_and(|(mac, ip)| is_reserved(mac) || routing.by_address(ip).is_some());
+    let is_own = |ip| routing.by_address(mapped(ip)).is_some();
+    match read_arp(head, at) {
+        _ if claims => Told::Claims,
+        Some(packet) if packet.operation() == arp::REQUEST && is_own(packet.target_ip()) => {
+            Told::Asks
+        }
+        Some(_) => Told::Other,
+        None => Told::Nothing,
+    }
+}
+
+fn by_discovery(
+    batch: &mut Batch<'_>,
+    index: usize,
+    (at, vlan): (u16, u16),
+    routing: &Routing,
+) -> Told {
+    if !may_be_discovery(batch.frames.head(index), at.into()) {
+        return Told::Nothing;
+    }
+    let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
+    let Ok(Packet { l4: L4::Discovery(found), tuple, .. }) =
+        read_packet(batch, index, at, vlan, len)
+    else {
+        return Told::Nothing;
+    };
+    let is_own = |address| routing.by_address(address).is_some();
+    match found.kind {
+        _ if claims(&found, routing) => Told::Claims,
+        _ if !found.valid || !is_sum_right_of(batch, index, at) => Told::Nothing,
+        v6::NEIGHBOUR_SOLICITATION if is_own(found.target) && may_ask(found.source) => Told::Asks,
+        _ if is_own(tuple.destination) => Told::Other,
+        _ => Told::Nothing,
+    }
+}
+
+/// Returns whether a message says that its sender has the address of a gateway, or the MAC address
+/// of a router. Hosts differ in what they take for valid, so that this need not be.
+fn claims(found: &Discovery, routing: &Routing) -> bool {
+    let is_own = |address| routing.by_address(address).is_some();
+    let is_about_target = match found.kind {
+        v6::NEIGHBOUR_ADVERTISEMENT => true,
+        // Without the MAC address of the better way, it tells nothing about that (RFC 4861, 8.3).
+        v6::REDIRECT => found.link_source.is_some() || !found.valid,
+        _ => false,
+    };
+    is_own(found.source)
+        || is_about_target && is_own(found.target)
+        || found.link_source.is_some_and(|mac| is_reserved(number(mac)))
+}
+
+/// Returns whether a solicitation may be from an address: from a machine's, or from none if it
+/// looks whether the address is free (RFC 4861, 7.1.1 and 7.2.4).
+fn may_ask(source: Address) -> bool {
+    source != 1 && !is_multicast(source)
+}
+
+/// Returns whether the checksum of ICMPv6 is right, or one that the sender leaves to others.
+fn is_sum_right_of(batch: &mut Batch<'_>, index: usize, at: u16) -> bool {
+    let offload = batch.metas().get(index).is_some_and(|meta| meta.offload);
+    let frame = batch.parts().0.keep(index).and_then(|frame| frame.get(usize::from(at)..));
+    offload || frame.is_some_and(neighbour::is_sum_right)
 }
 
 /// Reads the addresses that an ARP packet says its sender has, as loosely as any host reads them:

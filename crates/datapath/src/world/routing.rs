@@ -142,11 +142,13 @@ impl Routing {
     }
 
     /// Returns the address of a gateway that a machine of the network knows it by: the one in the
-    /// machine's block, else its first.
+    /// machine's block, else the first of its family.
     pub fn address_for(&self, gateway: &Gateway, machine: Address) -> Option<Address> {
         let block = self.subnets.iter().find(|block| block.has(machine));
         let near = |address: &&Address| block.is_some_and(|block| block.has(**address));
-        gateway.addresses.iter().find(near).or(gateway.addresses.first()).copied()
+        let same = |address: &&Address| is_v4(**address) == is_v4(machine);
+        let mut addresses = gateway.addresses.iter();
+        addresses.clone().find(near).or_else(|| addresses.find(same)).copied()
     }
 
     /// Returns the gateway that has an address.
@@ -162,7 +164,10 @@ impl Routing {
         }
         let inside = self.subnets.iter().any(|block| block.has(address));
         let leads = |gateway: &&Gateway| gateway.router.network_of(address).is_some();
-        let best = self.gateways.iter().find(leads).or(self.gateways.first());
+        let speaks =
+            |gateway: &&Gateway| gateway.addresses.iter().any(|own| is_v4(*own) == is_v4(address));
+        let mut gateways = self.gateways.iter().filter(speaks);
+        let best = gateways.clone().find(leads).or_else(|| gateways.next());
         best.filter(|_| !inside).map(|gateway| gateway.mac)
     }
 

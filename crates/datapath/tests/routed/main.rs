@@ -8,4 +8,5 @@ mod hostile;
 mod hosts;
 mod moves;
 mod net;
+mod six;
 mod walks;

@@ -205,10 +205,13 @@ fn elsewhere(source: IpAddr, network: &Network, snapshot: &Snapshot) -> Mac {
     Mac(host_mac(host.unwrap_or(IpAddr::from([0; 4]))))
 }
 
-/// Returns whether a machine sends to its gateway what is for an address outside of its network:
-/// IPv4, and no group.
+/// Returns whether a machine sends to its gateway what is for an address outside of its network: no
+/// group, and no address of its link alone.
 fn is_routed(destination: IpAddr) -> bool {
-    matches!(destination, IpAddr::V4(ip) if !ip.is_broadcast() && !ip.is_multicast())
+    match destination {
+        IpAddr::V4(ip) => !ip.is_broadcast() && !ip.is_multicast(),
+        IpAddr::V6(ip) => !ip.is_multicast() && !ip.is_unicast_link_local(),
+    }
 }
 
 /// Returns the vnic with an id.

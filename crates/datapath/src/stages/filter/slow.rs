@@ -8,7 +8,7 @@
 //! there.
 
 use crate::engine::{
-    batch::{Batch, Verdict},
+    batch::{Batch, Consumed, Verdict},
     inside::Inside,
 };
 use crate::ip::L4;
@@ -28,7 +28,7 @@ pub(crate) use rules::{rule_port, rules_say};
 
 use decision::Decision;
 use floods::judge_flooded;
-use rules::by_rules_leaves;
+use rules::{by_rules_leaves, leaves};
 
 /// Judges a frame whose session is not known yet, or that has none.
 #[inline(never)]
@@ -82,6 +82,13 @@ pub(super) fn judge(
             let packet = read.map_err(|reason| (reason, own))?;
             match packet.l4 {
                 L4::Fragment => Ok(()),
+                L4::Discovery(found) if meta.verdict == Verdict::Consumed(Consumed::Discovery) => {
+                    // Who looks whether the address is free hears that it is not; nobody else does.
+                    match found.source {
+                        0 => Ok(()),
+                        _ => leaves(context.sender, &packet, context).map(|_| ()),
+                    }
+                }
                 _ => by_rules_leaves(context.sender, &packet, context)
                     .map(|_| ())
                     .map_err(|reason| (reason, own)),
