@@ -530,7 +530,7 @@ fn what_arrives_where_no_router_leads_is_found() {
         assert!(routes.apply(&Change::Net(Net { vni, blocks: vec![], mtu: None })));
     }
     let joined = |joins: &[u32]| {
-        let joins = joins.iter().map(|vni| (*vni, None)).collect();
+        let joins = joins.iter().map(|vni| (*vni, vec![])).collect();
         Change::Router(Router { name: "r", joins })
     };
     let checked = |name, routes: &Routes| stays_among_joined(&declared, 0, &got(name), routes);

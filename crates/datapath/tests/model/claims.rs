@@ -131,10 +131,7 @@ impl Model {
 
     /// Returns whether a vnic may not send a packet because its source belongs to another vnic.
     pub fn speaks_as_another(&self, vnic: &Vnic, packet: &Packet) -> bool {
-        let is_gateway = match packet.source {
-            std::net::IpAddr::V4(ip) => self.routes.with_address(vnic.declared.vni, ip).is_some(),
-            std::net::IpAddr::V6(_) => false,
-        };
+        let is_gateway = self.routes.with_address(vnic.declared.vni, packet.source).is_some();
         let claimed = || self.is_claimed(vnic, packet.source, Voice::Speaking);
         vnic.declared.bypass && (is_gateway || !vnic.declared.forwards && claimed())
     }

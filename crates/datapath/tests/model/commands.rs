@@ -126,15 +126,20 @@ pub enum What {
     },
     /// An address is about to be taken: ARP from nowhere, or detection of duplicates.
     Probe,
-    /// ARP for an address, to all or to the receiver.
-    Ask(Ipv4Addr),
-    /// ARP that says, to all, that an address is at the MAC address of the sender or of a router;
-    /// of Ethernet, or of IEEE 802.
+    /// ARP or neighbour discovery for an address, to all or to the receiver.
+    Ask(Host),
+    /// ARP or a neighbour advertisement that says, to all, that an address is at the MAC address of
+    /// the sender or of a router; ARP is of Ethernet, or of IEEE 802, and an advertisement of the
+    /// sixth kind is a redirect.
     Claim {
-        address: Option<Ipv4Addr>,
+        address: Option<Host>,
         router: Option<usize>,
         hardware: u8,
     },
+    /// UDP behind an IPv6 routing header of this type, behind an extension header of so many bytes.
+    Way(u8, u16),
+    /// UDP of so many bytes.
+    Long(u16),
     Type(u16),
     /// IP that hides: behind two tags, behind SNAP, or with the other version's type.
     Hidden(u8),
@@ -155,6 +160,16 @@ pub enum To {
     Router(usize),
 }
 
+/// An address of each family, of which a frame has the one of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host(pub Ipv4Addr, pub Ipv6Addr);
+
+impl Host {
+    pub fn like(self, other: IpAddr) -> IpAddr {
+        if other.is_ipv4() { self.0.into() } else { self.1.into() }
+    }
+}
+
 /// A fault of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Twist {
@@ -169,8 +184,9 @@ pub enum Twist {
     DestinationIp(usize),
     /// The MAC address of a router, by index into [`ROUTERS`].
     SourceRouter(usize),
-    From(Ipv4Addr),
-    Towards(Ipv4Addr),
+    /// Addresses of the flow's family.
+    From(Host),
+    Towards(Host),
     /// So many hops to go, with the right sum.
     Hops(u8),
     Vlan(Option<u16>),

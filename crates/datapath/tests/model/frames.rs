@@ -9,7 +9,9 @@ use butterfly_packet::{
 };
 
 use crate::{
-    commands::{Case, Defect, Flow, NAMES, Part, Shot, Step, To, Twist, What, station, v4, v6},
+    commands::{
+        Case, Defect, Flow, Host, NAMES, Part, Shot, Step, To, Twist, What, station, v4, v6,
+    },
     policy::Declared,
     router::{ROUTERS, gateway_mac, set_sum},
     tcp::{ACK, FIN, RST, SYN},
@@ -82,8 +84,8 @@ impl Frames {
             Twist::DestinationIp(n) => to = pick(to, n),
             Twist::Vlan(other) => vlan = other,
             Twist::SourceRouter(n) => source = gateway(n),
-            Twist::From(ip) => from = ip.into(),
-            Twist::Towards(ip) => to = ip.into(),
+            Twist::From(host) => from = host.like(from),
+            Twist::Towards(host) => to = host.like(to),
             _ => {}
         }
         let destination = match (from, &shot.what) {
@@ -111,6 +113,9 @@ impl Frames {
             Twist::Hops(hops) if frame[12..15] == [8, 0, 0x45] && frame.len() >= 34 => {
                 frame[22] = hops;
                 set_sum(&mut frame[14..34]);
+            }
+            Twist::Hops(hops) if frame[12..14] == [0x86, 0xdd] && frame.len() >= 54 => {
+                frame[21] = hops;
             }
             Twist::Pad(n) => frame.extend(std::iter::repeat_n(0, n.into())),
             _ => {}
@@ -152,11 +157,19 @@ impl Frames {
                 if reply { ends.link.arp_reply(from, to) } else { ends.link.arp_request(from, to) }
             }
             What::Probe => probe(ends),
-            What::Ask(address) => match ends.from {
-                IpAddr::V4(from) => ends.link.arp_request(from, address),
-                IpAddr::V6(_) => ends.link.payload(0x0806, &[0; 28]),
+            What::Ask(Host(four, six)) => match ends.from {
+                IpAddr::V4(from) => ends.link.arp_request(from, four),
+                IpAddr::V6(from) => neighbours(ends, (135, asked_of(six)), (from, six), None),
             },
+            What::Claim { address, router, hardware } if ends.from.is_ipv6() => {
+                let IpAddr::V6(own) = ends.from else { unreachable!() };
+                let about = address.map_or(own, |address| address.1);
+                let kind = if hardware == 6 { 137 } else { 136 };
+                let all = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+                neighbours(ends, (kind, all), (own, about), router.map(gateway))
+            }
             What::Claim { address, router, hardware } => {
+                let address = address.map(|address| address.0);
                 let own = if let IpAddr::V4(own) = ends.from { own } else { Ipv4Addr::UNSPECIFIED };
                 let mut frame = ends.link.arp_reply(address.unwrap_or(own), own);
                 let at = frame.len() - 28;
@@ -165,6 +178,17 @@ impl Frames {
                     frame[at + 8..at + 14].copy_from_slice(&gateway(router).0);
                 }
                 frame
+            }
+            What::Long(len) => ends.ip().udp(ends.ports[0], ends.ports[1], &vec![0; len.into()]),
+            What::Way(kind, behind) => {
+                let mut ip = ends.ip();
+                if ends.from.is_ipv6() {
+                    if behind > 0 {
+                        ip = ip.extension(60, &vec![0; behind.into()]);
+                    }
+                    ip = ip.extension(43, &[&[kind, 1, 0, 0, 0, 0][..], &[0xfd; 16]].concat());
+                }
+                ip.udp(ends.ports[0], ends.ports[1], b"!")
             }
             What::Type(kind) => ends.link.payload(kind, &[0; 46]),
             What::Hidden(how) => hidden(ends, how),
@@ -426,6 +450,30 @@ fn discovery(ends: &Ends, kind: u8, defect: Defect) -> Vec<u8> {
     }
     let code = u8::from(defect == Defect::Code);
     ip.icmp(kind, code, 0, &body)
+}
+
+/// Neighbour discovery of a kind, for a destination, about an address: with the MAC address of its
+/// sender, or another one.
+fn neighbours(
+    ends: &Ends,
+    (kind, to): (u8, Ipv6Addr),
+    (from, about): (Ipv6Addr, Ipv6Addr),
+    other: Option<Mac>,
+) -> Vec<u8> {
+    let frame = ends.link.payload(0, &[]);
+    let own: [u8; 6] = frame[6..12].try_into().unwrap();
+    let mut body = about.octets().to_vec();
+    if kind == 137 {
+        body.extend(to.octets());
+    }
+    if !from.is_unspecified() {
+        body.extend([if kind == 135 { 1 } else { 2 }, 1]);
+        body.extend(other.map_or(own, |mac| mac.0));
+    }
+    // Redirects are of machines of the link (RFC 4861, 8.1).
+    let local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0x77);
+    let from = if kind == 137 { local } else { from };
+    ends.link.clone().ipv6(from, to).ttl(255).icmp(kind, 0, 0, &body)
 }
 
 /// The sender is about to take its address (RFC 5227, 2.1.1; RFC 4862, 5.4.2).

@@ -201,9 +201,9 @@ struct Said {
     links: Vec<[u8; 6]>,
 }
 
-/// Reads a message as a host must before it believes it: RFC 4861, 6.1, 7.1 and 8.1; RFC 2710, 3;
-/// RFC 3810, 5; RFC 6980.
-fn said(packet: &Packet) -> Option<Said> {
+/// Reads the link-layer addresses of a message of discovery that is shaped as one: RFC 4861, 6.1,
+/// 7.1 and 8.1; RFC 2710, 3; RFC 3810, 5; RFC 6980.
+pub fn links(packet: &Packet) -> Option<Vec<[u8; 6]>> {
     let message = &packet.upper;
     let kind = message[0];
     let listener = matches!(kind, 130 | 131 | 132 | 143);
@@ -227,6 +227,14 @@ fn said(packet: &Packet) -> Option<Said> {
     if links.windows(2).any(|pair| pair[0] != pair[1]) {
         return None; // which is it?
     }
+    Some(links)
+}
+
+/// Reads a message as a host must before it believes it.
+fn said(packet: &Packet) -> Option<Said> {
+    let links = links(packet)?;
+    let message = &packet.upper;
+    let kind = message[0];
     let target = matches!(kind, 135..=137)
         .then(|| Ipv6Addr::from(<[u8; 16]>::try_from(&message[8..24]).unwrap()));
     let (source, destination) = (v6(packet.source), v6(packet.destination));
@@ -273,6 +281,11 @@ pub fn spoken_for(vnic: &Declared, packet: &Packet, to: &[u8]) -> Option<(Vec<Ip
 /// Returns whether a packet is a valid advertisement of a router.
 pub fn advertises_router(packet: &Packet) -> bool {
     packet.upper[0] == 134 && said(packet).is_some()
+}
+
+/// Returns whether a host believes a message of discovery.
+pub fn is_valid(packet: &Packet) -> bool {
+    said(packet).is_some()
 }
 
 /// The link-layer address that a believable redirect gives.
@@ -433,6 +446,29 @@ pub fn ingress(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
     {
         true => Verdict::Allowed,
         false if is_to_all_routers(packet) => Verdict::Denied(&["for-routers"]),
+        false => Verdict::Denied(&["ingress-denied"]),
+    }
+}
+
+/// The same two of a packet that a router passes on. Discovery is of one link: behind a router it is
+/// ICMPv6 like any other, which needs a rule.
+pub fn egress_by_router(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
+    if discovery(packet).is_none() {
+        return egress(groups, vnic, packet);
+    }
+    let mut outbound = rules(groups, vnic, Direction::Outbound).peekable();
+    let allowed = outbound.peek().is_none()
+        || outbound.any(|rule| rule_matches(groups, rule, packet, packet.destination));
+    if allowed { Verdict::Allowed } else { Verdict::Denied(&["egress-denied"]) }
+}
+
+pub fn ingress_by_router(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
+    let mut inbound = rules(groups, vnic, Direction::Inbound);
+    if discovery(packet).is_none() {
+        return ingress(groups, vnic, packet);
+    }
+    match inbound.any(|rule| rule_matches(groups, rule, packet, packet.source)) {
+        true => Verdict::Allowed,
         false => Verdict::Denied(&["ingress-denied"]),
     }
 }

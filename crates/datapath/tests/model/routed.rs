@@ -1,13 +1,13 @@
 //! Cases of declared networks, which routers join or not, and the model's own tests of them.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use butterfly_packet::{Mac, build};
 
 use crate::{
     cases::{disagreements, rule, say, vnic},
     choices::Choices,
-    commands::{Case, Command, Flow, GROUPS, Shot, To, Twist, What},
+    commands::{Case, Command, Flow, GROUPS, Host, Shot, To, Twist, What},
     generate,
     policy::{Declared, Direction::Inbound, Group, Peer, Rule},
     random::Random,
@@ -34,8 +34,8 @@ const WORLDS: [(Bytes, Joins); 7] = [
 ];
 
 /// Addresses that no machine has, or a router.
-fn odd_address(random: &mut Random) -> Ipv4Addr {
-    random.pick(&[
+fn odd_address(random: &mut Random) -> Host {
+    let four = random.pick(&[
         Ipv4Addr::new(10, 0, 0, 0),
         Ipv4Addr::new(10, 0, 1, 255),
         Ipv4Addr::new(10, 0, 0, 254),
@@ -49,26 +49,69 @@ fn odd_address(random: &mut Random) -> Ipv4Addr {
         Ipv4Addr::new(127, 0, 0, 1),
         Ipv4Addr::BROADCAST,
         Ipv4Addr::UNSPECIFIED,
-    ])
+    ]);
+    let six = random.pick(&[
+        six(0, 0),
+        six(0, 0xfe),
+        six(1, 0xfe),
+        six(0, 0xfe),
+        six(1, 0xfe),
+        six(9, 3),
+        Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1),
+        Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 5),
+        Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1),
+        Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0, 0, 5),
+        Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0x0a00, 0x0101),
+        Ipv6Addr::LOCALHOST,
+        Ipv6Addr::UNSPECIFIED,
+    ]);
+    Host(four, six)
 }
 
 fn address(byte: u8, host: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, byte, host)
 }
 
-/// A network of 256 addresses, and maybe another few.
-fn net(random: &mut Random, vni: u32, byte: u8, further: Option<u8>) -> Net {
-    let gateway = Some(address(byte, 254));
-    let mut blocks = vec![Block { first: address(byte, 0), mask: 24, gateway }];
-    if let Some(mask) = further {
-        blocks.push(Block { first: address(9, 0), mask, gateway: None });
-    }
-    Net { vni, blocks, mtu: random.pick(&[None, None, Some(68), Some(1400)]) }
+fn six(byte: u8, host: u16) -> Ipv6Addr {
+    Ipv6Addr::new(0x2001, 0xdb8, 0, byte.into(), 0, 0, 0, host)
 }
 
-/// A router of some networks. The second one of a network has an address of its own.
+fn host(byte: u8, number: u8) -> Host {
+    Host(address(byte, number), six(byte, number.into()))
+}
+
+/// A block of 256 addresses of IPv4, and one of IPv6.
+fn block(byte: u8, of_six: bool) -> Block {
+    let Host(four, six) = host(byte, 254);
+    match of_six {
+        false => Block { first: address(byte, 0).into(), mask: 24, gateway: Some(four.into()) },
+        true => Block { first: self::six(byte, 0).into(), mask: 64, gateway: Some(six.into()) },
+    }
+}
+
+/// A network of 256 addresses, and maybe another few, and of some of IPv6, which needs an MTU.
+fn net(random: &mut Random, vni: u32, byte: u8, further: Option<u8>) -> Net {
+    let families: &[bool] =
+        random.pick(&[&[false], &[false, true], &[false, true], &[false, true], &[true]]);
+    let mut blocks: Vec<Block> = families.iter().map(|of_six| block(byte, *of_six)).collect();
+    if let Some(mask) = further {
+        blocks.push(Block { first: address(9, 0).into(), mask, gateway: None });
+    }
+    Net { vni, mtu: mtu(random, &blocks), blocks }
+}
+
+fn mtu(random: &mut Random, blocks: &[Block]) -> Option<u16> {
+    let least = if blocks.iter().any(|block| block.first.is_ipv6()) { 1280 } else { 68 };
+    random.pick(&[None, None, Some(least), Some(1400)])
+}
+
+/// A router of some networks. The second one of a network has addresses of its own: of both
+/// families, also where the network has blocks of one.
 fn router(at: usize, bytes: Bytes, joins: &[u32]) -> Change {
-    let own = |vni: &u32| (at > 0).then(|| address(bytes[*vni as usize - 1], 253));
+    let own = |vni: &u32| {
+        let Host(four, six) = host(bytes[*vni as usize - 1], 253);
+        if at > 0 { vec![four.into(), six.into()] } else { Vec::new() }
+    };
     let joins = joins.iter().map(|vni| (*vni, own(vni))).collect();
     Change::Router(Router { name: ROUTERS[at], joins })
 }
@@ -99,6 +142,7 @@ pub fn case(seed: u64) -> Case {
             // Much has to pass, so that there are conversations.
             let protocol = random.pick(&[None, Some(6), Some(17)]);
             group.rules.push(rule(Inbound, protocol, (0, 65535), "10.0.0.0", 16));
+            group.rules.push(rule(Inbound, protocol, (0, 65535), "2001:db8::", 48));
         }
         groups.push(group);
     }
@@ -133,17 +177,27 @@ pub fn case(seed: u64) -> Case {
 
 /// Moves an address of the first network to another one.
 fn move_to(ip: &mut IpAddr, byte: u8) {
-    if let IpAddr::V4(four) = ip
-        && let [10, 0, 0, host] = four.octets()
-    {
-        *four = address(byte, host);
+    match ip {
+        IpAddr::V4(four) => {
+            if let [10, 0, 0, host] = four.octets() {
+                *four = address(byte, host);
+            }
+        }
+        IpAddr::V6(it) => {
+            if let [0x2001, 0xdb8, 0, 0, 0, 0, 0, host] = it.segments() {
+                *it = six(byte, host);
+            }
+        }
     }
 }
 
 /// Makes a rule one about other networks, in most cases.
 fn widen(random: &mut Random, rule: &mut Rule) {
     let block = |text: &str, mask| Peer::Cidr(text.parse().unwrap(), mask);
-    match random.below(8) {
+    match random.below(12) {
+        8 | 9 => rule.peer = block("2001:db8::", 48),
+        10 => rule.peer = block("2001:db8:0:1::7", 64),
+        11 => rule.peer = block("2001:db8:0:1::1", 128),
         0 | 1 => rule.peer = block("10.0.0.0", 16),
         2 => rule.peer = block("10.0.1.7", 24),
         3 => rule.peer = block("10.0.1.1", 32),
@@ -172,16 +226,19 @@ fn flow(random: &mut Random, vnics: &[Declared], joins: Joins) -> Flow {
     let b = random.pick(among);
     let leads = joined(&b).map_or(0, |(at, _)| *at);
     let via = if random.percent(96) { leads } else { random.below(ROUTERS.len()) };
+    let is_v4 = random.percent(50);
     let mut ip = |vnic: usize| {
-        let own: Vec<IpAddr> = vnics[vnic].ips.iter().copied().filter(IpAddr::is_ipv4).collect();
+        let own = vnics[vnic].ips.iter().copied().filter(|ip| ip.is_ipv4() == is_v4);
+        let own: Vec<IpAddr> = own.collect();
         if own.is_empty() || random.percent(4) {
-            return address(random.below(3) as u8, 1 + random.below(4) as u8).into();
+            let Host(four, six) = host(random.below(3) as u8, 1 + random.below(4) as u8);
+            return if is_v4 { four.into() } else { six.into() };
         }
         random.pick(&own)
     };
     let mut ips = [ip(a), ip(b)];
-    if random.percent(5) {
-        // Of IPv6, which no router passes on.
+    if random.percent(4) {
+        // Those that no router passes on.
         ips = [a, b].map(|vnic| vnics[vnic].link_local());
     }
     let mut station =
@@ -210,17 +267,18 @@ fn route(random: &mut Random, bytes: Bytes, joins: Joins, nets: &[Net]) -> Comma
         }
         18 => Change::NoNet(net.vni),
         19..22 => Change::Net(net),
-        _ => Change::Net(Net { mtu: random.pick(&[None, Some(68), Some(1400)]), ..net }),
+        _ => Change::Net(Net { mtu: mtu(random, &net.blocks), ..net }),
     })
 }
 
-/// ARP about a gateway, or a packet of a length that just passes, or just not.
+/// ARP or discovery about a gateway, or a packet of a length that just passes, or just not, or that
+/// says by which way it goes.
 fn speak(random: &mut Random, flows: &[Flow]) -> Command {
     let gateway =
-        |random: &mut Random| address(random.below(3) as u8, random.pick(&[254, 254, 254, 253, 1]));
+        |random: &mut Random| host(random.below(3) as u8, random.pick(&[254, 254, 254, 253, 1]));
     let index = random.below(flows.len());
     let via = flows[index].via.unwrap_or(0);
-    let (what, to) = match random.below(10) {
+    let (what, to) = match random.below(12) {
         0..4 => {
             let to = if random.percent(70) { To::Broadcast } else { To::Router(via) };
             (What::Ask(gateway(random)), to)
@@ -232,10 +290,25 @@ fn speak(random: &mut Random, flows: &[Flow]) -> Command {
             let to = random.pick(&[To::Broadcast, To::Broadcast, To::Receiver]);
             (What::Claim { address, router, hardware }, to)
         }
-        _ => (What::Udp(random.pick(&[40, 40, 41])), To::Receiver),
+        7 => (What::Udp(random.pick(&[40, 40, 41])), To::Receiver),
+        8..10 => {
+            (What::Long(random.pick(&[1232, 1233, 1352, 1353, 1372, 1373, 1460])), To::Receiver)
+        }
+        _ => {
+            let behind = random.pick(&[0, 0, 6, 60, 130, 180, 230]);
+            (What::Way(random.pick(&[0, 0, 2, 4]), behind), To::Receiver)
+        }
     };
     let back = random.percent(50);
-    Command::Send(vec![Shot { flow: index, back, what, to, twist: Twist::None }])
+    let mut twist = Twist::None;
+    if matches!(what, What::Ask(_)) && random.percent(20) {
+        // Who has no address yet, or has one that no machine has.
+        twist = match random.percent(50) {
+            true => Twist::From(Host(Ipv4Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED)),
+            false => Twist::From(odd_address(random)),
+        };
+    }
+    Command::Send(vec![Shot { flow: index, back, what, to, twist }])
 }
 
 /// A change of groups and vnics, about addresses of all networks.
@@ -276,9 +349,9 @@ fn twist(random: &mut Random, shot: &mut Shot) {
     shot.twist = match random.below(8) {
         0..2 => Twist::Hops(random.pick(&[0, 1, 2, 255])),
         2 => Twist::SourceRouter(random.below(ROUTERS.len())),
-        3 => Twist::From(address(random.below(3) as u8, 1 + random.below(4) as u8)),
+        3 => Twist::From(host(random.below(3) as u8, 1 + random.below(4) as u8)),
         4 => Twist::From(odd_address(random)),
-        5 => Twist::Towards(address(random.below(3) as u8, 1 + random.below(4) as u8)),
+        5 => Twist::Towards(host(random.below(3) as u8, 1 + random.below(4) as u8)),
         6 => Twist::Towards(odd_address(random)),
         // Some bit of the header.
         _ => Twist::Byte(2 + random.below(20) as u16, 1 << random.below(8)),
@@ -304,8 +377,7 @@ fn world(bypass: bool) -> Model {
     let rules = vec![rule(Inbound, Some(17), (80, 80), "10.0.0.0", 24)];
     model.groups.push(Group { name: "web", members: vec![], rules });
     for (vni, byte) in [(1, 0), (2, 1)] {
-        let gateway = Some(address(byte, 254));
-        let blocks = vec![Block { first: address(byte, 0), mask: 24, gateway }];
+        let blocks = vec![block(byte, false)];
         assert!(model.routes.apply(&Change::Net(Net { vni, blocks, mtu: Some(100) })));
     }
     assert!(model.routes.apply(&router(0, &[0, 1], &[1, 2])));
@@ -325,6 +397,25 @@ fn send(model: &mut Model, from: &str, frame: &[u8]) -> (String, Option<Vec<u8>>
     let (after, outcome) = results.remove(0);
     *model = after;
     (say(&outcome), outcome.becomes)
+}
+
+const SIX_A: [u16; 8] = [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1];
+const SIX_B: [u16; 8] = [0x2001, 0xdb8, 0, 1, 0, 0, 0, 2];
+const SIX_OWN: [u16; 8] = [0x2001, 0xdb8, 0, 0, 0, 0, 0, 0xfe];
+
+/// The same world with both families, and rules that let in all of the second one.
+fn world_of_six(bypass: bool) -> Model {
+    let mut model = world(bypass);
+    for (name, ip) in [("a", SIX_A), ("b", SIX_B)] {
+        model.vnic(name).unwrap().declared.ips.push(Ipv6Addr::from(ip).into());
+    }
+    model.group("web").rules.push(rule(Inbound, None, (0, 0), "2001:db8::", 48));
+    for (vni, byte) in [(1, 0), (2, 1)] {
+        let blocks = vec![block(byte, false), block(byte, true)];
+        assert!(model.routes.apply(&Change::Net(Net { vni, blocks, mtu: Some(1280) })));
+    }
+    model.changed();
+    model
 }
 
 fn gateway() -> Mac {
@@ -408,6 +499,59 @@ fn a_router_answers_for_itself_and_for_nobody_else() {
         send(&mut model, "a", &all.arp_reply([10, 0, 0, 254], IP_A)).0,
         "a: gateway-claimed"
     );
+}
+
+#[test]
+fn what_a_router_makes_of_ipv6() {
+    let model = world_of_six(true);
+    let said = |frame: &[u8]| send(&mut model.clone(), "a", frame).0;
+    let udp = |ip: build::Ip| ip.udp(9, 80, b"?");
+    let from_to = |from: [u16; 8], to: [u16; 8]| build::ethernet(A, gateway()).ipv6(from, to);
+    let there = || from_to(SIX_A, SIX_B);
+    let local = [0xfe80, 0, 0, 0, 0, 0, 0, 1];
+    let other = |last| [0x2001, 0xdb8, 0, 1, 0, 0, 0, last];
+    assert_eq!(said(&udp(there())), "> b");
+    assert_eq!(said(&udp(from_to(other(9), SIX_B))), "a: foreign-source");
+    assert_eq!(said(&udp(from_to(local, SIX_B))), "a: foreign-source");
+    assert_eq!(said(&udp(from_to(SIX_A, [0xfd00; 8]))), "> a, a: no-route");
+    assert_eq!(said(&udp(from_to(SIX_A, SIX_A))), "a: route-back");
+    assert_eq!(said(&udp(from_to(SIX_A, other(3)))), "> a, a: next-hop-unknown");
+    assert_eq!(said(&udp(from_to(SIX_A, local))), "a: route-group");
+    assert_eq!(said(&udp(there().ttl(1))), "> a, a: ttl-expired");
+    assert_eq!(said(&there().udp(9, 80, &[0; 1232])), "> b");
+    assert_eq!(said(&there().udp(9, 80, &[0; 1233])), "> a, a: route-too-big");
+    assert_eq!(said(&udp(from_to(SIX_A, SIX_OWN))), "> a, a: gateway-no-service");
+    assert_eq!(said(&from_to(SIX_A, SIX_OWN).icmp(1, 4, 0, &[0; 28])), "a: gateway-no-service");
+    let via = |kind| udp(there().extension(43, &[kind, 0, 0, 0, 0, 0]));
+    assert_eq!(said(&via(0)), "a: source-routed");
+    assert_eq!(said(&via(2)), "> b");
+    let later = there().ttl(1).fragment(1, 1480, false).payload(17, &[0; 64]);
+    assert_eq!(said(&later), "a: ttl-expired");
+}
+
+#[test]
+fn a_router_is_found_by_ipv6() {
+    let solicited = |to: [u16; 8]| {
+        build::ethernet(A, Mac([0x33, 0x33, 0xff, 0, 0, 0xfe]))
+            .ipv6(to, [0xff02, 0, 0, 0, 0, 1, 0xff00, 0xfe])
+    };
+    let about =
+        |link: Mac, kind| [&Ipv6Addr::from(SIX_OWN).octets()[..], &[kind, 1], &link.0].concat();
+    for bypass in [true, false] {
+        let mut model = world_of_six(bypass);
+        let ask = solicited(SIX_A).ttl(255).icmp(135, 0, 0, &about(A, 1));
+        let answer = build::ethernet(gateway(), A).ipv6(SIX_OWN, SIX_A).ttl(255);
+        let answer = answer.icmp(136, 0, 0xe000_0000, &about(gateway(), 2));
+        assert_eq!(send(&mut model, "a", &ask), ("> a".into(), Some(answer)));
+        let claim = solicited(SIX_A).ttl(255).icmp(136, 0, 0, &about(A, 2));
+        assert_eq!(send(&mut model, "a", &claim).0, "a: gateway-claimed");
+        let far = solicited(SIX_A).ttl(254).icmp(135, 0, 0, &about(A, 1));
+        assert!(["a: no-listener", "a: bad-discovery"].contains(&&*send(&mut model, "a", &far).0));
+        let ping = build::ethernet(A, gateway()).ipv6(SIX_A, SIX_OWN).ttl(1).ping(7, 1, b"?");
+        let pong =
+            build::ethernet(gateway(), A).ipv6(SIX_OWN, SIX_A).icmp(129, 0, 7 << 16 | 1, b"?");
+        assert_eq!(send(&mut model, "a", &ping), ("> a".into(), Some(pong)));
+    }
 }
 
 #[test]

@@ -1,18 +1,19 @@
 //! Declared networks and the routers between them: lists that are searched from their start.
 //!
-//! Written from docs/design/routed.md and RFC 1812. Subnets of one router do not overlap, so there
+//! Written from docs/design/routed.md and RFC 1812, of IPv6 from RFC 8200, 4443 and 4861. Subnets of one router do not overlap, so there
 //! is no longest prefix to look for. Of several reasons for a drop each is right: no document says
-//! in which order a router looks for them, except that nothing of a damaged header is believed.
+//! in which order a router looks for them, except that nothing of a damaged header is believed, and
+//! nothing of one that tells routers the way (RFC 5095).
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use butterfly_datapath::RoutingChange;
 use butterfly_model::{Network, Router as Declaration, RouterAddresses, RouterId, Subnet, Vni};
 
 use crate::{
-    policy::{Declared, is_in},
+    policy::{self, Declared, is_in},
     switch::{Mistake, Model},
-    wire::{Carries, be16},
+    wire::{self, Carries, be16},
 };
 
 /// Names of all routers that there may be, and one that is never declared.
@@ -21,9 +22,9 @@ pub const ROUTERS: [&str; 3] = ["r", "s", "nowhere"];
 /// A block of addresses of a network, and its gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    pub first: Ipv4Addr,
+    pub first: IpAddr,
     pub mask: u8,
-    pub gateway: Option<Ipv4Addr>,
+    pub gateway: Option<IpAddr>,
 }
 
 /// A declared network.
@@ -34,12 +35,12 @@ pub struct Net {
     pub mtu: Option<u16>,
 }
 
-/// A declared router: the networks that it joins, and its address where it is not the gateway of
+/// A declared router: the networks that it joins, and its addresses where it is not the gateway of
 /// the network's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Router {
     pub name: &'static str,
-    pub joins: Vec<(u32, Option<Ipv4Addr>)>,
+    pub joins: Vec<(u32, Vec<IpAddr>)>,
 }
 
 /// A change of what is declared.
@@ -75,14 +76,16 @@ pub fn is_reserved(mac: &[u8]) -> bool {
 }
 
 impl Block {
-    fn has(&self, ip: Ipv4Addr) -> bool {
-        is_in(ip.into(), self.first.into(), self.mask)
+    fn has(&self, ip: IpAddr) -> bool {
+        is_in(ip, self.first, self.mask)
     }
 
-    /// Returns whether an address of the block is no host's (RFC 1122, 3.2.1.3; RFC 3021).
-    fn is_nobodys(&self, ip: Ipv4Addr) -> bool {
-        let last = u32::from(self.first) + (1 << (32 - self.mask)) - 1;
-        self.mask < 31 && (ip == self.first || u32::from(ip) == last)
+    /// Returns whether an address of the block is no host's (RFC 1122, 3.2.1.3; RFC 3021). IPv6
+    /// has no such addresses, but for one that is a router's and a host's at once.
+    fn is_nobodys(&self, ip: IpAddr) -> bool {
+        let (IpAddr::V4(first), IpAddr::V4(ip)) = (self.first, ip) else { return false };
+        let last = u32::from(first) + (1 << (32 - self.mask)) - 1;
+        self.mask < 31 && (ip == first || u32::from(ip) == last)
     }
 }
 
@@ -130,13 +133,13 @@ impl Routes {
     }
 
     /// Returns the addresses of a router in a network.
-    fn addresses(&self, router: &Router, vni: u32) -> Vec<Ipv4Addr> {
+    fn addresses(&self, router: &Router, vni: u32) -> Vec<IpAddr> {
         let given = router.joins.iter().find(|(joined, _)| *joined == vni);
         match (given, self.net(vni)) {
-            (Some((_, Some(address))), _) => vec![*address],
-            (Some((_, None)), Some(net)) => {
+            (Some((_, given)), Some(net)) if given.is_empty() => {
                 net.blocks.iter().filter_map(|block| block.gateway).collect()
             }
+            (Some((_, given)), _) => given.clone(),
             _ => Vec::new(),
         }
     }
@@ -148,7 +151,7 @@ impl Routes {
     }
 
     /// Returns the router that has an address in a network.
-    pub fn with_address(&self, vni: u32, ip: Ipv4Addr) -> Option<&Router> {
+    pub fn with_address(&self, vni: u32, ip: IpAddr) -> Option<&Router> {
         self.routers_of(vni).find(|router| self.addresses(router, vni).contains(&ip))
     }
 }
@@ -172,7 +175,7 @@ pub fn declaration(change: &Change) -> RoutingChange {
         Change::Router(router) => {
             let mut declared = Declaration::new(id(router.name));
             for (number, address) in &router.joins {
-                let given = address.iter().map(Ipv4Addr::to_string);
+                let given = address.iter().map(IpAddr::to_string);
                 declared.attach(vni(*number), RouterAddresses::parse(given).unwrap());
             }
             RoutingChange::DeclareRouter(declared)
@@ -194,6 +197,8 @@ pub enum Fate {
     Answered(Vec<u8>),
     /// The same, if its rules let out what it asks.
     Echoed(Vec<u8>),
+    /// The same about its gateway's MAC address, or nothing, if it may say so in its network.
+    Asked(Option<Vec<u8>>),
     /// A vnic gets this frame, if the filter lets it pass.
     Routed(usize, Vec<u8>),
 }
@@ -217,14 +222,133 @@ pub fn set_sum(header: &mut [u8]) {
     header[10..12].copy_from_slice(&right.to_be_bytes());
 }
 
-fn ip(bytes: &[u8], at: usize) -> Ipv4Addr {
-    Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3])
+fn ip(bytes: &[u8], at: usize) -> IpAddr {
+    Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]).into()
 }
 
-/// Returns whether an address is of a group, of all, of this host alone, or none (RFC 1812, 5.3.7).
-fn is_no_unicast(ip: Ipv4Addr) -> bool {
-    let first = ip.octets()[0];
-    first == 0 || first == 127 || first >= 224
+fn ip6(bytes: &[u8], at: usize) -> IpAddr {
+    let octets: [u8; 16] = bytes[at..at + 16].try_into().unwrap();
+    IpAddr::V6(Ipv6Addr::from(octets))
+}
+
+/// Returns whether an address is of a group, of all, of this host or this link alone, or none (RFC
+/// 1812, 5.3.7; RFC 4291, 2.5 to 2.7).
+fn is_no_unicast(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => {
+            let first = ip.octets()[0];
+            first == 0 || first == 127 || first >= 224
+        }
+        IpAddr::V6(ip) => {
+            let bytes = ip.octets();
+            let is_mapped = bytes[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+            bytes[..15] == [0; 15] && bytes[15] < 2
+                || bytes[0] == 0xff
+                || bytes[0] == 0xfe && bytes[1] & 0xc0 == 0x80
+                || is_mapped
+        }
+    }
+}
+
+/// Extension headers of a packet of IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Chain {
+    /// Protocol behind them, and where that is named, in bytes from the packet's beginning.
+    protocol: u8,
+    named: usize,
+    /// Where that begins.
+    end: usize,
+    /// It is a fragment that is not the first.
+    is_later: bool,
+}
+
+/// Walks extension headers, which are looked at in the first 256 bytes of a frame. Else says why the
+/// packet goes no further.
+fn chain(packet: &[u8]) -> Result<Chain, Vec<&'static str>> {
+    let end = packet.len().min(40 + usize::from(be16(packet, 4)));
+    let whole = &packet[..end];
+    let mut chain = Chain { protocol: packet[6], named: 6, end: 40, is_later: false };
+    loop {
+        let at = chain.end;
+        let unit = match chain.protocol {
+            0 | 43 | 60 => 8,
+            44 => 0,
+            51 => 4,
+            _ => return Ok(chain),
+        };
+        let cut = |len: usize| match 14 + at + len > 256 {
+            _ if at + len <= end => vec!["headers-too-long"],
+            true => vec!["malformed-ip", "headers-too-long"],
+            false => vec!["malformed-ip"],
+        };
+        if chain.protocol == 0 && at > 40 {
+            return Err(vec!["malformed-ip"]);
+        }
+        if at + 2 > end || 14 + at + 2 > 256 {
+            return Err(cut(2));
+        }
+        let len = 8 + unit * usize::from(whole[at + 1]);
+        if at + len > end || 14 + at + len > 256 {
+            return Err(cut(len));
+        }
+        if chain.protocol == 43 && whole[at + 2] == 0 {
+            return Err(vec!["source-routed"]);
+        }
+        let is_later = chain.protocol == 44 && be16(whole, at + 2) & 0xfff8 != 0;
+        chain = Chain { protocol: whole[at], named: at, end: at + len, is_later };
+        if is_later {
+            return Ok(chain);
+        }
+    }
+}
+
+/// Returns the sum of ICMPv6 over a message and its addresses, its own sum as it is (RFC 4443, 2.3).
+fn sum6(source: IpAddr, destination: IpAddr, message: &[u8]) -> u16 {
+    let (IpAddr::V6(source), IpAddr::V6(destination)) = (source, destination) else {
+        panic!("{source}, {destination}: IPv6")
+    };
+    let len = message.len() as u32;
+    let ends = [source.octets(), destination.octets()].concat();
+    sum(&[&ends, &len.to_be_bytes()[..], &[0, 0, 0, 58], message].concat())
+}
+
+/// Returns a frame of ICMPv6, with so many hops to go.
+fn icmp6(macs: &[u8], hops: u8, [source, destination]: [IpAddr; 2], message: &[u8]) -> Vec<u8> {
+    let mut message = message.to_vec();
+    let right = !sum6(source, destination, &message);
+    message[2..4].copy_from_slice(&right.to_be_bytes());
+    let (IpAddr::V6(from), IpAddr::V6(to)) = (source, destination) else { unreachable!() };
+    let len = (message.len() as u16).to_be_bytes();
+    let header = [&[0x60, 0, 0, 0][..], &len, &[58, hops], &from.octets(), &to.octets()].concat();
+    [macs, &[0x86, 0xdd], &header, &message].concat()
+}
+
+/// Returns the answer to a whole echo request without extension headers, of a frame of 1,514 bytes
+/// at most.
+fn echo6(frame: &[u8]) -> Option<Vec<u8>> {
+    let end = 54 + usize::from(be16(frame, 18));
+    let is_request = frame[20] == 58
+        && (62..=1514).contains(&end)
+        && frame.len() <= 1522
+        && frame[6] & 1 == 0
+        && frame[54..56] == [128, 0];
+    if !is_request {
+        return None;
+    }
+    let mut answer = frame[..end].to_vec();
+    answer[..6].copy_from_slice(&frame[6..12]);
+    answer[6..12].copy_from_slice(&frame[..6]);
+    answer[21] = 64;
+    answer[22..38].copy_from_slice(&frame[38..54]);
+    answer[38..54].copy_from_slice(&frame[22..38]);
+    // A sum that was wrong stays wrong by as much (RFC 1624).
+    let mut new = u32::from(!be16(frame, 56)) + u32::from(!0x8000_u16) + 0x8100;
+    while new > 0xffff {
+        new = (new & 0xffff) + (new >> 16);
+    }
+    answer[54] = 129;
+    answer[56..58].copy_from_slice(&(!(new as u16)).to_be_bytes());
+    Some(answer)
 }
 
 /// Returns the answer to a whole echo request without options, of a frame of 1,514 bytes at most.
@@ -269,6 +393,16 @@ impl Model {
                 heard => return heard,
             }
         }
+        if let Carries::Ip(at, vlan) = carries
+            && let Ok(packet) = wire::packet(frame, *at, *vlan)
+            && policy::discovery(&packet).is_some()
+            && packet.hops == 255
+        {
+            match self.hear_discovery(vni, frame, *at, &packet) {
+                Fate::NotMine => {}
+                heard => return heard,
+            }
+        }
         let Some(router) =
             self.routes.routers_of(vni).find(|router| gateway_mac(router.name) == frame[..6])
         else {
@@ -276,6 +410,7 @@ impl Model {
         };
         let tagged = ![14, usize::MAX].contains(&begins(frame, carries));
         match carries {
+            Carries::Ip(14, _) if frame[14] >> 4 == 6 => self.route6(sender, router, frame),
             Carries::Ip(14, _) => self.route(sender, router, frame),
             Carries::Ip(..) => Fate::Dropped(vec!["gateway-tagged"]),
             // It may be called IP behind something, or not IP at all.
@@ -323,15 +458,6 @@ impl Model {
     /// Passes a packet on, or says why not: all that is wrong with it.
     fn route(&self, sender: usize, router: &Router, frame: &[u8]) -> Fate {
         let packet = &frame[14..];
-        if packet[0] >> 4 != 4 {
-            // None is told of networks of IPv6 yet. A header that is cut short is one, too.
-            let cut = packet.len() < 40;
-            return Fate::Dropped(if cut {
-                vec!["no-route", "ip-checksum"]
-            } else {
-                vec!["no-route"]
-            });
-        }
         // RFC 1812, 5.2.2.
         let header = usize::from(packet[0] & 15) * 4;
         if packet.len() < 20
@@ -346,11 +472,64 @@ impl Model {
         if total > packet.len() {
             return Fate::Dropped(vec!["ip-checksum", "truncated"]);
         }
-        let (source, destination) = (ip(packet, 12), ip(packet, 16));
+        let ends = [ip(packet, 12), ip(packet, 16)];
+        match self.way(sender, router, (packet.len(), packet[8]), ends, || echo(frame)) {
+            Fate::Routed(receiver, _) => {
+                let mut frame = self.passed(receiver, router, frame);
+                if self.mistake() != Some(Mistake::KeepsHops) {
+                    frame[14 + 8] -= 1;
+                }
+                set_sum(&mut frame[14..14 + header]);
+                Fate::Routed(receiver, frame)
+            }
+            other => other,
+        }
+    }
+
+    /// Does the same for IPv6, whose header has no sum (RFC 8200).
+    fn route6(&self, sender: usize, router: &Router, frame: &[u8]) -> Fate {
+        let packet = &frame[14..];
+        if packet.len() < 40 || 40 + usize::from(be16(packet, 4)) > packet.len() {
+            return Fate::Dropped(vec!["ip-checksum"]);
+        }
+        if let Err(reasons) = chain(packet) {
+            return Fate::Dropped(reasons);
+        }
+        let ends = [ip6(packet, 8), ip6(packet, 24)];
+        match self.way(sender, router, (packet.len(), packet[7]), ends, || echo6(frame)) {
+            Fate::Routed(receiver, _) => {
+                let mut frame = self.passed(receiver, router, frame);
+                if self.mistake() != Some(Mistake::KeepsHops) {
+                    frame[14 + 7] -= 1;
+                }
+                Fate::Routed(receiver, frame)
+            }
+            other => other,
+        }
+    }
+
+    /// Returns a frame as a router sends it on, but for its hops.
+    fn passed(&self, receiver: usize, router: &Router, frame: &[u8]) -> Vec<u8> {
+        let mut frame = frame.to_vec();
+        frame[..6].copy_from_slice(&self.vnics[receiver].declared.mac);
+        frame[6..12].copy_from_slice(&gateway_mac(router.name));
+        frame
+    }
+
+    /// Decides on a packet of so many bytes, with so many hops to go.
+    fn way(
+        &self,
+        sender: usize,
+        router: &Router,
+        (len, hops): (usize, u8),
+        [source, destination]: [IpAddr; 2],
+        echo: impl Fn() -> Option<Vec<u8>>,
+    ) -> Fate {
         let mut wrong = Vec::new();
         let declared = &self.vnics[sender].declared;
         let is_gateway = self.routes.with_address(declared.vni, source).is_some();
-        if (is_gateway || !self.is_of(declared, source))
+        let is_near = source.is_ipv6() && is_no_unicast(source);
+        if (is_gateway || is_near || !self.is_of(declared, source))
             && self.mistake() != Some(Mistake::AnySource)
         {
             wrong.push("foreign-source");
@@ -358,35 +537,80 @@ impl Model {
         let joins = |(vni, _): &(u32, _)| self.routes.addresses(router, *vni);
         if router.joins.iter().flat_map(joins).any(|own| own == destination) {
             // It is there, whatever hops are left.
-            return match echo(frame) {
+            return match echo() {
                 Some(answer) if wrong.is_empty() => Fate::Echoed(answer),
                 Some(_) => Fate::Dropped(wrong),
                 None => Fate::Dropped([wrong, vec!["gateway-no-service"]].concat()),
             };
         }
-        if packet[8] <= 1 {
+        if hops <= 1 {
             wrong.push("ttl-expired");
         }
         let hop = self.hop(declared, router, destination, &mut wrong);
         // Bytes behind the packet go along with it.
         if let Some((_, Some(mtu))) = hop
-            && packet.len() > usize::from(mtu)
+            && len > usize::from(mtu)
         {
             wrong.push("route-too-big");
         }
         match hop {
-            Some((receiver, _)) if wrong.is_empty() => {
-                let mut frame = frame.to_vec();
-                frame[..6].copy_from_slice(&self.vnics[receiver].declared.mac);
-                frame[6..12].copy_from_slice(&gateway_mac(router.name));
-                if self.mistake() != Some(Mistake::KeepsHops) {
-                    frame[14 + 8] -= 1;
-                }
-                set_sum(&mut frame[14..14 + header]);
-                Fate::Routed(receiver, frame)
-            }
+            Some((receiver, _)) if wrong.is_empty() => Fate::Routed(receiver, Vec::new()),
             _ => Fate::Dropped(wrong),
         }
+    }
+
+    /// Returns what is made of neighbour discovery. A claim need not be valid: hosts differ in what
+    /// they take for that. A question has to be (RFC 4861, 7.1.1).
+    fn hear_discovery(&self, vni: u32, frame: &[u8], at: usize, packet: &wire::Packet) -> Fate {
+        let message = &packet.upper;
+        let least = if message[0] == 137 { 40 } else { 24 };
+        let has_target = matches!(message[0], 135..=137) && message.len() >= least;
+        let target = has_target.then(|| ip6(message, 8));
+        let own = |ip: IpAddr| self.routes.with_address(vni, ip);
+        let links = policy::links(packet).unwrap_or_default();
+        let is_valid = policy::is_valid(packet);
+        let tells = match message[0] {
+            136 => true,
+            137 => !links.is_empty() || !is_valid,
+            _ => false,
+        };
+        if own(packet.source).is_some()
+            || tells && target.is_some_and(|target| own(target).is_some())
+            || links.iter().any(|mac| is_reserved(mac))
+        {
+            return Fate::Dropped(vec!["gateway-claimed"]);
+        }
+        if !is_valid || sum6(packet.source, packet.destination, message) != 0xffff {
+            return Fate::NotMine;
+        }
+        let from_host = match packet.source {
+            IpAddr::V6(ip) => ip.octets()[0] != 0xff && !ip.is_loopback(),
+            IpAddr::V4(_) => false,
+        };
+        let asked = target.filter(|_| message[0] == 135 && from_host);
+        let asked = asked.and_then(|target| Some((target, own(target)?)));
+        let to_router =
+            self.routes.routers_of(vni).any(|router| gateway_mac(router.name) == frame[..6]);
+        let answer = match asked {
+            None if !to_router || own(packet.destination).is_none() => return Fate::NotMine,
+            _ if at != 14 => return Fate::Dropped(vec!["gateway-tagged"]),
+            None => None,
+            Some((target, router)) => {
+                let mac = gateway_mac(router.name);
+                // RFC 4861, 7.2.4: who has no address yet hears it with all others.
+                let (to, at, flags) = match packet.source.is_unspecified() {
+                    true => {
+                        let all = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+                        ([0x33, 0x33, 0, 0, 0, 1], IpAddr::V6(all), 0xa0)
+                    }
+                    false => (frame[6..12].try_into().unwrap(), packet.source, 0xe0),
+                };
+                let message =
+                    [&[136, 0, 0, 0, flags, 0, 0, 0], &message[8..24], &[2, 1], &mac].concat();
+                Some(icmp6(&[to, mac].concat(), 255, [target, at], &message))
+            }
+        };
+        Fate::Asked(answer)
     }
 
     /// Returns whether a router tells a sender of packets that it drops for this reason, if it may.
@@ -404,6 +628,9 @@ impl Model {
             .routes
             .routers_of(declared.vni)
             .find(|router| gateway_mac(router.name) == frame[..6])?;
+        if frame.get(14).is_some_and(|first| first >> 4 == 6) {
+            return self.error6(declared, router, frame, reason);
+        }
         let packet = frame.get(14..).filter(|packet| packet.len() >= 20 && packet[0] >> 4 == 4)?;
         let (header, total) = (usize::from(packet[0] & 15) * 4, usize::from(be16(packet, 2)));
         let (source, destination) = (ip(packet, 12), ip(packet, 16));
@@ -425,17 +652,10 @@ impl Model {
         if is_later || is_error || is_group || is_no_unicast(source) || is_no_unicast(destination) {
             return None;
         }
-        let own = self.routes.addresses(router, declared.vni);
-        let blocks = &self.routes.net(declared.vni)?.blocks;
-        let block = blocks.iter().find(|block| block.has(source));
-        let near = own.iter().find(|own| block.is_some_and(|block| block.has(**own)));
-        let from = near.or(own.first())?;
+        let IpAddr::V4(from) = self.told_from(router, declared.vni, source)? else { return None };
+        let IpAddr::V4(source) = source else { return None };
         let mtu = match says {
-            [3, 4] => {
-                let nets = router.joins.iter().filter_map(|(vni, _)| self.routes.net(*vni));
-                let mut nets = nets.filter(|net| net.blocks.iter().any(|it| it.has(destination)));
-                nets.next()?.mtu?
-            }
+            [3, 4] => self.mtu_towards(router, destination)?,
             _ => 0,
         };
         let mut message = [&says[..], &[0, 0, 0, 0], &mtu.to_be_bytes(), quote].concat();
@@ -451,12 +671,70 @@ impl Model {
         Some([macs, header, message].concat())
     }
 
+    /// Does the same for IPv6 (RFC 4443, 2.4).
+    fn error6(
+        &self,
+        declared: &Declared,
+        router: &Router,
+        frame: &[u8],
+        reason: &str,
+    ) -> Option<Vec<u8>> {
+        let packet = frame.get(14..).filter(|packet| packet.len() >= 40)?;
+        let chain = chain(packet).ok()?;
+        let ends = [ip6(packet, 8), ip6(packet, 24)];
+        let named = chain.named as u32;
+        let (kind, code, rest) = match (reason, chain.protocol) {
+            ("ttl-expired", _) => (3, 0, 0),
+            ("no-route", _) => (1, 0, 0),
+            ("next-hop-unknown", _) => (1, 3, 0),
+            ("gateway-no-service", 6 | 17) => (1, 4, 0),
+            // It speaks ICMPv6, and there may be nothing.
+            ("gateway-no-service", 58 | 59) => return None,
+            ("gateway-no-service", _) => (4, 1, named),
+            ("route-too-big", _) => (2, 0, self.mtu_towards(router, ends[1])?.into()),
+            _ => return None,
+        };
+        // As much as there is room for, of a frame that is not larger than any on a wire.
+        let room = if frame.len() <= 1522 { 1280 - 48 } else { 128 - 14 };
+        let quote = &packet[..(40 + usize::from(be16(packet, 4))).min(packet.len()).min(room)];
+        let quoted = quote.get(chain.end..).filter(|quoted| quoted.len() >= 8)?;
+        let is_error = chain.protocol == 58 && (quoted[0] < 128 || quoted[0] == 137);
+        let is_group = frame[6] & 1 != 0;
+        if chain.is_later || is_error || is_group || ends.into_iter().any(is_no_unicast) {
+            return None;
+        }
+        let from = self.told_from(router, declared.vni, ends[0])?;
+        let message = [&[kind, code, 0, 0], &u32::to_be_bytes(rest)[..], quote].concat();
+        let macs = [&frame[6..12], &gateway_mac(router.name)].concat();
+        Some(icmp6(&macs, 64, [from, ends[0]], &message))
+    }
+
+    /// Returns the address of a router from which it tells a machine something: the one of the
+    /// machine's block, else the first of its family.
+    fn told_from(&self, router: &Router, vni: u32, machine: IpAddr) -> Option<IpAddr> {
+        let mut own = self.routes.addresses(router, vni);
+        // Networks keep their blocks in order.
+        own.sort();
+        own.retain(|own| own.is_ipv4() == machine.is_ipv4());
+        let blocks = &self.routes.net(vni)?.blocks;
+        let block = blocks.iter().find(|block| block.has(machine));
+        let near = own.iter().find(|own| block.is_some_and(|block| block.has(**own)));
+        near.or(own.first()).copied()
+    }
+
+    /// Returns the longest packet of the network that has an address, if it is declared.
+    fn mtu_towards(&self, router: &Router, destination: IpAddr) -> Option<u16> {
+        let nets = router.joins.iter().filter_map(|(vni, _)| self.routes.net(*vni));
+        let mut nets = nets.filter(|net| net.blocks.iter().any(|it| it.has(destination)));
+        nets.next()?.mtu
+    }
+
     /// Returns whether a source is of a vnic's network, or of the vnic itself.
-    fn is_of(&self, vnic: &Declared, source: Ipv4Addr) -> bool {
+    fn is_of(&self, vnic: &Declared, source: IpAddr) -> bool {
         let net = self.routes.net(vnic.vni);
         let mut blocks = net.iter().flat_map(|net| &net.blocks);
         blocks.any(|block| block.has(source) && !block.is_nobodys(source))
-            || vnic.ips.contains(&IpAddr::V4(source))
+            || vnic.ips.contains(&source)
     }
 
     /// Finds the machine that has an address, and the longest packet that its network carries. Else
@@ -465,7 +743,7 @@ impl Model {
         &self,
         sender: &Declared,
         router: &Router,
-        destination: Ipv4Addr,
+        destination: IpAddr,
         wrong: &mut Vec<&'static str>,
     ) -> Option<(usize, Option<u16>)> {
         if is_no_unicast(destination) {
@@ -492,7 +770,7 @@ impl Model {
         let holders: Vec<usize> = (0..self.vnics.len())
             .filter(|at| {
                 let vnic = &self.vnics[*at];
-                vnic.declared.vni == net.vni && vnic.declared.ips.contains(&IpAddr::V4(destination))
+                vnic.declared.vni == net.vni && vnic.declared.ips.contains(&destination)
             })
             .collect();
         // An address that several may have says nothing about where to send.

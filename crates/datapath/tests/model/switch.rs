@@ -454,16 +454,15 @@ impl Model {
                 // Each is right, and what the sender hears is of the one that the switch took.
                 let last = reasons.len() - 1;
                 let taken = (0..last).find(|_| choices.either()).unwrap_or(last);
-                let is_v4 = frame.get(14).is_some_and(|first| first >> 4 == 4);
-                if !declared.bypass && is_v4 && Model::is_told(reasons[taken]) {
+                if !declared.bypass && Model::is_told(reasons[taken]) {
                     // Who may not send it hears nothing of what would become of it.
                     let packet = read(frame, &carries).map_err(|reasons| drop(name, reasons))?;
                     let whole = packet.filter(|packet| {
                         packet.fragment.is_none_or(|fragment| fragment.offset == 0)
                     });
                     if let Some(packet) = whole {
-                        self.is_own(name, &declared, &packet)?;
-                        let said = policy::egress(&self.groups, &declared, &packet);
+                        self.is_own_by_router(name, &declared, &packet)?;
+                        let said = policy::egress_by_router(&self.groups, &declared, &packet);
                         if let Verdict::Denied(reasons) = said {
                             return refuse(reasons);
                         }
@@ -488,6 +487,25 @@ impl Model {
                 }
                 outcome.receivers.push(name);
                 outcome.becomes = Some(answer);
+                return Ok(());
+            }
+            Fate::Asked(answer) => {
+                // Who looks whether an address is free has none from which it could be another's.
+                if !declared.bypass
+                    && let Some(packet) =
+                        read(frame, &carries).map_err(|reasons| drop(name, reasons))?
+                    && !packet.source.is_unspecified()
+                {
+                    self.is_own(name, &declared, &packet)?;
+                    let said = policy::egress(&self.groups, &declared, &packet);
+                    if let Verdict::Denied(reasons) = said {
+                        return refuse(reasons);
+                    }
+                }
+                if answer.is_some() {
+                    outcome.receivers.push(name);
+                    outcome.becomes = answer;
+                }
                 return Ok(());
             }
             Fate::Heard => return Ok(()),
@@ -726,6 +744,20 @@ impl Model {
         })
     }
 
+    /// The same of a packet that a router passes on, or tells of.
+    fn is_own_by_router(
+        &self,
+        name: &'static str,
+        declared: &Declared,
+        packet: &Packet,
+    ) -> Result<(), Drop> {
+        if !declared.bypass && policy::discovery(packet).is_some() {
+            let own = declared.ips.contains(&packet.source);
+            return if own { Ok(()) } else { Err(drop(name, &["spoofed-ip"])) };
+        }
+        self.is_own(name, declared, packet)
+    }
+
     /// IP from one vnic to another, one of which at least is filtered.
     fn unicast(
         &mut self,
@@ -743,7 +775,10 @@ impl Model {
                 return followed.map(|_| ()).map_err(|reasons| drop(name, reasons));
             }
             _ => {
-                let own = self.is_own(name, &declared, packet);
+                let own = match declared.vni == self.vnics[receiver].declared.vni {
+                    true => self.is_own(name, &declared, packet),
+                    false => self.is_own_by_router(name, &declared, packet),
+                };
                 let key = self.key_between(sender, receiver, packet);
                 let known = self
                     .sessions
@@ -1133,7 +1168,7 @@ impl Model {
         let routed = from.declared.vni != to.declared.vni;
         if !from.declared.bypass {
             let said = match routed {
-                true => policy::egress(&self.groups, &from.declared, packet),
+                true => policy::egress_by_router(&self.groups, &from.declared, packet),
                 false => self.egress(sender, packet),
             };
             match said {
@@ -1144,7 +1179,7 @@ impl Model {
         }
         if !to.declared.bypass && denied.is_none() {
             let said = match routed {
-                true => policy::ingress(&self.groups, &to.declared, packet),
+                true => policy::ingress_by_router(&self.groups, &to.declared, packet),
                 false => self.ingress(receiver, packet, true),
             };
             match said {
