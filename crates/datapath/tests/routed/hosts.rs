@@ -139,6 +139,66 @@ fn each_host_routes_what_its_machines_send() {
     }
 }
 
+/// IPv6, from addresses of which the first host knows what is beside them.
+#[test]
+fn ipv6_is_routed_between_hosts() {
+    const SIX: [[u16; 8]; 2] =
+        [[0xfd00, 0x42, 0, 0, 0, 0, 0, 0xa], [0xfd00, 0x50, 0, 0, 0, 0, 0, 0xb]];
+    let six = SIX.map(std::net::Ipv6Addr::from);
+    let (mut one, mut two) = (host(1, &[], false), host(2, &[], false));
+    for (net, (id, mac, vni, ip), own) in [(&mut one, A, six[0]), (&mut two, B, six[1])] {
+        let policy = butterfly_datapath::VnicPolicy {
+            ips: vec![ip.into(), own.into()],
+            ..policy(ip, false)
+        };
+        net.host.vnic(id, mac, vni, &policy).unwrap();
+    }
+    for (net, (_, mac, number, _), other, n) in [(&mut one, B, six[1], 2), (&mut two, A, six[0], 1)]
+    {
+        for (vni, block) in [(42, "fd00:42::/64"), (50, "fd00:50::/64")] {
+            let own = block.replace("/64", "1");
+            net.host.change_routing(network(vni, block, &own, None));
+        }
+        net.host.change_routing(router("r", &[42, 50]));
+        let mac = butterfly_model::Mac::parse(&mac.to_string()).unwrap();
+        let neighbour = Neighbour::new(vni(number), other.into(), mac, Some(endpoint(n))).unwrap();
+        net.host.change_routing(RoutingChange::DeclareNeighbour(neighbour));
+        net.reaches(n);
+        net.host.settle();
+    }
+    let block = butterfly_model::Cidr::new("fd00:42::", 64).unwrap();
+    let ports = (Some(53), Some(53));
+    let inbound = butterfly_model::Direction::Inbound;
+    let rule = butterfly_model::Rule::new(inbound, 17, ports, Some(block), None).unwrap();
+    let name = butterfly_model::GroupName::new("open").unwrap();
+    two.host.change_group(&name, butterfly_datapath::GroupChange::AddRule(rule)).unwrap();
+    for _ in 0..2 {
+        let frame = |from: Mac, to: Mac, hops, b_sends: bool| {
+            let (source, destination, ports) = match b_sends {
+                false => (SIX[0], SIX[1], (1000, 53)),
+                true => (SIX[1], SIX[0], (53, 1000)),
+            };
+            build::ethernet(from, to)
+                .ipv6(source, destination)
+                .ttl(hops)
+                .udp(ports.0, ports.1, b"x")
+        };
+        let left = one.leaves(A, &frame(A.1, gateway(), 64, false));
+        assert_eq!(left[0][INNER..], frame(router_of(1), B.1, 63, false));
+        let got = two.gets(&left);
+        assert_eq!(got, BTreeMap::from([("b".into(), vec![frame(gateway(), B.1, 63, false)])]));
+        // No rule lets the answer in by itself.
+        let left = two.leaves(B, &frame(B.1, gateway(), 64, true));
+        let got = one.gets(&left);
+        assert_eq!(got, BTreeMap::from([("a".into(), vec![frame(gateway(), A.1, 63, true)])]));
+    }
+    // A source of its link alone, or of this network, is not routed.
+    for source in [[0xfe80, 0, 0, 0, 0, 0, 0, 0xa], SIX[1], [0xfd00, 0x42, 0, 0, 0, 0, 0, 1]] {
+        let frame = build::ethernet(router_of(1), B.1).ipv6(source, SIX[1]).udp(1000, 53, b"x");
+        drops_arrived(&mut two, &frame, "foreign-source");
+    }
+}
+
 /// The rules of both ends are asked, each where its machine is.
 #[test]
 fn rules_hold_on_both_hosts() {
