@@ -1,6 +1,7 @@
 //! Routers in packet walks: what passes from one network to another, what of it is rewritten, and
 //! which drop everything else is.
 
+mod adopted;
 mod answered;
 mod dropped;
 mod explained;
