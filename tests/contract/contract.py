@@ -223,6 +223,24 @@ def networks_are_joined_by_routers():
 
 
 @check
+def neighbours_are_declared():
+    for client in clients():
+        there = {"vni": 42, "address": "10.0.0.9", "mac": "52:54:00:00:00:09", "host": "192.0.2.2"}
+        for host in ("192.0.2.7", "192.0.2.2"):
+            client.ask(neighbour_add={**there, "host": host})
+        client.ask(neighbour_add={**there, "vni": 7})
+        (neighbour,) = client.ask(neighbour_list={"vni": 42}).neighbour_list
+        same({name: getattr(neighbour, name) for name in there}, there, "as it was said last")
+        listed = client.ask(neighbour_list={}).neighbour_list
+        same([each.vni for each in listed], [7, 42])
+        behind = client.ask(neighbour_list={"after": {"vni": 7, "address": "10.0.0.9"}})
+        same([each.vni for each in behind.neighbour_list], [42])
+        for vni in (7, 42, 42):
+            client.ask(neighbour_del={"vni": vni, "address": "10.0.0.9"})
+        same(len(client.ask(neighbour_list={}).neighbour_list), 0)
+
+
+@check
 def a_state_is_applied_or_refused():
     for client in clients():
         state = {"nic": [nic(ip=["10.0.0.1"])], "security_group": [{"id": "web", "member": ["::1"]}]}

@@ -2,9 +2,9 @@
 
 use crate::proto::{
     AppConfigReq, ApplyReq, Attachment, CaptureReq, DropListReq, EventListReq, ExplainReq,
-    FdbListReq, Network, Nic, NicExportToReq, NicImportReq, NicUpdateReq, Request, Router,
-    SessionFilter, SessionListReq, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq,
-    TraceReq, TunnelPeer, TunnelShowReq, UpgradeReq,
+    FdbListReq, Neighbour, NeighbourListReq, Network, Nic, NicExportToReq, NicImportReq,
+    NicUpdateReq, Request, Router, SessionFilter, SessionListReq, Sg, SgMemberAddReq,
+    SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, TraceReq, TunnelPeer, TunnelShowReq, UpgradeReq,
 };
 
 /// The one thing a [`Request`] asks for; the fields of [`Request`] say what each means.
@@ -66,6 +66,9 @@ pub enum Action<'a> {
     RouterList,
     RouterAttach(&'a Attachment),
     RouterDetach(&'a Attachment),
+    NeighbourAdd(&'a Neighbour),
+    NeighbourDel(&'a Neighbour),
+    NeighbourList(&'a NeighbourListReq),
 }
 
 impl<'a> Action<'a> {
@@ -125,6 +128,9 @@ impl<'a> Action<'a> {
             .or_else(|| request.router_list.map(|_| Self::RouterList))
             .or_else(|| request.router_attach.as_ref().map(Self::RouterAttach))
             .or_else(|| request.router_detach.as_ref().map(Self::RouterDetach))
+            .or_else(|| request.neighbour_add.as_ref().map(Self::NeighbourAdd))
+            .or_else(|| request.neighbour_del.as_ref().map(Self::NeighbourDel))
+            .or_else(|| request.neighbour_list.as_ref().map(Self::NeighbourList))
     }
 
     /// True if it changes what is declared, which a store keeps, or how.
@@ -147,6 +153,8 @@ impl<'a> Action<'a> {
             | Self::RouterDel(_)
             | Self::RouterAttach(_)
             | Self::RouterDetach(_)
+            | Self::NeighbourAdd(_)
+            | Self::NeighbourDel(_)
             | Self::UpgradeCommit => true,
             Self::Apply(request) => !request.dry_run(),
             _ => false,
@@ -183,6 +191,8 @@ impl<'a> Action<'a> {
             | Self::RouterDel(_)
             | Self::RouterAttach(_)
             | Self::RouterDetach(_)
+            | Self::NeighbourAdd(_)
+            | Self::NeighbourDel(_)
             | Self::UpgradeCommit => true,
             Self::NicList
             | Self::NicDetails(_)
@@ -207,7 +217,8 @@ impl<'a> Action<'a> {
             | Self::EventList(_)
             | Self::AppHealth
             | Self::NetworkList
-            | Self::RouterList => false,
+            | Self::RouterList
+            | Self::NeighbourList(_) => false,
         }
     }
 
@@ -266,6 +277,9 @@ impl<'a> Action<'a> {
             Self::RouterList => "router_list",
             Self::RouterAttach(_) => "router_attach",
             Self::RouterDetach(_) => "router_detach",
+            Self::NeighbourAdd(_) => "neighbour_add",
+            Self::NeighbourDel(_) => "neighbour_del",
+            Self::NeighbourList(_) => "neighbour_list",
         }
     }
 }
@@ -276,7 +290,7 @@ mod tests {
     use crate::text;
 
     /// Every field of the request, in number order, as text and as what it must become.
-    const FIELDS: [(&str, &str); 52] = [
+    const FIELDS: [(&str, &str); 55] = [
         (r#"nic_add { id: "x" mac: "m" vni: 1 }"#, "NicAdd"),
         (r#"nic_update { id: "x" }"#, "NicUpdate"),
         (r#"nic_del: "x""#, r#"NicDel("x")"#),
@@ -329,6 +343,9 @@ mod tests {
         ("router_list: false", "RouterList"),
         (r#"router_attach { router: "r" vni: 42 }"#, "RouterAttach"),
         (r#"router_detach { router: "r" vni: 42 }"#, "RouterDetach"),
+        (r#"neighbour_add { vni: 42 address: "10.0.0.2" }"#, "NeighbourAdd"),
+        (r#"neighbour_del { vni: 42 address: "10.0.0.2" }"#, "NeighbourDel"),
+        ("neighbour_list { }", "NeighbourList"),
     ];
 
     #[test]

@@ -1,10 +1,11 @@
 //! The store as the daemon sees it: changes on their way, births of vnics, trouble.
 
 use butterfly_control::{Change, Desired, TunnelPeer};
-use butterfly_model::{Nic, Vni};
+use butterfly_model::{Neighbour, Nic, Vni, canonical, parse_ip};
 use butterfly_store::{Client, Commit, Edit, Key, Sort};
 use std::{
     collections::{BTreeSet, HashMap},
+    net::IpAddr,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -293,6 +294,12 @@ impl Keeper {
             Change::RemoveNetwork(vni) => (Sort::Network, vni.to_string()),
             Change::DeclareRouter(router) => (Sort::Router, router.id().as_str().to_owned()),
             Change::RemoveRouter(id) => (Sort::Router, id.as_str().to_owned()),
+            Change::DeclareNeighbour(neighbour) => {
+                (Sort::Neighbour, neighbour_key(neighbour.vni(), neighbour.address()))
+            }
+            Change::RemoveNeighbour(vni, address) => {
+                (Sort::Neighbour, neighbour_key(*vni, *address))
+            }
         };
         let key = Key { sort, name };
         (!self.is_configured(&key)).then_some(key)
@@ -369,6 +376,17 @@ pub fn peer_name(peer: &TunnelPeer) -> String {
     }
 }
 
+/// Name of a neighbour's record.
+pub fn neighbour_key(vni: Vni, address: IpAddr) -> String {
+    format!("{vni} {}", canonical(address))
+}
+
+/// Reads the name of a neighbour's record.
+pub fn read_neighbour_key(name: &str) -> Option<(Vni, IpAddr)> {
+    let (vni, address) = name.split_once(' ')?;
+    Some((Vni::new(vni.parse().ok()?).ok()?, parse_ip(address).ok()?))
+}
+
 fn keys_of(state: &Desired) -> impl Iterator<Item = Key> + '_ {
     let key = |sort, name: String| Key { sort, name };
     let vnics = state.vnics().iter().map(move |nic| key(Sort::Vnic, nic.id.as_str().to_owned()));
@@ -377,5 +395,8 @@ fn keys_of(state: &Desired) -> impl Iterator<Item = Key> + '_ {
     let routed = state.routed();
     let networks = routed.networks().map(move |it| key(Sort::Network, it.vni().to_string()));
     let routers = routed.routers().map(move |it| key(Sort::Router, it.id().as_str().to_owned()));
-    vnics.chain(groups).chain(peers).chain(networks).chain(routers)
+    let neighbour =
+        move |it: &Neighbour| key(Sort::Neighbour, neighbour_key(it.vni(), it.address()));
+    let neighbours = routed.neighbours().map(neighbour);
+    vnics.chain(groups).chain(peers).chain(networks).chain(routers).chain(neighbours)
 }

@@ -2,7 +2,8 @@
 
 use crate::peers::TunnelPeer;
 use butterfly_model::{
-    GroupName, Kind, Netns, Network, Nic, NicId, Router, RouterId, Rule, SecurityGroup, Vni,
+    GroupName, Kind, Neighbour, Netns, Network, Nic, NicId, Router, RouterId, Rule, SecurityGroup,
+    Vni,
 };
 use std::net::IpAddr;
 
@@ -45,6 +46,10 @@ pub enum Change {
     DeclareRouter(Router),
     /// A router goes.
     RemoveRouter(RouterId),
+    /// A neighbour comes, or has this MAC address and host from now on.
+    DeclareNeighbour(Neighbour),
+    /// The neighbour with this address in this network goes.
+    RemoveNeighbour(Vni, IpAddr),
 }
 
 /// The way from one declared state of a vnic to another.

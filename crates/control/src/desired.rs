@@ -7,8 +7,13 @@ use crate::{
     routed::Routed,
     vnics::Vnics,
 };
-use butterfly_model::{GroupName, Network, Nic, NicId, Router, RouterId, Rule, SecurityGroup, Vni};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use butterfly_model::{
+    GroupName, Neighbour, Network, Nic, NicId, Router, RouterId, Rule, SecurityGroup, Vni,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+};
 
 /// Everything that is declared on a host. Holds only what is valid together.
 #[derive(Clone, Debug, Default)]
@@ -64,6 +69,8 @@ pub struct Declaration {
     pub networks: Vec<Network>,
     /// Routers, each with all its attachments.
     pub routers: Vec<Router>,
+    /// Neighbours.
+    pub neighbours: Vec<Neighbour>,
 }
 
 impl Declaration {
@@ -74,6 +81,7 @@ impl Declaration {
             && self.peers.is_empty()
             && self.networks.is_empty()
             && self.routers.is_empty()
+            && self.neighbours.is_empty()
     }
 
     /// Adds what another one declares.
@@ -83,6 +91,7 @@ impl Declaration {
         self.peers.extend(other.peers);
         self.networks.extend(other.networks);
         self.routers.extend(other.routers);
+        self.neighbours.extend(other.neighbours);
     }
 }
 
@@ -117,7 +126,7 @@ impl Desired {
         &self.peers
     }
 
-    /// The networks and routers.
+    /// The networks, routers and neighbours.
     pub fn routed(&self) -> &Routed {
         &self.routed
     }
@@ -188,6 +197,10 @@ impl Desired {
             Change::RemoveNetwork(vni) => self.routed.check_removal(*vni),
             Change::DeclareRouter(router) => self.routed.check_router(router, &self.vnics),
             Change::RemoveRouter(id) => self.routed.check_there(id),
+            Change::DeclareNeighbour(neighbour) => self.routed.check_neighbour(neighbour),
+            Change::RemoveNeighbour(vni, address) => {
+                self.routed.check_neighbour_there(*vni, *address)
+            }
         }
     }
 
@@ -219,6 +232,8 @@ impl Desired {
             Change::RemoveNetwork(vni) => self.routed.remove_network(vni),
             Change::DeclareRouter(router) => self.routed.insert_router(router),
             Change::RemoveRouter(id) => self.routed.remove_router(&id),
+            Change::DeclareNeighbour(neighbour) => self.routed.insert_neighbour(neighbour),
+            Change::RemoveNeighbour(vni, address) => self.routed.remove_neighbour(vni, address),
         }
     }
 
@@ -236,15 +251,17 @@ impl Desired {
     ///
     /// Fails with the first rule that the new state would break, and if an object is named twice.
     pub fn with(&self, declaration: Declaration, unnamed: Unnamed) -> Result<Self, Refused> {
-        let Declaration { vnics, groups, peers, networks, routers } = declaration;
+        let Declaration { vnics, groups, peers, networks, routers, neighbours } = declaration;
         let mut new = match unnamed {
             Unnamed::Stay => self.clone(),
             Unnamed::Go => Self::default(),
         };
         new.version = self.version + 1;
         let named = new.name_routed(networks, routers)?;
+        let named_neighbours = new.name_neighbours(neighbours)?;
         new.declare_vnics(&self.vnics, vnics)?;
         new.check_named(&named)?;
+        new.check_neighbours(&named_neighbours)?;
         let mut names = BTreeSet::new();
         for group in groups {
             if !names.insert(group.name().clone()) {
@@ -283,6 +300,28 @@ impl Desired {
             self.routed.insert_router(router);
         }
         Ok((vnis, ids))
+    }
+
+    /// Declares neighbours, unchecked. Returns those that have to be.
+    fn name_neighbours(
+        &mut self,
+        neighbours: Vec<Neighbour>,
+    ) -> Result<BTreeSet<(Vni, IpAddr)>, Refused> {
+        let mut named = BTreeSet::new();
+        for neighbour in neighbours {
+            let (vni, address) = (neighbour.vni(), neighbour.address());
+            if !named.insert((vni, address)) {
+                return Err(Refused::NeighbourTwice { address, vni });
+            }
+            self.routed.insert_neighbour(neighbour);
+        }
+        Ok(named)
+    }
+
+    /// Checks the named neighbours against everything, once all of it is there.
+    fn check_neighbours(&self, named: &BTreeSet<(Vni, IpAddr)>) -> Result<(), Refused> {
+        let mut neighbours = named.iter().filter_map(|at| self.routed.neighbour(at.0, at.1));
+        neighbours.try_for_each(|neighbour| self.routed.check_neighbour(neighbour))
     }
 
     /// Checks the named networks and routers against everything, once all of it is there.

@@ -3,6 +3,7 @@
 use crate::{
     change::{Change, NicChange},
     desired::Desired,
+    neighbour::neighbours,
     peers::TunnelPeer,
     words::{difference, limit, member_of, rule_of},
 };
@@ -24,6 +25,8 @@ pub enum Object {
     Network,
     /// A router.
     Router,
+    /// A neighbour.
+    Neighbour,
 }
 
 /// The way in which an object differs.
@@ -45,7 +48,7 @@ pub struct Difference {
     /// Its kind.
     pub object: Object,
     /// Its name: the id of a vnic or a router, the name of a group, the address of a peer, the
-    /// number of a network.
+    /// number of a network, the address and network of a neighbour.
     pub name: String,
     /// The way in which it differs.
     pub what: What,
@@ -53,9 +56,9 @@ pub struct Difference {
     pub text: String,
 }
 
-/// Lists the objects that differ between `old` and `new`: networks, routers, vnics, groups, peers,
-/// each in the order of their names. `changes` is their [`plan`](crate::plan()): it knows which VMs
-/// are cut off.
+/// Lists the objects that differ between `old` and `new`: networks, routers, neighbours, vnics,
+/// groups, peers, each in the order of their names. `changes` is their [`plan`](crate::plan()): it
+/// knows which VMs are cut off.
 ///
 /// ```
 /// # use butterfly_control::{Declaration, Desired, TunnelPeer, Unnamed, What, differences, plan};
@@ -68,6 +71,7 @@ pub struct Difference {
 pub fn differences(old: &Desired, new: &Desired, changes: &[Change]) -> Vec<Difference> {
     let mut all = networks(old, new);
     all.extend(routers(old, new));
+    all.extend(neighbours(old.routed(), new.routed()));
     all.extend(vnics(old, new, changes));
     all.extend(groups(old, new));
     all.extend(peers(old, new));

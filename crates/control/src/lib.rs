@@ -31,6 +31,7 @@
 mod change;
 mod desired;
 mod difference;
+mod neighbour;
 mod peers;
 mod plan;
 mod refused;
@@ -41,6 +42,7 @@ mod words;
 pub use change::{Change, NicChange};
 pub use desired::{Declaration, Desired, Prepared, Unnamed};
 pub use difference::{Difference, Object, What, about_network, about_router, differences};
+pub use neighbour::{about_neighbour, neighbour_name};
 pub use peers::{Peers, TunnelPeer};
 pub use plan::plan;
 pub use refused::Refused;

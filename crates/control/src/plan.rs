@@ -11,7 +11,7 @@
 //! that allows nothing.
 //!
 //! Attachments of routers that go, go first, and those that come, come last: no moment routes what
-//! neither state does.
+//! neither state does. Neighbours go before them, and come after them.
 
 mod groups;
 mod routed;

@@ -150,14 +150,14 @@ pub enum Refused {
         /// Its network; the same for two subnets of one.
         other_vni: Vni,
     },
-    /// An address of a network that a vnic and a router, or two routers, would have.
+    /// An address of a network that a router and another machine, or two routers, would have.
     #[error("{} of network {vni} belongs to {owner}: choose another address", canonical(*.address))]
     AddressTaken {
         /// The address.
         address: IpAddr,
         /// The network.
         vni: Vni,
-        /// The vnic or router that has it.
+        /// The vnic, neighbour or router that has it.
         owner: String,
     },
     /// Two routers of a network whose ids have one hash.
@@ -208,6 +208,24 @@ pub enum Refused {
     /// A declaration names one router twice.
     #[error("router {0:?} is declared twice")]
     RouterTwice(String),
+    /// There is no declared neighbour with this address.
+    #[error(
+        "there is no neighbour {} of network {vni}: `butterfly neighbour list --vni {vni}` has those that there are", canonical(*.address)
+    )]
+    NeighbourMissing {
+        /// The address.
+        address: IpAddr,
+        /// The network.
+        vni: Vni,
+    },
+    /// A declaration names one neighbour twice.
+    #[error("neighbour {} of network {vni} is declared twice", canonical(*.address))]
+    NeighbourTwice {
+        /// The address.
+        address: IpAddr,
+        /// The network.
+        vni: Vni,
+    },
 }
 
 impl Refused {

@@ -1,10 +1,11 @@
-//! Networks and routers as declared, and what they must not share.
+//! Networks, routers and neighbours as declared, and what they must not share.
 
 use crate::{refused::Refused, vnics::Vnics};
-use butterfly_model::{Cidr, Network, Router, RouterAddresses, RouterId, Vni};
+use butterfly_model::{Cidr, Neighbour, Network, Router, RouterAddresses, RouterId, Vni};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
+    ops::Bound,
 };
 
 /// Most networks of a host.
@@ -17,22 +18,28 @@ pub(crate) const MAX_SUBNETS: usize = 8;
 pub(crate) const MAX_ROUTERS_OF_NETWORK: usize = 8;
 /// Most networks that a router joins.
 pub(crate) const MAX_NETWORKS_OF_ROUTER: usize = 64;
+/// Most neighbours of a host.
+pub(crate) const MAX_NEIGHBOURS: usize = 262_144;
 
-/// All declared networks and routers.
+/// All declared networks, routers and neighbours.
 ///
-/// A network need not be declared: without that it has no subnets, and no router joins it.
+/// A network need not be declared: without that it has no subnets, and no router joins it. It may
+/// have neighbours.
 #[derive(Clone, Debug, Default)]
 pub struct Routed {
     networks: BTreeMap<Vni, Network>,
     routers: BTreeMap<RouterId, Router>,
     /// Routers by the networks that they join. Never with an empty set.
     by_vni: BTreeMap<Vni, BTreeSet<RouterId>>,
+    neighbours: BTreeMap<(Vni, IpAddr), Neighbour>,
 }
 
 /// Equal if the same is declared.
 impl PartialEq for Routed {
     fn eq(&self, other: &Self) -> bool {
-        self.networks == other.networks && self.routers == other.routers
+        self.networks == other.networks
+            && self.routers == other.routers
+            && self.neighbours == other.neighbours
     }
 }
 
@@ -69,6 +76,34 @@ impl Routed {
     pub fn has_address(&self, vni: Vni, ip: IpAddr) -> Option<&RouterId> {
         let network = self.networks.get(&vni)?;
         self.routers_of(vni).find(|router| has(router, network, ip)).map(Router::id)
+    }
+
+    /// The declared neighbour with an address in a network.
+    pub fn neighbour(&self, vni: Vni, address: IpAddr) -> Option<&Neighbour> {
+        self.neighbours.get(&(vni, address))
+    }
+
+    /// All declared neighbours, in the order of their networks and addresses, IPv4 first.
+    pub fn neighbours(&self) -> impl ExactSizeIterator<Item = &Neighbour> {
+        self.neighbours.values()
+    }
+
+    /// The declared neighbours of a network, or of all, behind one, which need not be declared. Looks
+    /// at none before it.
+    pub fn neighbours_after(
+        &self,
+        vni: Option<Vni>,
+        after: Option<(Vni, IpAddr)>,
+    ) -> impl Iterator<Item = &Neighbour> {
+        let first = |vni: Vni| Bound::Included((vni, IpAddr::V4(Ipv4Addr::UNSPECIFIED)));
+        let from = match (vni, after) {
+            (Some(vni), Some(after)) if after.0 < vni => first(vni),
+            (_, Some(after)) => Bound::Excluded(after),
+            (Some(vni), None) => first(vni),
+            (None, None) => Bound::Unbounded,
+        };
+        let all = self.neighbours.range((from, Bound::Unbounded)).map(|(_, neighbour)| neighbour);
+        all.take_while(move |neighbour| vni.is_none_or(|vni| neighbour.vni() == vni))
     }
 
     /// Checks a network in place of the one with its number, and the routers that join it.
@@ -130,7 +165,7 @@ impl Routed {
     }
 
     /// Checks the addresses that a router has in a network: each is a host's there, and neither a
-    /// vnic's nor another router's.
+    /// vnic's, a neighbour's nor another router's.
     fn check_addresses(
         &self,
         id: &RouterId,
@@ -152,7 +187,8 @@ impl Routed {
             let router = router.map(|other| format!("router {:?}", other.id().as_str()));
             let vnic = || vnics.with_address(vni, address);
             let vnic = || vnic().map(|nic| format!("nic {:?}", nic.as_str()));
-            if let Some(owner) = router.or_else(vnic) {
+            let neighbour = || self.neighbour(vni, address).map(owner_name);
+            if let Some(owner) = router.or_else(vnic).or_else(neighbour) {
                 return Err(Refused::AddressTaken { address, vni, owner });
             }
         }
@@ -184,6 +220,30 @@ impl Routed {
         }
     }
 
+    /// Checks a neighbour in place of the one with its address: no router has that. A vnic may, as
+    /// all hosts may have one list of neighbours.
+    pub(crate) fn check_neighbour(&self, neighbour: &Neighbour) -> Result<(), Refused> {
+        let (vni, address) = (neighbour.vni(), neighbour.address());
+        let there = self.neighbour(vni, address).is_some();
+        let count = self.neighbours.len() + usize::from(!there);
+        bounded(count, MAX_NEIGHBOURS, "neighbours", || "this host".to_owned())?;
+        match self.has_address(vni, address) {
+            Some(router) => {
+                let owner = format!("router {:?}", router.as_str());
+                Err(Refused::AddressTaken { address, vni, owner })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that there is a neighbour with this address.
+    pub(crate) fn check_neighbour_there(&self, vni: Vni, address: IpAddr) -> Result<(), Refused> {
+        match self.neighbour(vni, address) {
+            Some(_) => Ok(()),
+            None => Err(Refused::NeighbourMissing { address, vni }),
+        }
+    }
+
     /// Adds a network in place of the one with its number.
     pub(crate) fn insert_network(&mut self, network: Network) {
         self.networks.insert(network.vni(), network);
@@ -203,6 +263,16 @@ impl Routed {
         self.routers.insert(router.id().clone(), router);
     }
 
+    /// Adds a neighbour in place of the one with its address.
+    pub(crate) fn insert_neighbour(&mut self, neighbour: Neighbour) {
+        self.neighbours.insert((neighbour.vni(), neighbour.address()), neighbour);
+    }
+
+    /// Takes a neighbour out.
+    pub(crate) fn remove_neighbour(&mut self, vni: Vni, address: IpAddr) {
+        self.neighbours.remove(&(vni, address));
+    }
+
     /// Takes a router out.
     pub(crate) fn remove_router(&mut self, id: &RouterId) {
         let Some(router) = self.routers.remove(id) else { return };
@@ -214,6 +284,11 @@ impl Routed {
             }
         }
     }
+}
+
+/// The name of a neighbour in a refusal.
+fn owner_name(neighbour: &Neighbour) -> String {
+    format!("the declared neighbour {}", neighbour.mac())
 }
 
 /// The networks that a router joins.

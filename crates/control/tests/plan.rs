@@ -4,8 +4,9 @@ use butterfly_control::{
     Change, Declaration, Desired, NicChange, Refused, TunnelPeer, Unnamed, differences, plan,
 };
 use butterfly_model::{
-    Cidr, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Network, Nic, NicId, Peer, Role,
-    Router, RouterAddresses, RouterId, Rule, SecurityGroup, SocketPath, Subnet, TraceOptions, Vni,
+    Cidr, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Neighbour, Network, Nic, NicId, Peer,
+    Role, Router, RouterAddresses, RouterId, Rule, SecurityGroup, SocketPath, Subnet, TraceOptions,
+    Vni,
 };
 use proptest::{collection::vec, prelude::*, sample::select};
 use std::{collections::BTreeSet, path::Path};
@@ -126,11 +127,21 @@ fn any_router() -> impl Strategy<Value = Router> {
     })
 }
 
+/// So few that they meet addresses of routers and vnics.
+fn any_neighbour() -> impl Strategy<Value = Neighbour> {
+    let address = select(vec!["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.2.2", "fd00::2"]);
+    let mac = select(vec!["02:00:00:00:00:0a", "02:00:00:00:00:0c"]);
+    let host = select(vec![None, Some("192.0.2.1"), Some("2001:db8::1")]);
+    (1..5u32, address, mac, host).prop_map(|(number, address, mac, host)| {
+        Neighbour::parse(vni(number), address, mac, host).unwrap()
+    })
+}
+
 /// Any state: what came of declarations that were taken or refused one after the other.
 fn any_state() -> impl Strategy<Value = Desired> {
-    let routed = (vec(any_network(), 0..10), vec(any_router(), 0..10));
+    let routed = (vec(any_network(), 0..10), vec(any_router(), 0..10), vec(any_neighbour(), 0..8));
     (vec(any_vnic(), 0..12), vec(any_group(), 0..4), vec(any_peer(), 0..4), routed).prop_map(
-        |(vnics, groups, peers, (networks, routers))| {
+        |(vnics, groups, peers, (networks, routers, neighbours))| {
             let mut state = Desired::default();
             let mut add = |declaration| {
                 if let Ok(next) = state.with(declaration, Unnamed::Stay) {
@@ -145,6 +156,9 @@ fn any_state() -> impl Strategy<Value = Desired> {
             };
             let routed =
                 |networks, routers| Declaration { networks, routers, ..Declaration::default() };
+            let beside = |neighbours| Declaration { neighbours, ..Declaration::default() };
+            let (first, last) = neighbours.split_at(neighbours.len() / 2);
+            first.iter().for_each(|neighbour| add(beside(vec![neighbour.clone()])));
             // Some of them before the vnics, which they are in the way of; else behind.
             let (mut early, late): (Vec<_>, Vec<_>) =
                 networks.into_iter().partition(|network| network.mtu().is_none());
@@ -155,6 +169,7 @@ fn any_state() -> impl Strategy<Value = Desired> {
             peers.into_iter().for_each(|peer| add(one(vec![], vec![], vec![peer])));
             late.into_iter().for_each(|network| add(routed(vec![network], vec![])));
             routers.into_iter().for_each(|router| add(routed(vec![], vec![router])));
+            last.iter().for_each(|neighbour| add(beside(vec![neighbour.clone()])));
             state
         },
     )
@@ -181,6 +196,8 @@ fn any_change() -> impl Strategy<Value = Change> {
         1 => (1..5u32).prop_map(|number| Change::RemoveNetwork(vni(number))),
         6 => any_router().prop_map(Change::DeclareRouter),
         1 => any_router().prop_map(|router| Change::RemoveRouter(router.id().clone())),
+        3 => any_neighbour().prop_map(Change::DeclareNeighbour),
+        1 => any_neighbour().prop_map(|it| Change::RemoveNeighbour(it.vni(), it.address())),
     ]
 }
 
@@ -195,6 +212,7 @@ fn said(state: &Desired) -> Declaration {
         peers: state.peers().iter().collect(),
         networks: state.routed().networks().cloned().collect(),
         routers: state.routed().routers().cloned().collect(),
+        neighbours: state.routed().neighbours().cloned().collect(),
     }
 }
 
@@ -224,6 +242,7 @@ fn assert_valid(state: &Desired) {
                     nic.sniff_target.is_none() && nic.vni == vni && nic.ips.contains(address)
                 };
                 assert!(!state.vnics().iter().any(has), "{address} {state:#?}");
+                assert_eq!(state.routed().neighbour(vni, address), None, "{state:#?}");
             }
         }
     }

@@ -4,8 +4,8 @@ use butterfly_control::{
     Change, Declaration, Desired, Object, Refused, Unnamed, What, differences, plan,
 };
 use butterfly_model::{
-    Bench, GroupNames, IpSet, Kind, Mac, Network, Nic, NicId, Router, RouterAddresses, RouterId,
-    Subnet, TraceOptions, Vni,
+    Bench, GroupNames, IpSet, Kind, Mac, Neighbour, Network, Nic, NicId, Router, RouterAddresses,
+    RouterId, Subnet, TraceOptions, Vni,
 };
 
 fn vni(number: u32) -> Vni {
@@ -28,6 +28,13 @@ fn router(id: &str, attachments: &[(u32, &[&str])]) -> Router {
         router.attach(vni(*number), RouterAddresses::parse(*given).unwrap());
     }
     router
+}
+
+const MAC: &str = "02:00:00:00:00:09";
+
+/// A neighbour, maybe on a host.
+fn neighbour(number: u32, address: &str, host: Option<&str>) -> Neighbour {
+    Neighbour::parse(vni(number), address, MAC, host).unwrap()
 }
 
 fn vnic(id: &str, mac: &str, number: u32, ips: &[&str]) -> Nic {
@@ -79,6 +86,9 @@ fn refused(state: &Desired, change: Change) -> Refused {
         }
         Change::DeclareRouter(router) => {
             Declaration { routers: vec![router], ..Declaration::default() }
+        }
+        Change::DeclareNeighbour(neighbour) => {
+            Declaration { neighbours: vec![neighbour], ..Declaration::default() }
         }
         Change::AddVnic(nic) => Declaration { vnics: vec![*nic], ..Declaration::default() },
         _ => return why,
@@ -418,4 +428,179 @@ fn what_comes_and_goes_is_told_in_words() {
     other.commit(prepared);
     let text = "Router r Changed: +network 42 as 10.0.0.2 fd00::2, -network 42, -network 50";
     assert_eq!(told(&full, &other), [text]);
+}
+
+/// Neighbours may be declared before their network, and beside a vnic with the address.
+#[test]
+fn an_address_is_a_router_s_or_a_neighbour_s() {
+    let taken = |owner: &str, address: &str| Refused::AddressTaken {
+        address: address.parse().unwrap(),
+        vni: vni(42),
+        owner: owner.to_owned(),
+    };
+    let joined = joined();
+    for address in ["10.0.0.1", "fd00::1"] {
+        let why = refused(&joined, Change::DeclareNeighbour(neighbour(42, address, None)));
+        assert_eq!(why, taken("router \"r\"", address));
+    }
+    let elsewhere = neighbour(50, "10.0.0.1", None);
+    assert!(joined.prepare(Change::DeclareNeighbour(elsewhere)).is_ok(), "another network");
+
+    let mut both = joined;
+    let there = Change::DeclareNeighbour(neighbour(42, "10.0.0.2", Some("192.0.2.2")));
+    let prepared = both.prepare(there).unwrap();
+    both.commit(prepared);
+    let owner = format!("the declared neighbour {MAC}");
+    let why = refused(&both, declared(router("s", &[(42, &["10.0.0.2"])])));
+    assert_eq!(why, taken(&owner, "10.0.0.2"));
+    let text = "10.0.0.2 of network 42 belongs to the declared neighbour 02:00:00:00:00:09: choose another address";
+    assert_eq!(why.to_string(), text);
+    let other_gateway = network(42, &["10.0.0.0/24 10.0.0.2"]);
+    let why = refused(&both, Change::DeclareNetwork(other_gateway));
+    assert_eq!(why, taken(&owner, "10.0.0.2"));
+
+    let nic = vnic("a", "02:00:00:00:00:01", 42, &["10.0.0.2"]);
+    let prepared = both.prepare(Change::AddVnic(nic.into())).unwrap();
+    both.commit(prepared);
+    let again = Change::DeclareNeighbour(neighbour(42, "10.0.0.2", None));
+    assert!(both.prepare(again).is_ok(), "a vnic has it, too");
+
+    let gone = Change::RemoveNeighbour(vni(42), "10.0.0.2".parse().unwrap());
+    let prepared = both.prepare(gone).unwrap();
+    both.commit(prepared);
+    let why = refused(&both, declared(router("s", &[(42, &["10.0.0.2"])])));
+    assert_eq!(why, taken("nic \"a\"", "10.0.0.2"));
+    let early = state([Change::DeclareNeighbour(neighbour(7, "10.7.0.2", None))]);
+    assert!(early.prepare(Change::DeclareNetwork(network(7, &["10.7.0.0/24 10.7.0.1"]))).is_ok());
+}
+
+#[test]
+fn a_neighbour_that_is_missing_is_named_and_none_is_named_twice() {
+    let (one, other) = (neighbour(42, "10.0.0.2", None), neighbour(42, "fd00::2", None));
+    let mut state = state([Change::DeclareNeighbour(one.clone())]);
+    let (vni, address) = (one.vni(), one.address());
+    for (number, text) in [(42, "10.0.0.3"), (7, "10.0.0.2"), (42, "fd00::2")] {
+        let (vni, address) = (self::vni(number), text.parse().unwrap());
+        let why = refused(&state, Change::RemoveNeighbour(vni, address));
+        assert_eq!(why, Refused::NeighbourMissing { address, vni });
+        let text = format!(
+            "there is no neighbour {text} of network {number}: `butterfly neighbour list --vni {number}` has those that there are"
+        );
+        assert_eq!(why.to_string(), text);
+    }
+    let neighbours = vec![one.clone(), other, neighbour(42, "10.0.0.2", Some("192.0.2.2"))];
+    let twice = Declaration { neighbours, ..Declaration::default() };
+    let why = state.with(twice, Unnamed::Stay).unwrap_err();
+    assert_eq!(why, Refused::NeighbourTwice { address, vni });
+    assert_eq!(why.to_string(), "neighbour 10.0.0.2 of network 42 is declared twice");
+    let gone = state.prepare(Change::RemoveNeighbour(vni, address)).unwrap();
+    state.commit(gone);
+    assert_eq!(state, Desired::default());
+}
+
+/// Neighbours go before routers do, and come after them; one that changes comes again.
+#[test]
+fn a_plan_has_neighbours_first_and_last() {
+    let with = |mut state: Desired, neighbours: &[Neighbour]| {
+        for neighbour in neighbours {
+            let prepared = state.prepare(Change::DeclareNeighbour(neighbour.clone())).unwrap();
+            state.commit(prepared);
+        }
+        state
+    };
+    let moved = state([
+        Change::DeclareNetwork(network(42, &["10.0.0.0/24 10.0.0.2", "fd00::/64 fd00::1"])),
+        Change::DeclareNetwork(network(50, &["10.0.1.0/24 10.0.1.1"])),
+        declared(router("r", &[(42, &[]), (50, &[])])),
+    ]);
+    let (here, there) = (neighbour(50, "10.0.1.9", None), neighbour(50, "10.0.1.9", Some("::9")));
+    let old = with(joined(), &[neighbour(42, "10.0.0.2", None), here.clone()]);
+    let new = with(moved.clone(), &[there.clone(), neighbour(42, "10.0.0.1", None)]);
+    let changes = plan(&old, &new);
+    let first = Change::RemoveNeighbour(vni(42), "10.0.0.2".parse().unwrap());
+    let last = [neighbour(42, "10.0.0.1", None), there].map(Change::DeclareNeighbour);
+    assert_eq!(changes.first(), Some(&first));
+    assert!(changes.ends_with(&last), "{changes:#?}");
+    let mut made = old.clone();
+    for change in changes.clone() {
+        let prepared = made.prepare(change).unwrap();
+        made.commit(prepared);
+    }
+    assert_eq!(made, new);
+    let told: Vec<String> = differences(&old, &new, &changes)
+        .into_iter()
+        .filter(|row| row.object == Object::Neighbour)
+        .map(|row| format!("{} {:?}: {}", row.name, row.what, row.text))
+        .collect();
+    let expected = [
+        "10.0.0.1 of network 42 Added: MAC 02:00:00:00:00:09",
+        "10.0.0.2 of network 42 Removed: ",
+        "10.0.1.9 of network 50 Changed: host none -> ::9",
+    ];
+    assert_eq!(told, expected);
+    let other = Neighbour::parse(vni(50), "10.0.1.9", "02:00:00:00:00:08", Some("192.0.2.2"));
+    let other = with(old.clone(), &[other.unwrap()]);
+    let text = "MAC 02:00:00:00:00:09 -> 02:00:00:00:00:08, host none -> 192.0.2.2";
+    assert_eq!(differences(&old, &other, &[])[0].text, text);
+    // What is not named goes, or stays.
+    let file = Declaration { neighbours: vec![here], ..Declaration::default() };
+    assert_eq!(old.with(file.clone(), Unnamed::Stay).unwrap(), old);
+    assert_eq!(old.with(file, Unnamed::Go).unwrap().routed().neighbours().len(), 1);
+}
+
+#[test]
+fn neighbours_are_listed_in_the_order_of_networks_and_addresses() {
+    let all = [(7, "10.0.0.9"), (7, "fd00::1"), (9, "9.0.0.9"), (9, "10.0.0.1"), (9, "::2")];
+    let reversed = all.into_iter().rev().map(|(number, text)| neighbour(number, text, None));
+    let state = state(reversed.map(Change::DeclareNeighbour));
+    let listed = |vni: Option<u32>, after: Option<(u32, &str)>| -> Vec<String> {
+        let after = after.map(|(number, text)| (self::vni(number), text.parse().unwrap()));
+        let listed = state.routed().neighbours_after(vni.map(self::vni), after);
+        listed.map(|it| format!("{} {}", it.vni(), it.address())).collect()
+    };
+    let expected = all.map(|(number, text)| format!("{number} {text}"));
+    assert_eq!(listed(None, None), expected);
+    assert_eq!(listed(None, Some((7, "10.0.0.9"))), expected[1..]);
+    assert_eq!(listed(None, Some((8, "::"))), expected[2..], "it is none of them");
+    assert_eq!(listed(Some(7), None), expected[..2]);
+    assert_eq!(listed(Some(9), Some((7, "fd00::1"))), expected[2..]);
+    assert_eq!(listed(Some(9), Some((9, "10.0.0.1"))), expected[4..]);
+    assert_eq!(listed(Some(7), Some((9, "10.0.0.1"))), [""; 0]);
+    assert_eq!(listed(Some(8), None), [""; 0]);
+}
+
+/// The most that there can be come one by one, and at once, without a look at all others for each:
+/// that would take hours.
+#[test]
+fn neighbours_of_a_host_are_bounded_and_none_costs_a_look_at_all() {
+    let nth = |n: u32| {
+        Neighbour::new(
+            vni(42 + n % 3),
+            std::net::Ipv4Addr::from_bits(0x0a00_0000 + n).into(),
+            Mac::parse(MAC).unwrap(),
+            None,
+        )
+        .unwrap()
+    };
+    let mut full = joined();
+    for n in 2..262_146 {
+        let prepared = full.prepare(Change::DeclareNeighbour(nth(n))).unwrap();
+        full.commit(prepared);
+    }
+    let neighbours: Vec<Neighbour> = full.routed().neighbours().cloned().collect();
+    let file = Declaration { neighbours, ..Declaration::default() };
+    let at_once = joined().with(file, Unnamed::Stay).unwrap();
+    assert_eq!(at_once, full);
+    assert_eq!(plan(&joined(), &full).len(), 262_144);
+    let why = refused(&full, Change::DeclareNeighbour(nth(262_146)));
+    assert_eq!(too_many(why), ("this host".into(), "neighbours", 262_144));
+    assert!(full.prepare(Change::DeclareNeighbour(nth(7))).is_ok(), "it is there");
+    // Routers are checked against addresses of theirs alone.
+    for n in 0..1000 {
+        let id = format!("r{n}");
+        let prepared = full.prepare(declared(router(&id, &[(50, &["10.0.1.7"])]))).unwrap();
+        full.commit(prepared);
+        let gone = full.prepare(Change::RemoveRouter(RouterId::new(&id).unwrap())).unwrap();
+        full.commit(gone);
+    }
 }

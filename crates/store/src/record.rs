@@ -13,11 +13,14 @@ pub enum Sort {
     Network,
     /// A router, with its attachments.
     Router,
+    /// A declared neighbour.
+    Neighbour,
 }
 
 impl Sort {
     /// All sorts, in the order of their numbers.
-    pub const ALL: [Self; 5] = [Self::Vnic, Self::Group, Self::Peer, Self::Network, Self::Router];
+    pub const ALL: [Self; 6] =
+        [Self::Vnic, Self::Group, Self::Peer, Self::Network, Self::Router, Self::Neighbour];
 
     /// Its number in files and frames, which never changes.
     pub(crate) fn number(self) -> u8 {
@@ -27,12 +30,14 @@ impl Sort {
             Self::Peer => 2,
             Self::Network => 3,
             Self::Router => 4,
+            // Those between are of sorts to come (docs/design/routed.md).
+            Self::Neighbour => 8,
         }
     }
 
     /// The sort with this number.
     pub(crate) fn numbered(number: u8) -> Option<Self> {
-        Self::ALL.get(usize::from(number)).copied()
+        Self::ALL.into_iter().find(|sort| sort.number() == number)
     }
 }
 
@@ -89,11 +94,20 @@ mod tests {
     /// Files have these numbers.
     #[test]
     fn a_sort_keeps_its_number() {
-        let numbered = [Sort::Vnic, Sort::Group, Sort::Peer, Sort::Network, Sort::Router];
-        for (number, sort) in (0..).zip(numbered) {
+        let numbered = [
+            (0, Sort::Vnic),
+            (1, Sort::Group),
+            (2, Sort::Peer),
+            (3, Sort::Network),
+            (4, Sort::Router),
+            (8, Sort::Neighbour),
+        ];
+        for (number, sort) in numbered {
             assert_eq!((sort.number(), Sort::numbered(number)), (number, Some(sort)));
         }
-        assert_eq!(Sort::numbered(5), None);
-        assert_eq!(Sort::ALL, numbered);
+        for number in (5..8).chain(9..=u8::MAX) {
+            assert_eq!(Sort::numbered(number), None);
+        }
+        assert_eq!(Sort::ALL, numbered.map(|(_, sort)| sort));
     }
 }

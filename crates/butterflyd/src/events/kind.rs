@@ -218,6 +218,10 @@ kinds! {
     RouterDeclared = "router-declared", CHANGE;
     /// A router was deleted.
     RouterRemoved = "router-removed", CHANGE;
+    /// A neighbour was declared, or has another MAC address or host: both of them.
+    NeighbourDeclared = "neighbour-declared", CHANGE;
+    /// A neighbour was deleted.
+    NeighbourRemoved = "neighbour-removed", CHANGE;
     /// Another host that no option names was heard for the first time.
     PeerLearnt = "peer-learnt", USUAL;
     /// Another host that no option names was silent for too long.

@@ -1,13 +1,18 @@
 //! A whole state in one request: planned, then carried out as a whole or not at all.
 
 use super::Daemon;
-use crate::{dataplane::Dataplane, handlers::convert, host::limits};
+use crate::{
+    dataplane::Dataplane,
+    handlers::{convert, neighbour},
+    host::limits,
+};
 use butterfly_api::{
     Answer, Failure,
     proto::{self, ApplyReq, ApplyRes, Response, apply_res},
 };
 use butterfly_control::{
-    Change, Declaration, Desired, Difference, Object, Unnamed, What, differences, plan,
+    Change, Declaration, Desired, Difference, Object, Unnamed, What, differences, neighbour_name,
+    plan,
 };
 use butterfly_model::NicId;
 use protobuf::{Message, MessageField};
@@ -101,10 +106,17 @@ impl<D: Dataplane> Daemon<D> {
             let router = router.map_err(|failure| about("router", declared.id(), failure))?;
             Ok(Declaration { routers: vec![router], ..Declaration::default() })
         };
+        let neighbour = |declared: &proto::Neighbour| {
+            let name = format!("{} of network {}", declared.address(), declared.vni());
+            let neighbour = neighbour::neighbour(declared);
+            let neighbour = neighbour.map_err(|failure| about("neighbour", &name, failure))?;
+            Ok(Declaration { neighbours: vec![neighbour], ..Declaration::default() })
+        };
         let groups = request.security_group.iter().map(group);
         let networks = request.network.iter().map(network);
         let named = request.nic.iter().map(nic).chain(groups).chain(request.peer.iter().map(peer));
-        named.chain(networks).chain(request.router.iter().map(router))
+        let neighbours = request.neighbour.iter().map(neighbour);
+        named.chain(networks).chain(request.router.iter().map(router)).chain(neighbours)
     }
 
     /// Makes vnics anew that are declared again although no VM can attach to them any more: the
@@ -313,6 +325,12 @@ pub(super) fn name_of(change: &Change) -> About {
         Change::RemoveNetwork(vni) => format!("network {vni}"),
         Change::DeclareRouter(router) => format!("router {:?}", router.id().as_str()),
         Change::RemoveRouter(id) => format!("router {:?}", id.as_str()),
+        Change::DeclareNeighbour(neighbour) => {
+            format!("neighbour {}", neighbour_name(neighbour.vni(), neighbour.address()))
+        }
+        Change::RemoveNeighbour(vni, address) => {
+            format!("neighbour {}", neighbour_name(*vni, *address))
+        }
     })
 }
 
@@ -368,6 +386,7 @@ fn row(difference: Difference, cuts: &BTreeSet<String>) -> apply_res::Change {
         Object::Peer => change::Object::PEER,
         Object::Network => change::Object::NETWORK,
         Object::Router => change::Object::ROUTER,
+        Object::Neighbour => change::Object::NEIGHBOUR,
     };
     let what = match difference.what {
         What::Added => change::What::ADDED,

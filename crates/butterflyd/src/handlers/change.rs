@@ -13,7 +13,8 @@ use crate::{
 };
 use butterfly_api::Failure;
 use butterfly_control::{
-    Change, NicChange, Prepared, TunnelPeer, about_network, about_router, member_of, rule_of,
+    Change, NicChange, Prepared, TunnelPeer, about_neighbour, about_network, about_router,
+    member_of, neighbour_name, rule_of,
 };
 use butterfly_datapath::{GroupChange, RoutingChange};
 use butterfly_model::{GroupName, Nic, Vni};
@@ -34,11 +35,13 @@ impl<D: Dataplane> Daemon<D> {
                 let limited = self.limited_egress(prepared.change());
                 let (kind, text) = self.carry_out_change(prepared.change())?;
                 match kind {
-                    // Single rules and members come in thousands.
+                    // Single rules, members and neighbours come in thousands.
                     Kind::SgRuleAdded
                     | Kind::SgRuleRemoved
                     | Kind::SgMemberAdded
-                    | Kind::SgMemberRemoved => self.note(kind, text),
+                    | Kind::SgMemberRemoved
+                    | Kind::NeighbourDeclared
+                    | Kind::NeighbourRemoved => self.note(kind, text),
                     _ => self.tell(kind, text),
                 }
                 self.commit(prepared);
@@ -75,8 +78,8 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Has the data path carry out a change of a group, a peer, a network or a router. Returns the
-    /// event that it is.
+    /// Has the data path carry out a change of a group, a peer, a network, a router or a neighbour.
+    /// Returns the event that it is.
     fn carry_out_change(&mut self, change: &Change) -> Result<(Kind, String), Failure> {
         let mut group =
             |name: &GroupName, change| self.dataplane.change_group(name, change).map_err(refusal);
@@ -137,6 +140,17 @@ impl<D: Dataplane> Daemon<D> {
             Change::RemoveRouter(id) => {
                 self.dataplane.change_routing(RoutingChange::RemoveRouter(id.clone()));
                 (Kind::RouterRemoved, format!("router {:?} deleted", id.as_str()))
+            }
+            Change::DeclareNeighbour(neighbour) => {
+                self.dataplane.change_routing(RoutingChange::DeclareNeighbour(neighbour.clone()));
+                let name = neighbour_name(neighbour.vni(), neighbour.address());
+                let text = format!("neighbour {name}: {}", about_neighbour(neighbour));
+                (Kind::NeighbourDeclared, text)
+            }
+            Change::RemoveNeighbour(vni, address) => {
+                self.dataplane.change_routing(RoutingChange::RemoveNeighbour(*vni, *address));
+                let name = neighbour_name(*vni, *address);
+                (Kind::NeighbourRemoved, format!("neighbour {name} deleted"))
             }
             // Vnics have handlers of their own.
             Change::AddVnic(_)

@@ -8,12 +8,13 @@ use super::{
     Daemon,
     apply::{come_again, name_of},
     convert,
+    neighbour::neighbour_details,
     records::object,
 };
 use crate::{
     dataplane::Dataplane,
     events::{Kind, Note},
-    keeper::{Keeper, Missing, peer_name},
+    keeper::{Keeper, Missing, peer_name, read_neighbour_key},
 };
 use butterfly_api::Failure;
 use butterfly_control::{Declaration, Desired, Unnamed, plan};
@@ -329,6 +330,10 @@ pub(super) fn encoded(key: &Key, state: &Desired) -> Option<Vec<u8>> {
             convert::network_details(state.routed().network(vni)?).write_to_bytes()
         }
         Sort::Router => convert::router_details(state.routed().router(name)?).write_to_bytes(),
+        Sort::Neighbour => {
+            let (vni, address) = read_neighbour_key(name)?;
+            neighbour_details(state.routed().neighbour(vni, address)?).write_to_bytes()
+        }
     };
     bytes.ok()
 }

@@ -14,6 +14,7 @@ mod keep;
 mod kept;
 mod meant;
 mod moved;
+mod neighbour;
 mod nic;
 mod record;
 mod records;
@@ -244,6 +245,9 @@ impl<D: Dataplane> Daemon<D> {
             Action::RouterList => self.router_list(),
             Action::RouterAttach(attachment) => self.router_attach(attachment),
             Action::RouterDetach(attachment) => self.router_detach(attachment),
+            Action::NeighbourAdd(neighbour) => self.neighbour_add(neighbour),
+            Action::NeighbourDel(neighbour) => self.neighbour_del(neighbour),
+            Action::NeighbourList(request) => self.neighbour_list(request),
             Action::NicRelease(id) => self.nic_release(id),
             Action::NicExportTo(request) => self.nic_export_to(request),
             Action::NicImport(request) => self.nic_import(request),

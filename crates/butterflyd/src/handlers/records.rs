@@ -1,8 +1,8 @@
 //! Texts that processes keep for others, read and checked like a client's word: records of the
 //! store, and the declaration.
 
-use super::convert;
-use crate::keeper::{Birth, peer_name};
+use super::{convert, neighbour::neighbour};
+use crate::keeper::{Birth, neighbour_key, peer_name};
 use butterfly_api::{Failure, proto};
 use butterfly_control::{Declaration, Desired, Unnamed};
 use butterfly_model::SocketDir;
@@ -73,6 +73,12 @@ pub(super) fn object(
             named(router.id().as_str())?;
             object.routers.push(router);
         }
+        Sort::Neighbour => {
+            let neighbour: proto::Neighbour = read(value)?;
+            let neighbour = self::neighbour(&neighbour).map_err(told)?;
+            named(&neighbour_key(neighbour.vni(), neighbour.address()))?;
+            object.neighbours.push(neighbour);
+        }
     }
     Ok((object, birth))
 }
@@ -106,12 +112,14 @@ pub fn declared_in(bytes: &[u8], sockets: &SocketDir) -> Result<Desired, String>
     let peers = request.peer.iter().map(convert::peer);
     let networks = request.network.iter().map(convert::declared_network);
     let routers = request.router.iter().map(convert::router);
+    let neighbours = request.neighbour.iter().map(neighbour);
     let declaration = Declaration {
         vnics: nics.collect::<Result<_, _>>().map_err(told)?,
         groups: groups.collect::<Result<_, _>>().map_err(told)?,
         peers: peers.collect::<Result<_, _>>().map_err(told)?,
         networks: networks.collect::<Result<_, _>>().map_err(told)?,
         routers: routers.collect::<Result<_, _>>().map_err(told)?,
+        neighbours: neighbours.collect::<Result<_, _>>().map_err(told)?,
     };
     Desired::default().with(declaration, Unnamed::Stay).map_err(|why| why.to_string())
 }

@@ -8,6 +8,7 @@ mod guests;
 mod host;
 mod kept;
 mod moved;
+mod neighbours;
 mod reload;
 mod routed;
 mod security_groups;

@@ -1,4 +1,5 @@
-//! Networks and routers: what goes before groups and vnics change, and what comes after them.
+//! Networks, routers and neighbours: what goes before groups and vnics change, and what comes after
+//! them.
 //!
 //! In between is only what both states have, so that no moment routes what neither does, and no
 //! vnic meets an address of a router that is gone, or not there yet.
@@ -6,10 +7,10 @@
 use crate::{change::Change, routed::Routed};
 use butterfly_model::{Network, Router};
 
-/// Changes of networks and routers, by when they are made.
+/// Changes of networks, routers and neighbours, by when they are made.
 #[derive(Default)]
 pub(super) struct Routing {
-    /// Attachments, routers, networks and subnets go: before the vnics change.
+    /// Neighbours, attachments, routers, networks and subnets go: before the vnics change.
     pub go: Vec<Change>,
     /// They come: after the vnics changed.
     pub come: Vec<Change>,
@@ -24,6 +25,8 @@ impl Routing {
         let network = |was: &Network| new.network(was.vni()).map(|network| was.in_common(network));
         let router =
             |was: &Router| new.router(was.id().as_str()).map(|new| kept(was, new, network, old));
+        let gone = old.neighbours().filter(|was| new.neighbour(was.vni(), was.address()).is_none());
+        routing.go.extend(gone.map(|was| Change::RemoveNeighbour(was.vni(), was.address())));
         for was in old.routers() {
             match router(was) {
                 None => routing.go.push(Change::RemoveRouter(was.id().clone())),
@@ -48,6 +51,9 @@ impl Routing {
                 routing.come.push(Change::DeclareRouter(will.clone()));
             }
         }
+        let come =
+            new.neighbours().filter(|will| old.neighbour(will.vni(), will.address()) != Some(will));
+        routing.come.extend(come.cloned().map(Change::DeclareNeighbour));
         routing
     }
 }

@@ -136,6 +136,20 @@ fn each_change_is_an_event_and_what_changes_nothing_is_none() {
             "router-declared router_attach: router \"r\": network 42 as 10.7.7.7",
         ),
         ("router_attach { router: \"r\" vni: 42 address: \"10.7.7.7\" }".into(), ""),
+        (
+            "neighbour_add { vni: 42 address: \"10.7.7.9\" mac: \"02:00:00:00:00:09\" host: \"192.0.2.2\" }".into(),
+            "neighbour-declared neighbour_add: neighbour 10.7.7.9 of network 42: MAC 02:00:00:00:00:09, host 192.0.2.2",
+        ),
+        ("neighbour_add { vni: 42 address: \"10.7.7.9\" mac: \"02:00:00:00:00:09\" host: \"192.0.2.2\" }".into(), ""),
+        (
+            "neighbour_add { vni: 42 address: \"10.7.7.9\" mac: \"02:00:00:00:00:09\" }".into(),
+            "neighbour-declared neighbour_add: neighbour 10.7.7.9 of network 42: MAC 02:00:00:00:00:09",
+        ),
+        (
+            "neighbour_del { vni: 42 address: \"10.7.7.9\" }".into(),
+            "neighbour-removed neighbour_del: neighbour 10.7.7.9 of network 42 deleted",
+        ),
+        ("neighbour_del { vni: 42 address: \"10.7.7.9\" }".into(), ""),
         ("router_del: \"r\"".into(), "router-removed router_del: router \"r\" deleted"),
         ("network_del: 42".into(), "network-removed network_del: network 42 is not declared any more"),
         ("network_del: 42".into(), ""),

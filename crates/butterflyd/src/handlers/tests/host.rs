@@ -26,7 +26,8 @@ use butterfly_datapath::{
     Walk, WorkerReport,
 };
 use butterfly_model::{
-    Cidr, Direction, GroupName, Network, Router, RouterId, Rule, SecurityGroup, SocketDir, Vni,
+    Cidr, Direction, GroupName, Neighbour, Network, Router, RouterId, Rule, SecurityGroup,
+    SocketDir, Vni,
 };
 use butterfly_vhost::{
     control::Detach,
@@ -50,6 +51,7 @@ pub(super) struct Fake {
     pub(super) groups: BTreeMap<GroupName, SecurityGroup>,
     pub(super) networks: BTreeMap<Vni, Network>,
     pub(super) routers: BTreeMap<RouterId, Router>,
+    pub(super) neighbours: BTreeMap<(Vni, IpAddr), Neighbour>,
     /// Last query about sessions, and its limit.
     pub(super) asked: RefCell<Option<(SessionFilter, usize)>>,
     /// The last packet that was to be explained.
@@ -579,6 +581,16 @@ impl Dataplane for Fake {
                 self.routers.remove(&id);
                 format!("router {id}: remove")
             }
+            RoutingChange::DeclareNeighbour(neighbour) => {
+                let at = (neighbour.vni(), neighbour.address());
+                let text = format!("network {}: {neighbour}", at.0);
+                self.neighbours.insert(at, neighbour);
+                text
+            }
+            RoutingChange::RemoveNeighbour(vni, address) => {
+                self.neighbours.remove(&(vni, address));
+                format!("neighbour {address} of network {vni}: remove")
+            }
         });
     }
 
@@ -709,8 +721,13 @@ impl Host {
 
     /// Everything that was declared.
     pub(super) fn declared(&mut self) -> String {
-        let all =
-            ["nic_details: \"\"", "sg_details: \"\"", "network_list: true", "router_list: true"];
+        let all = [
+            "nic_details: \"\"",
+            "sg_details: \"\"",
+            "network_list: true",
+            "router_list: true",
+            "neighbour_list { }",
+        ];
         all.map(|request| self.succeeds(request)).concat()
     }
 }

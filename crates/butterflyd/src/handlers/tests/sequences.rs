@@ -63,6 +63,14 @@ fn any_request() -> impl proptest::strategy::Strategy<Value = String> {
         "router_attach { router: \"s\" vni: 1 address: \"10.0.0.2\" }",
         "router_detach { router: \"r\" vni: 1 }",
         "router_del: \"s\"",
+        "neighbour_add { vni: 1 address: \"10.0.0.1\" mac: \"02:00:00:00:00:09\" }",
+        "neighbour_add { vni: 1 address: \"10.0.0.2\" mac: \"02:00:00:00:00:09\" host: \"192.0.2.2\" }",
+        "neighbour_add { vni: 1 address: \"10.0.0.2\" mac: \"02:00:00:00:00:08\" }",
+        "neighbour_add { vni: 2 address: \"::1\" mac: \"02:00:00:00:00:09\" }",
+        "neighbour_add { vni: 2 address: \"fd00::9\" mac: \"02:00:00:00:00:09\" }",
+        "neighbour_del { vni: 1 address: \"10.0.0.2\" }",
+        "neighbour_del { vni: 2 address: \"fd00::9\" }",
+        "apply { neighbour { vni: 1 address: \"10.0.0.7\" mac: \"02:00:00:00:00:09\" } prune: true }",
     ];
     let rules = [
         "direction: INBOUND protocol: -1 security_group: \"g\"",
@@ -108,6 +116,7 @@ fn check_invariants(host: &mut Host) {
     let routed = daemon.desired.routed();
     assert!(routed.networks().eq(daemon.dataplane.networks.values()));
     assert!(routed.routers().eq(daemon.dataplane.routers.values()));
+    assert!(routed.neighbours().eq(daemon.dataplane.neighbours.values()));
     for (number, one) in declared.iter().enumerate() {
         for other in &declared[..number] {
             assert_ne!(one.kind.socket(), other.kind.socket());
