@@ -88,8 +88,8 @@ impl Routed {
         self.neighbours.values()
     }
 
-    /// The declared neighbours of a network, or of all, behind one, which need not be declared. Looks
-    /// at none before it.
+    /// The declared neighbours of a network, or of all, behind one, which need not be declared.
+    /// Looks at none before it.
     pub fn neighbours_after(
         &self,
         vni: Option<Vni>,

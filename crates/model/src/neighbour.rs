@@ -14,7 +14,7 @@ use std::{
 /// A machine of a network as routers find it: its IP address and MAC address, and maybe the host
 /// on which it runs.
 ///
-/// What vnics of this host have counts before it, so all hosts may have the same list.
+/// Addresses that vnics of this host have count before it, so all hosts may have the same list.
 ///
 /// ```
 /// use butterfly_model::{Neighbour, Vni};

@@ -1,11 +1,7 @@
 //! A whole state in one request: planned, then carried out as a whole or not at all.
 
 use super::Daemon;
-use crate::{
-    dataplane::Dataplane,
-    handlers::{convert, neighbour},
-    host::limits,
-};
+use crate::{dataplane::Dataplane, handlers::convert, host::limits};
 use butterfly_api::{
     Answer, Failure,
     proto::{self, ApplyReq, ApplyRes, Response, apply_res},
@@ -108,7 +104,7 @@ impl<D: Dataplane> Daemon<D> {
         };
         let neighbour = |declared: &proto::Neighbour| {
             let name = format!("{} of network {}", declared.address(), declared.vni());
-            let neighbour = neighbour::neighbour(declared);
+            let neighbour = convert::neighbour(declared);
             let neighbour = neighbour.map_err(|failure| about("neighbour", &name, failure))?;
             Ok(Declaration { neighbours: vec![neighbour], ..Declaration::default() })
         };

@@ -4,7 +4,7 @@ use butterfly_api::{Failure, proto};
 use butterfly_control::{Refused, TunnelPeer};
 use butterfly_model::{
     Bench, Cidr, Direction, GroupName, GroupNameError, GroupNames, IpSet, Kind, Limit, LimitError,
-    Limits, Mac, Netns, Network, Nic, NicId, NicUpdate, Peer, Protocol, Role, Router,
+    Limits, Mac, Neighbour, Netns, Network, Nic, NicId, NicUpdate, Peer, Protocol, Role, Router,
     RouterAddresses, RouterId, Rule, RuleError, SecurityGroup, SocketDir, Subnet, TraceOptions,
     Vni, canonical, parse_ip,
 };
@@ -386,6 +386,37 @@ pub fn network_of(declared: &proto::Attachment) -> Result<Vni, Failure> {
         .vni
         .ok_or_else(|| Failure::new("an attachment needs the VNI of its network"))
         .and_then(network)
+}
+
+/// Checks the declaration of a neighbour.
+pub fn neighbour(declared: &proto::Neighbour) -> Result<Neighbour, Failure> {
+    let (address, mac) = (declared.address(), declared.mac());
+    let neighbour =
+        Neighbour::parse(network_of_neighbour(declared)?, address, mac, declared.host.as_deref());
+    neighbour.map_err(|error| Failure::new(error.to_string()))
+}
+
+/// Reads the network and the address of a neighbour.
+pub fn neighbour_place(declared: &proto::Neighbour) -> Result<(Vni, IpAddr), Failure> {
+    let address = parse_ip(declared.address());
+    let address = address.map_err(|error| Failure::new(error.to_string()))?;
+    Ok((network_of_neighbour(declared)?, address))
+}
+
+fn network_of_neighbour(declared: &proto::Neighbour) -> Result<Vni, Failure> {
+    let vni = declared.vni.ok_or_else(|| Failure::new("a neighbour needs the VNI of its network"));
+    vni.and_then(network)
+}
+
+/// A neighbour as it is echoed. Given back as a declaration, it changes nothing.
+pub fn neighbour_details(neighbour: &Neighbour) -> proto::Neighbour {
+    proto::Neighbour {
+        vni: Some(neighbour.vni().number()),
+        address: Some(canonical(neighbour.address())),
+        mac: Some(neighbour.mac().text().to_owned()),
+        host: neighbour.host().map(canonical),
+        ..Default::default()
+    }
 }
 
 fn cidr_details(cidr: &Cidr) -> proto::Cidr {

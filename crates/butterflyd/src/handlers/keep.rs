@@ -8,7 +8,6 @@ use super::{
     Daemon,
     apply::{come_again, name_of},
     convert,
-    neighbour::neighbour_details,
     records::object,
 };
 use crate::{
@@ -332,7 +331,7 @@ pub(super) fn encoded(key: &Key, state: &Desired) -> Option<Vec<u8>> {
         Sort::Router => convert::router_details(state.routed().router(name)?).write_to_bytes(),
         Sort::Neighbour => {
             let (vni, address) = read_neighbour_key(name)?;
-            neighbour_details(state.routed().neighbour(vni, address)?).write_to_bytes()
+            convert::neighbour_details(state.routed().neighbour(vni, address)?).write_to_bytes()
         }
     };
     bytes.ok()
@@ -349,15 +348,19 @@ pub(super) fn valid(
     objects: Vec<Declaration>,
     invalid: &mut Vec<String>,
 ) -> Desired {
-    let mut all = Declaration::default();
-    objects.iter().for_each(|object| all.join(object.clone()));
-    if let Ok(state) = state.with(all, Unnamed::Stay) {
-        return state;
-    }
-    for object in objects {
-        match state.with(object, Unnamed::Stay) {
+    // Halves of what is refused, down to single objects: there may be 262,144 neighbours, and each
+    // attempt copies the state.
+    let mut parts: Vec<&[Declaration]> = vec![&objects];
+    while let Some(part) = parts.pop() {
+        let mut all = Declaration::default();
+        part.iter().for_each(|object| all.join(object.clone()));
+        match state.with(all, Unnamed::Stay) {
             Ok(next) => state = next,
-            Err(why) => invalid.push(why.to_string()),
+            Err(why) if part.len() <= 1 => invalid.push(why.to_string()),
+            Err(_) => {
+                let (first, second) = part.split_at(part.len() / 2);
+                parts.extend([second, first]);
+            }
         }
     }
     state

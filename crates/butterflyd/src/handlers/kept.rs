@@ -9,7 +9,6 @@ use crate::{
     handlers::{
         convert,
         keep::{NAMES, valid},
-        neighbour::neighbour_details,
     },
     holding::Holding,
 };
@@ -89,7 +88,7 @@ impl<D: Dataplane> Daemon<D> {
             peer: self.desired.peers().iter().map(peer).collect(),
             network: self.desired.routed().networks().map(convert::network_details).collect(),
             router: self.desired.routed().routers().map(convert::router_details).collect(),
-            neighbour: self.desired.routed().neighbours().map(neighbour_details).collect(),
+            neighbour: self.desired.routed().neighbours().map(convert::neighbour_details).collect(),
             ..Default::default()
         }
     }

@@ -1,7 +1,7 @@
 //! Texts that processes keep for others, read and checked like a client's word: records of the
 //! store, and the declaration.
 
-use super::{convert, neighbour::neighbour};
+use super::convert;
 use crate::keeper::{Birth, neighbour_key, peer_name};
 use butterfly_api::{Failure, proto};
 use butterfly_control::{Declaration, Desired, Unnamed};
@@ -75,7 +75,7 @@ pub(super) fn object(
         }
         Sort::Neighbour => {
             let neighbour: proto::Neighbour = read(value)?;
-            let neighbour = self::neighbour(&neighbour).map_err(told)?;
+            let neighbour = convert::neighbour(&neighbour).map_err(told)?;
             named(&neighbour_key(neighbour.vni(), neighbour.address()))?;
             object.neighbours.push(neighbour);
         }
@@ -112,7 +112,7 @@ pub fn declared_in(bytes: &[u8], sockets: &SocketDir) -> Result<Desired, String>
     let peers = request.peer.iter().map(convert::peer);
     let networks = request.network.iter().map(convert::declared_network);
     let routers = request.router.iter().map(convert::router);
-    let neighbours = request.neighbour.iter().map(neighbour);
+    let neighbours = request.neighbour.iter().map(convert::neighbour);
     let declaration = Declaration {
         vnics: nics.collect::<Result<_, _>>().map_err(told)?,
         groups: groups.collect::<Result<_, _>>().map_err(told)?,

@@ -226,3 +226,27 @@ fn what_is_kept_is_read_as_it_was() {
     assert!(successor.envelope.handler_mut().take_up_bytes(&bytes).unwrap().is_empty());
     assert_eq!(listed(&mut successor), before);
 }
+
+/// Of many neighbours, one that is not valid leaves the others alone, and costs no attempt for each
+/// of them.
+#[test]
+fn a_neighbour_that_is_refused_leaves_the_others() {
+    let mut host = host();
+    let many = |n: u32| {
+        let address = std::net::Ipv4Addr::from_bits(0x0a02_0000 + n);
+        format!("neighbour {{ vni: 42 address: \"{address}\" {MAC} }} ")
+    };
+    let all: String = (0..20_000).map(many).collect();
+    let mut neighbours: butterfly_api::proto::ApplyReq = butterfly_api::text::parse(&all).unwrap();
+    let taken = host.envelope.handler_mut().declaration_bytes().unwrap();
+    let mut state: butterfly_api::proto::ApplyReq =
+        protobuf::Message::parse_from_bytes(&taken).unwrap();
+    neighbours.neighbour[7].address = Some("10.0.0.1".into());
+    state.neighbour.append(&mut neighbours.neighbour);
+    let bytes = protobuf::Message::write_to_bytes(&state).unwrap();
+    let mut successor = Host::new();
+    let lost = successor.envelope.handler_mut().take_up_bytes(&bytes).unwrap();
+    assert_eq!(lost, ["10.0.0.1 of network 42 belongs to router \"r\": choose another address"]);
+    let state = &successor.envelope.handler_mut().desired;
+    assert_eq!(state.routed().neighbours().len(), 2 + 20_000 - 1);
+}
