@@ -155,8 +155,21 @@ mod tests {
         assert!(page.starts_with("usage: butterfly SUBCOMMAND"));
         assert!(page.contains("\nbutterfly subcommands:\n    nic "));
         for name in [
-            "sg", "status", "drops", "fdb", "workers", "events", "tunnels", "uplink", "peer",
-            "network", "router", "request", "dump", "shutdown",
+            "sg",
+            "status",
+            "drops",
+            "fdb",
+            "workers",
+            "events",
+            "tunnels",
+            "uplink",
+            "peer",
+            "network",
+            "router",
+            "neighbour",
+            "request",
+            "dump",
+            "shutdown",
         ] {
             assert!(page.contains(&format!("\n    {name} ")), "{name}");
         }

@@ -6,6 +6,7 @@ mod events;
 mod explain;
 mod fdb;
 mod manual;
+mod neighbour;
 mod network;
 mod nic;
 mod notes;
@@ -56,6 +57,7 @@ pub fn root() -> Node {
             peer::node(),
             network::node(),
             router::node(),
+            neighbour::node(),
             watch::trace(),
             watch::capture(),
             replay::request(),

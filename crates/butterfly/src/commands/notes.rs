@@ -17,7 +17,7 @@ use butterfly_model::parse_ip;
 use std::collections::HashSet;
 
 /// Returns the answer to a request whose refusal does not matter, if its result is wanted at all.
-fn look(session: &mut Session, request: Request) -> Option<Response> {
+pub fn look(session: &mut Session, request: Request) -> Option<Response> {
     if !session.takes_notes() {
         return None;
     }
@@ -327,7 +327,7 @@ pub fn of_absent_peers(
 }
 
 /// True if two words mean one address.
-fn is_same(one: &str, other: &str) -> bool {
+pub fn is_same(one: &str, other: &str) -> bool {
     parse_ip(one).is_ok_and(|one| parse_ip(other).is_ok_and(|other| one == other))
 }
 

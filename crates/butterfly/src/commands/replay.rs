@@ -1,6 +1,6 @@
 //! `butterfly dump` and `butterfly request`: a configuration as text, and back.
 
-use crate::commands::notes;
+use crate::commands::{neighbour, notes};
 use crate::daemon::reply;
 use crate::daemon::session::{Session, message};
 use crate::failure::Failure;
@@ -145,7 +145,8 @@ pub fn name(message: &Message) -> String {
     format!("{kind} {}", value.unwrap_or_default()).trim_end().to_owned()
 }
 
-/// Returns a request for each network, router, vnic, security group and peer, that makes it.
+/// Returns a request for each network, router, neighbour, vnic, security group and peer, that makes
+/// it.
 fn declarations(response: Response) -> impl Iterator<Item = Message> {
     let mut nics = response.nic_details;
     // A vnic that waits for a MAC address comes behind the one that has it, in the order of the
@@ -169,7 +170,11 @@ fn declarations(response: Response) -> impl Iterator<Item = Message> {
         .router_list
         .into_iter()
         .map(|router| Request { router_add: MessageField::some(router), ..Request::default() });
-    let before = networks.chain(routers).chain(nics);
+    let neighbours = response.neighbour_list.into_iter().map(|neighbour| Request {
+        neighbour_add: MessageField::some(neighbour),
+        ..Request::default()
+    });
+    let before = networks.chain(routers).chain(neighbours).chain(nics);
     before.chain(groups).chain(peers).map(|request| message(request, None))
 }
 
@@ -195,9 +200,16 @@ fn print_dump(arguments: &Arguments, session: &mut Session) -> Result<(), Failur
     let routers = Request { router_list: Some(true), ..Request::default() };
     // An older daemon refuses these, and has none. A reply that does not come is another thing:
     // there may be some.
-    let mut newer = session.ask_each(vec![networks, routers, peers])?;
-    let peers = newer.split_off(newer.len().min(2));
-    // Routers join networks, so those come first, and both before all else.
+    let neighbours = neighbour::request(None, None);
+    let mut newer = session.ask_each(vec![networks, routers, neighbours, peers])?;
+    let peers = newer.split_off(newer.len().min(3));
+    let neighbours = newer.split_off(newer.len().min(2));
+    if let Some(first) = neighbours.into_iter().flatten().next() {
+        let neighbour_list = neighbour::with_others(first, None, session)?;
+        newer.push(Some(Response { neighbour_list, ..Response::default() }));
+    }
+    // Routers join networks, so those come first; neighbours come behind them, and all of these
+    // before all else.
     responses.splice(0..0, newer.into_iter().flatten());
     responses.extend(peers.into_iter().flatten());
     let dump = Messages {

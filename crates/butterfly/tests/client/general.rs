@@ -88,7 +88,7 @@ fn a_word_that_needs_another_prints_its_help() {
     }
 }
 
-const COMMANDS: [&str; 61] = [
+const COMMANDS: [&str; 65] = [
     "show",
     "sg show",
     "log-level",
@@ -135,6 +135,9 @@ const COMMANDS: [&str; 61] = [
     "router del",
     "router attach",
     "router detach",
+    "neighbour list",
+    "neighbour add",
+    "neighbour del",
     "trace",
     "capture",
     "explain",
@@ -145,6 +148,7 @@ const COMMANDS: [&str; 61] = [
     "peer",
     "network",
     "router",
+    "neighbour",
     "nic",
     "nic sg",
     "sg rule",

@@ -66,7 +66,8 @@ fn a_commit_of_an_upgrade_is_an_object() {
 #[test]
 fn dumps_and_replies_are_objects_too() {
     let nics = "nic_details { id: \"a\" mac: \"52:54:00:00:00:01\" vni: 1 type: TAP }";
-    let found = printed("dump", &[&[nics, ""], &["", "", "peer_list { address: \"10.9.0.2\" }"]]);
+    let peer = "peer_list { address: \"10.9.0.2\" }";
+    let found = printed("dump", &[&[nics, ""], &["", "", "", peer]]);
     let asked = |place: usize| found["messages"][place]["message_0"]["request"].clone();
     assert_eq!(
         asked(0),
@@ -116,6 +117,8 @@ fn every_command_that_prints_has_it() {
         "router del",
         "router attach",
         "router detach",
+        "neighbour add",
+        "neighbour del",
         "log-level",
         "shutdown",
         "capture",

@@ -13,6 +13,7 @@ mod events;
 mod general;
 mod json;
 mod manual;
+mod neighbour;
 mod options;
 mod outputs;
 mod overview;

@@ -118,7 +118,7 @@ fn bash_completes() {
         (format!("request {}", at("host")), ["host.conf", "hostname", "hosts"].map(at).join(" "));
     // Words, the one to be completed last; what may stand there.
     let rows = [
-        ("n", "network nic"),
+        ("n", "neighbour network nic"),
         ("nic sg a", "add"),
         ("nic sg ''", "list add del set"),
         ("sg rule ''", "add del list"),
@@ -142,11 +142,14 @@ fn bash_completes() {
         ("router detach r1 --vni ''", "network list --ids -t 300"),
         ("network del --vni ''", "network list --ids -t 300"),
         ("nic add --vni ''", "network list --ids -t 300"),
+        ("neighbour add --vni ''", "network list --ids -t 300"),
+        ("neighbour list --vni ''", "network list --ids -t 300"),
         ("fdb ''", "network list --ids -t 300"),
         (begun.as_str(), files.as_str()),
         // Nothing to propose: a value of its own, and words behind options.
         ("nic add --mac ''", ""),
         ("nic show --json ''", ""),
+        ("neighbour add --mac ''", ""),
         // One that exists would lose its attachments.
         ("router add ''", ""),
         ("bogus ''", ""),

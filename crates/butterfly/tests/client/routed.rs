@@ -246,7 +246,7 @@ fn a_dump_has_networks_and_routers_first_and_is_applied() {
     let nic = "{ id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: TAP }";
     daemon.send(&answer(&[&format!("nic_details {nic}"), "sg_details { id: \"web\" }"]));
     daemon.receive("dump");
-    daemon.send(&answer(&[NETWORKS, ROUTERS, "peer_list { address: \"10.9.0.2\" }"]));
+    daemon.send(&answer(&[NETWORKS, ROUTERS, "", "peer_list { address: \"10.9.0.2\" }"]));
     let dump = client.end();
     let kinds: Vec<&str> =
         dump.out.lines().map(str::trim).filter(|line| line.contains("_add {")).collect();

@@ -118,19 +118,22 @@ fn declared(file: Messages) -> Result<ApplyReq, String> {
             peer_add: MessageField::none(),
             network_add: MessageField::none(),
             router_add: MessageField::none(),
+            neighbour_add: MessageField::none(),
             ..request.clone()
         };
-        let Request { nic_add, sg_add, peer_add, network_add, router_add, .. } = request;
+        let Request { nic_add, sg_add, peer_add, network_add, router_add, neighbour_add, .. } =
+            request;
         let said = [
             nic_add.is_some(),
             sg_add.is_some(),
             peer_add.is_some(),
             network_add.is_some(),
             router_add.is_some(),
+            neighbour_add.is_some(),
         ];
         if rest != Request::default() || said.iter().filter(|said| **said).count() != 1 {
             return Err(format!(
-                "{about} is not one of nic_add, sg_add, peer_add, network_add and router_add; `butterfly request` takes all kinds"
+                "{about} is not one of nic_add, sg_add, peer_add, network_add, router_add and neighbour_add; `butterfly request` takes all kinds"
             ));
         }
         state.nic.extend(nic_add.into_option());
@@ -138,6 +141,7 @@ fn declared(file: Messages) -> Result<ApplyReq, String> {
         state.peer.extend(peer_add.into_option());
         state.network.extend(network_add.into_option());
         state.router.extend(router_add.into_option());
+        state.neighbour.extend(neighbour_add.into_option());
     }
     if state == ApplyReq::default() {
         Err(format!("it declares nothing: {DUMP}"))
@@ -164,12 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_declares_five_kinds_of_objects_and_nothing_else() {
+    fn a_file_declares_six_kinds_of_objects_and_nothing_else() {
         let nic = r#"nic_add { id: "a" mac: "m" vni: 1 }"#;
         let group = r#"sg_add { id: "g" }"#;
         let read_all =
-            read(&format!(r#"{nic} | {group} | peer_add {{ address: "192.0.2.1" }} | network_add {{ vni: 1 }} | router_add {{ id: "r" }}"#)).unwrap();
-        assert_eq!((read_all.network.len(), read_all.router.len()), (1, 1));
+            read(&format!(r#"{nic} | {group} | peer_add {{ address: "192.0.2.1" }} | network_add {{ vni: 1 }} | router_add {{ id: "r" }} | neighbour_add {{ vni: 1 }}"#)).unwrap();
+        let routed = (read_all.network.len(), read_all.router.len(), read_all.neighbour.len());
+        assert_eq!(routed, (1, 1, 1));
         let sizes = (read_all.nic.len(), read_all.security_group.len(), read_all.peer.len());
         assert_eq!(sizes, (1, 1, 1));
         for (file, message) in [
