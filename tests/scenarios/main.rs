@@ -34,6 +34,7 @@ mod poison;
 mod process;
 mod queues;
 mod rings;
+mod routed_hosts;
 mod routing;
 mod security_groups;
 mod sleeping;

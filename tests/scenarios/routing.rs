@@ -31,19 +31,19 @@ use crate::{
 /// A machine: its id, the last byte of its addresses, and its network. In network N it has the
 /// address 10.N.0.LAST.
 #[derive(Clone, Copy, Debug)]
-struct Machine {
-    id: &'static str,
+pub(crate) struct Machine {
+    pub(crate) id: &'static str,
     last: u8,
-    vni: u32,
+    pub(crate) vni: u32,
 }
 
-const A: Machine = Machine { id: "a", last: 10, vni: 42 };
-const B: Machine = Machine { id: "b", last: 11, vni: 50 };
+pub(crate) const A: Machine = Machine { id: "a", last: 10, vni: 42 };
+pub(crate) const B: Machine = Machine { id: "b", last: 11, vni: 50 };
 /// A neighbour of [`A`].
 const C: Machine = Machine { id: "c", last: 12, vni: 42 };
 
 /// Commands that join both networks. Each needs others before it, as [`needs`] tells.
-const LINES: [&str; 5] = [
+pub(crate) const LINES: [&str; 5] = [
     "network add --vni 42 --subnet 10.42.0.0/24 --gateway 10.42.0.1",
     "network add --vni 50 --subnet 10.50.0.0/24 --gateway 10.50.0.1",
     "router add r",
@@ -60,7 +60,7 @@ fn needs(line: usize) -> &'static [usize] {
 }
 
 impl Machine {
-    fn mac(self) -> Mac {
+    pub(crate) fn mac(self) -> Mac {
         mac(self.last.into())
     }
 
@@ -73,12 +73,12 @@ impl Machine {
         [10, self.vni as u8, 0, 1]
     }
 
-    fn address(self) -> String {
+    pub(crate) fn address(self) -> String {
         std::net::Ipv4Addr::from(self.ip()).to_string()
     }
 
     /// Its vnic, filtered by these groups.
-    fn filtered(self, groups: &[&str]) -> Nic {
+    pub(crate) fn filtered(self, groups: &[&str]) -> Nic {
         Nic::filtered(self.id, self.mac(), self.vni).ips(&[&self.address()]).groups(groups)
     }
 
@@ -94,7 +94,7 @@ fn router() -> Mac {
 }
 
 /// A packet to the gateway, and the one that the router makes of it.
-fn routed(from: Machine, to: Machine, make: impl Fn(Ip) -> Vec<u8>) -> [Vec<u8>; 2] {
+pub(crate) fn routed(from: Machine, to: Machine, make: impl Fn(Ip) -> Vec<u8>) -> [Vec<u8>; 2] {
     let sent = make(build::ethernet(from.mac(), router()).ipv4(from.ip(), to.ip()));
     let mut arrives = sent.clone();
     arrives[..6].copy_from_slice(&to.mac().0);
@@ -366,7 +366,7 @@ fn declared_in_any_order() {
 }
 
 /// Ends the traffic when it is dropped, also after a panic.
-struct Ending<'a>(&'a AtomicBool);
+pub(crate) struct Ending<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
@@ -375,18 +375,33 @@ impl Drop for Ending<'_> {
 }
 
 /// A TCP stream from [`A`] to [`B`], as far as a filter sees it: what is lost is sent again.
-struct Stream {
+pub(crate) struct Stream {
     /// Bytes sent, received in order, and acknowledged.
     sent: u32,
     got: u32,
-    acked: u32,
+    pub(crate) acked: u32,
 }
 
 /// Bytes of a segment, and most that are under way: the window is 1,000.
-const LEN: u32 = 100;
+pub(crate) const LEN: u32 = 100;
 const WINDOW: u32 = 8 * LEN;
 
 impl Stream {
+    /// Opens the connection between machines of any hosts.
+    pub(crate) fn between(a: &mut Station, b: &mut Station) -> Stream {
+        for (from_a, flags, (sequence, acknowledgement)) in
+            [(true, SYN, (100, 0)), (false, SYN | ACK, (500, 101)), (true, ACK, (101, 501))]
+        {
+            let (from, to, ports) = if from_a { (A, B, (4000, 80)) } else { (B, A, (80, 4000)) };
+            let segment = segment(ports, flags, sequence, acknowledgement);
+            let [sent, arrives] = routed(from, to, |ip| ip.tcp(&segment, b""));
+            let (sender, receiver) = if from_a { (&mut *a, &mut *b) } else { (&mut *b, &mut *a) };
+            sender.send(&sent);
+            receiver.expect(&arrives);
+        }
+        Stream { sent: 0, got: 0, acked: 0 }
+    }
+
     /// Opens the connection.
     fn open(joined: &mut Joined) -> Stream {
         joined.passes(A, B, |ip| ip.tcp(&segment((4000, 80), SYN, 100, 0), b""));
@@ -407,7 +422,13 @@ impl Stream {
     }
 
     /// Sends and receives until it is told to end. Every byte of what arrives is checked.
-    fn go_on(&mut self, a: &mut Station, b: &mut Station, ended: &AtomicBool, moved: &AtomicU64) {
+    pub(crate) fn go_on(
+        &mut self,
+        a: &mut Station,
+        b: &mut Station,
+        ended: &AtomicBool,
+        moved: &AtomicU64,
+    ) {
         const ETHERNET_AND_IP: usize = 14 + 20;
         let word = |frame: &[u8], at: usize| {
             let at = ETHERNET_AND_IP + at;

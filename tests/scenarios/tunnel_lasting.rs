@@ -25,15 +25,15 @@ use butterfly_tests::{
 const SIZES: [usize; 3] = [60, 700, 1514];
 
 /// Two hosts. The daemon of the near one keeps its state.
-struct Two {
+pub(crate) struct Two {
     near: Netns,
     far: Netns,
-    place: Place,
+    pub(crate) place: Place,
 }
 
 /// The side that answers for the tunnel endpoints.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Answers {
+pub(crate) enum Answers {
     /// The host's kernel has the address on the interface.
     Kernel,
     /// Only the daemon has it.
@@ -41,7 +41,7 @@ enum Answers {
 }
 
 impl Two {
-    fn new(answers: Answers) -> Option<Two> {
+    pub(crate) fn new(answers: Answers) -> Option<Two> {
         let place = Place::new()?;
         let (near, far) = (Netns::new(), Netns::new());
         for host in [&near, &far] {
@@ -79,14 +79,14 @@ impl Two {
     }
 
     /// Starts the daemon of the near host.
-    fn start(&self) -> Host {
+    pub(crate) fn start(&self) -> Host {
         self.start_by("wire")
     }
 
     /// Starts the other one, which stays.
-    fn start_far(&self) -> Host {
+    pub(crate) fn start_far(&self) -> Host {
         let before = ["ip", "netns", "exec", &self.far.0];
-        Host::of(Daemon::start_with(&before, &Two::options(2, "wire", &[])))
+        Host::of(Daemon::start_with(&before, &Two::options(2, "wire", &self.place.1)))
     }
 
     fn program_is_attached(&self) -> bool {

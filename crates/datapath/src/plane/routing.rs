@@ -36,20 +36,23 @@ impl Plane {
             _ => {}
         }
         let concerned = state.routed.change(change);
-        let mut all = HashMap::clone(&next.routings);
-        for (vni, routing) in state.routed.routings(concerned.clone()) {
-            let vni = vni.number();
-            match &routing {
-                Some(routing) => all.insert(vni, routing.clone()),
-                None => all.remove(&vni),
-            };
-            let here = next.by_vni.get(&vni).copied();
-            if let Some((at, network)) = here.and_then(|at| Some((at, next.networks.get(at)?))) {
-                let network = Network { routing, ..Network::clone(network) };
-                next.networks.set(at, Some(Arc::new(network)));
+        if !concerned.is_empty() {
+            let mut all = HashMap::clone(&next.routings);
+            for (vni, routing) in state.routed.routings(concerned.clone()) {
+                let vni = vni.number();
+                match &routing {
+                    Some(routing) => all.insert(vni, routing.clone()),
+                    None => all.remove(&vni),
+                };
+                let here = next.by_vni.get(&vni).copied();
+                if let Some((at, network)) = here.and_then(|at| Some((at, next.networks.get(at)?)))
+                {
+                    let network = Network { routing, ..Network::clone(network) };
+                    next.networks.set(at, Some(Arc::new(network)));
+                }
             }
+            next.routings = Arc::new(all);
         }
-        next.routings = Arc::new(all);
         let leaving = self.join(&mut state, &mut next, concerned);
         self.gone.leaving(&leaving);
         self.publish(next);
