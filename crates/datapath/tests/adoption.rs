@@ -82,12 +82,14 @@ impl Net {
 
     /// Declares group "g": so many rules that each let one port in.
     fn group(&self, ports: &[(u8, u16)]) {
-        let any = Cidr::new("0.0.0.0", 0).unwrap();
+        let any = ["0.0.0.0", "::"].map(|any| Cidr::new(any, 0).unwrap());
         let rule = |(protocol, port): &(u8, u16)| {
-            let ports = (Some((*port).into()), Some((*port).into()));
-            Rule::new(Direction::Inbound, i32::from(*protocol), ports, Some(any), None).unwrap()
+            let (protocol, ports) =
+                (i32::from(*protocol), (Some((*port).into()), Some((*port).into())));
+            any.map(|any| Rule::new(Direction::Inbound, protocol, ports, Some(any), None).unwrap())
         };
-        let group = SecurityGroup::new(name("g"), &[] as &[&str], ports.iter().map(rule)).unwrap();
+        let rules = ports.iter().flat_map(rule);
+        let group = SecurityGroup::new(name("g"), &[] as &[&str], rules).unwrap();
         self.host.change_group(&name("g"), GroupChange::Declare(group)).unwrap();
     }
 
@@ -462,9 +464,11 @@ const UPPER: u32 = 50;
 const OTHER: u32 = 60;
 
 /// Ends of routed sessions: "a" has 10.N.0.10 in a network whose subnet is 10.N.0.0/24, "b"
-/// 10.N.0.11.
+/// 10.N.0.11; of IPv6 fd00:N::a and fd00:N::b.
 struct Routed {
     net: Net,
+    /// Both speak IPv6.
+    six: bool,
     /// Network of "a", and of "b".
     vnis: [u32; 2],
 }
@@ -477,6 +481,12 @@ fn address(id: &str, vni: u32) -> [u8; 4] {
     [10, vni as u8, 0, if id == "a" { 10 } else { 11 }]
 }
 
+fn address_six(id: &str, vni: u32) -> [u16; 8] {
+    // As it is written: 42 is fd00:42::a.
+    let number = u16::from_str_radix(&vni.to_string(), 16).unwrap();
+    [0xfd00, number, 0, 0, 0, 0, 0, if id == "a" { 10 } else { 11 }]
+}
+
 /// The router's MAC address.
 fn router() -> Mac {
     Mac(RouterId::new("r").unwrap().gateway_mac())
@@ -484,8 +494,8 @@ fn router() -> Mac {
 
 impl Routed {
     /// A host with a connection from "a" to "b", and an answered question.
-    fn talking(vnis: [u32; 2]) -> Routed {
-        let mut routed = Routed { net: Net::new(), vnis };
+    fn talking(vnis: [u32; 2], six: bool) -> Routed {
+        let mut routed = Routed { net: Net::new(), six, vnis };
         routed.join(&[LOWER, UPPER]);
         routed.both(&["a", "b"]);
         for (from, flags, numbers) in
@@ -502,15 +512,17 @@ impl Routed {
     fn killed(&self) -> Routed {
         let net = self.net.killed();
         assert_eq!(net.adopted(), Ok(2));
-        Routed { net, vnis: self.vnis }
+        Routed { net, six: self.six, vnis: self.vnis }
     }
 
     /// Declares three networks, and a router that joins some of them.
     fn join(&self, joined: &[u32]) {
         for number in [LOWER, UPPER, OTHER] {
             let (block, gateway) = (format!("10.{number}.0.0/24"), format!("10.{number}.0.1"));
-            let subnet = Subnet::parse(&block, Some(&gateway)).unwrap();
-            let network = Network::new(vni(number), vec![subnet], None).unwrap();
+            let (six, own) = (format!("fd00:{number}::/64"), format!("fd00:{number}::1"));
+            let subnets = [(block, gateway), (six, own)];
+            let subnets = subnets.map(|(block, own)| Subnet::parse(&block, Some(&own)).unwrap());
+            let network = Network::new(vni(number), subnets.into(), None).unwrap();
             self.net.host.change_routing(RoutingChange::DeclareNetwork(network));
         }
         let mut router = Router::new(RouterId::new("r").unwrap());
@@ -528,7 +540,7 @@ impl Routed {
             let (mac, vni, groups) = self.end(id);
             let policy = VnicPolicy {
                 bypass: groups.is_empty(),
-                ips: vec![address(id, vni).into()],
+                ips: vec![address(id, vni).into(), address_six(id, vni).into()],
                 groups,
                 ..VnicPolicy::default()
             };
@@ -558,10 +570,12 @@ impl Routed {
         from: &str,
         make: impl Fn(build::Ip, (u16, u16)) -> Vec<u8>,
     ) -> String {
-        let (a, b) = (address("a", vnis[0]), address("b", vnis[1]));
-        let (source, destination, ports) =
-            if from == "a" { (a, b, (7, 0)) } else { (b, a, (0, 7)) };
-        let ip = build::ethernet(self.end(from).0, mac).ipv4(source, destination);
+        let (ends, ports) = if from == "a" { (["a", "b"], (7, 0)) } else { (["b", "a"], (0, 7)) };
+        let link = build::ethernet(self.end(from).0, mac);
+        let in_network = |id: &str| if id == "a" { vnis[0] } else { vnis[1] };
+        let [four, other] = ends.map(|id| address(id, in_network(id)));
+        let [six, other_six] = ends.map(|id| address_six(id, in_network(id)));
+        let ip = if self.six { link.ipv6(six, other_six) } else { link.ipv4(four, other) };
         let outcome = self.net.send(from, make(ip, ports));
         // Of these the router also tells the sender.
         let told = ["no-route", "next-hop-unknown"].map(|reason| format!("{from}.{reason}"));
@@ -607,8 +621,9 @@ const FROM_A: (u32, u32) = (101, 501);
 /// one of its zone's network. No end could open it anew.
 #[test]
 fn a_routed_session_goes_on() {
-    for vnis in [[LOWER, UPPER], [UPPER, LOWER]] {
-        let first = Routed::talking(vnis);
+    let (up, down) = ([LOWER, UPPER], [UPPER, LOWER]);
+    for (vnis, six) in [(up, false), (down, false), (up, true), (down, true)] {
+        let first = Routed::talking(vnis, six);
         let counts = |net: &Routed, n: u64| {
             assert_eq!(net.counts(), [(6, LOWER, [2 + n, 1 + n]), (17, LOWER, [1 + n, 1 + n])]);
             assert_eq!(net.net.whole(), 2);
@@ -661,7 +676,7 @@ fn a_routed_session_goes_on() {
 #[test]
 fn a_routed_session_without_its_router_is_not_used() {
     for joined in [&[][..], &[LOWER], &[UPPER], &[LOWER, OTHER], &[UPPER, OTHER]] {
-        let first = Routed::talking([LOWER, UPPER]);
+        let first = Routed::talking([LOWER, UPPER], false);
         let before = first.counts();
         let mut next = first.killed();
         next.join(joined);
@@ -694,7 +709,7 @@ fn a_routed_session_of_other_networks_is_not_used() {
         ([LOWER, LOWER], ("b.ingress-denied", "b.spoofed-ip")),
     ] {
         for late in [false, true] {
-            let mut next = Routed::talking([LOWER, UPPER]).killed();
+            let mut next = Routed::talking([LOWER, UPPER], false).killed();
             next.vnis = vnis;
             next.join(&[LOWER, UPPER, OTHER]);
             if late {

@@ -30,8 +30,8 @@ pub enum IcmpError {
     NoProtocol,
     /// The router itself has nothing at the port.
     NoPort,
-    /// The packet is too long, and must not be cut. The number is the length in bytes of the longest
-    /// IP packet that would have passed.
+    /// The packet is too long, and must not be cut. The number is the length in bytes of the
+    /// longest IP packet that would have passed.
     TooBig(u32),
 }
 

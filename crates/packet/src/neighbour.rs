@@ -1,5 +1,5 @@
-//! Neighbour discovery of routers (RFC 4861): questions that are whole, and the answer of one that is
-//! asked for its address.
+//! Neighbour discovery of routers (RFC 4861): questions that are whole, and the answer of one that
+//! is asked for its address.
 
 use std::net::Ipv6Addr;
 

@@ -1,8 +1,8 @@
 //! Writes what routers decided: MAC addresses, hop limit and header checksum.
 //!
 //! Behind the filter: what is dropped or waits is the packet as it was sent. What passes is traced
-//! and mirrored as it goes on. RFC 1812, 5.3.1 (time to live); RFC 1624 (checksum); RFC 8200, 3 (hop
-//! limit).
+//! and mirrored as it goes on. RFC 1812, 5.3.1 (time to live); RFC 1624 (checksum); RFC 8200, 3
+//! (hop limit).
 
 use butterfly_vhost::ring::HEAD_MAX;
 

@@ -548,7 +548,7 @@ fn mtu_of(verdict: Verdict, routing: &Routing, context: &Context<'_>) -> u32 {
 }
 
 /// Packet that a router refused, of which it tells the sender.
-pub(crate) struct Refused<'a> {
+pub(crate) struct Undeliverable<'a> {
     /// The gateway to which a machine sent it.
     pub gateway: &'a Gateway,
     pub source: Address,
@@ -558,7 +558,11 @@ pub(crate) struct Refused<'a> {
 }
 
 /// Reads a packet that a router refused.
-pub(crate) fn refused<'a>(head: &[u8], meta: &Meta, context: &Context<'a>) -> Option<Refused<'a>> {
+pub(crate) fn refused<'a>(
+    head: &[u8],
+    meta: &Meta,
+    context: &Context<'a>,
+) -> Option<Undeliverable<'a>> {
     let gateway = context.entry.routing.as_ref()?.by_mac(meta.destination)?;
     let bytes = head.get(L3..)?;
     let (source, destination, inner) = if bytes.first()? >> 4 == 6 {
@@ -584,7 +588,7 @@ pub(crate) fn refused<'a>(head: &[u8], meta: &Meta, context: &Context<'a>) -> Op
         let (_, verdict) = next_hop(destination, network, context)?;
         Some(mtu_of(verdict, network.routing.as_ref()?, context))
     });
-    Some(Refused { gateway, source, inner, mtu: mtu.unwrap_or(u32::MAX) })
+    Some(Undeliverable { gateway, source, inner, mtu: mtu.unwrap_or(u32::MAX) })
 }
 
 /// Returns the MAC address of the machine of a network that has an address, and the verdict that
@@ -707,13 +711,17 @@ fn by_discovery(
         return Told::Nothing;
     };
     let is_own = |address| routing.by_address(address).is_some();
-    match found.kind {
-        _ if claims(&found, routing) => Told::Claims,
-        _ if !found.valid || !is_sum_right_of(batch, index, at) => Told::Nothing,
-        v6::NEIGHBOUR_SOLICITATION if is_own(found.target) && may_ask(found.source) => Told::Asks,
-        _ if is_own(tuple.destination) => Told::Other,
-        _ => Told::Nothing,
+    if claims(&found, routing) {
+        return Told::Claims;
     }
+    let asks = found.kind == v6::NEIGHBOUR_SOLICITATION && is_own(found.target);
+    let told = match asks && may_ask(found.source) {
+        true => Told::Asks,
+        false if is_own(tuple.destination) => Told::Other,
+        false => return Told::Nothing,
+    };
+    // Last, as it takes the whole packet.
+    if found.valid && is_sum_right_of(batch, index, at) { told } else { Told::Nothing }
 }
 
 /// Returns whether a message says that its sender has the address of a gateway, or the MAC address

@@ -450,8 +450,8 @@ pub fn ingress(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
     }
 }
 
-/// The same two of a packet that a router passes on. Discovery is of one link: behind a router it is
-/// ICMPv6 like any other, which needs a rule.
+/// Returns the same of a packet that a router passes on. Discovery is of one link: behind a router
+/// it is ICMPv6 like any other, which needs a rule.
 pub fn egress_by_router(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
     if discovery(packet).is_none() {
         return egress(groups, vnic, packet);
@@ -462,6 +462,7 @@ pub fn egress_by_router(groups: &[Group], vnic: &Declared, packet: &Packet) -> V
     if allowed { Verdict::Allowed } else { Verdict::Denied(&["egress-denied"]) }
 }
 
+/// Returns the same of an incoming packet.
 pub fn ingress_by_router(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
     let mut inbound = rules(groups, vnic, Direction::Inbound);
     if discovery(packet).is_none() {

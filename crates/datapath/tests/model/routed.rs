@@ -301,11 +301,12 @@ fn speak(random: &mut Random, flows: &[Flow]) -> Command {
     };
     let back = random.percent(50);
     let mut twist = Twist::None;
-    if matches!(what, What::Ask(_)) && random.percent(20) {
-        // Who has no address yet, or has one that no machine has.
-        twist = match random.percent(50) {
-            true => Twist::From(Host(Ipv4Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED)),
-            false => Twist::From(odd_address(random)),
+    if matches!(what, What::Ask(_) | What::Claim { .. }) && random.percent(30) {
+        // Who has no address yet, or has one that no machine has; or some bit is wrong.
+        twist = match random.below(3) {
+            0 => Twist::From(Host(Ipv4Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED)),
+            1 => Twist::From(odd_address(random)),
+            _ => Twist::Byte(random.below(74) as u16, 1 << random.below(8)),
         };
     }
     Command::Send(vec![Shot { flow: index, back, what, to, twist }])

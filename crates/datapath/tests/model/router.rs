@@ -1,9 +1,10 @@
 //! Declared networks and the routers between them: lists that are searched from their start.
 //!
-//! Written from docs/design/routed.md and RFC 1812, of IPv6 from RFC 8200, 4443 and 4861. Subnets of one router do not overlap, so there
-//! is no longest prefix to look for. Of several reasons for a drop each is right: no document says
-//! in which order a router looks for them, except that nothing of a damaged header is believed, and
-//! nothing of one that tells routers the way (RFC 5095).
+//! Written from docs/design/routed.md and RFC 1812, of IPv6 from RFC 8200, 4443 and 4861. Subnets
+//! of one router do not overlap, so there is no longest prefix to look for. Of several reasons for
+//! a drop each is right: no document says in which order a router looks for them, except that
+//! nothing of a damaged header is believed, and nothing of one that tells routers the way (RFC
+//! 5095).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -253,17 +254,18 @@ fn is_no_unicast(ip: IpAddr) -> bool {
 /// Extension headers of a packet of IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Chain {
-    /// Protocol behind them, and where that is named, in bytes from the packet's beginning.
+    /// Protocol behind them.
     protocol: u8,
+    /// Byte of the packet that names it.
     named: usize,
-    /// Where that begins.
+    /// Byte at which it begins.
     end: usize,
-    /// It is a fragment that is not the first.
+    /// True for a fragment that is not the first.
     is_later: bool,
 }
 
-/// Walks extension headers, which are looked at in the first 256 bytes of a frame. Else says why the
-/// packet goes no further.
+/// Walks extension headers, which are looked at in the first 256 bytes of a frame. Else says why
+/// the packet goes no further.
 fn chain(packet: &[u8]) -> Result<Chain, Vec<&'static str>> {
     let end = packet.len().min(40 + usize::from(be16(packet, 4)));
     let whole = &packet[..end];
@@ -302,7 +304,8 @@ fn chain(packet: &[u8]) -> Result<Chain, Vec<&'static str>> {
     }
 }
 
-/// Returns the sum of ICMPv6 over a message and its addresses, its own sum as it is (RFC 4443, 2.3).
+/// Returns the sum of ICMPv6 over a message and its addresses, its own sum as it is (RFC 4443,
+/// 2.3).
 fn sum6(source: IpAddr, destination: IpAddr, message: &[u8]) -> u16 {
     let (IpAddr::V6(source), IpAddr::V6(destination)) = (source, destination) else {
         panic!("{source}, {destination}: IPv6")

@@ -490,6 +490,8 @@ impl Model {
                 return Ok(());
             }
             Fate::Asked(answer) => {
+                // The machine may have been the first with its address a moment ago.
+                let declared = self.vnics[sender].declared.clone();
                 // Who looks whether an address is free has none from which it could be another's.
                 if !declared.bypass
                     && let Some(packet) =
@@ -744,14 +746,16 @@ impl Model {
         })
     }
 
-    /// The same of a packet that a router passes on, or tells of.
+    /// The same of a packet that a router passes on, or tells of: what has a source of its own in
+    /// one network, as discovery and DHCP, is like any other.
     fn is_own_by_router(
         &self,
         name: &'static str,
         declared: &Declared,
         packet: &Packet,
     ) -> Result<(), Drop> {
-        if !declared.bypass && policy::discovery(packet).is_some() {
+        let is_plain = policy::discovery(packet).is_none() && dhcp::asks(packet).is_none();
+        if !declared.bypass && !is_plain {
             let own = declared.ips.contains(&packet.source);
             return if own { Ok(()) } else { Err(drop(name, &["spoofed-ip"])) };
         }

@@ -47,7 +47,8 @@ fn a_packet_is_followed_through_the_router_and_back() {
     }
 }
 
-/// A machine speaks to a group itself, and so it does by IPv6 where no gateway has an address of it.
+/// A machine speaks to a group itself, and so it does by IPv6 where no gateway has an address of
+/// that.
 #[test]
 fn what_is_not_for_the_gateway_goes_to_none() {
     let net = Net::new(&[A, B], true);

@@ -142,6 +142,44 @@ fn each_packet_of_a_batch_has_its_own_way() {
     assert_eq!(got["a"].len(), 1, "an error about one");
 }
 
+/// A way that is known is for packets that may go it.
+#[test]
+fn a_known_way_is_not_for_all() {
+    let [good, arrives] = passed((A, SIX_A), (B, SIX_B), |ip| ip.udp(1, 2, b"x"));
+    let to_b = || from_a(SIX_B);
+    let mut cut = to_b().udp(1, 2, b"x");
+    cut[19] += 1;
+    let via = to_b().extension(ROUTING, &[0, 0, 0, 0, 0, 0]).udp(1, 2, b"x");
+    let mut other_type = good.clone();
+    other_type[12..14].copy_from_slice(&[0x88, 0xb5]);
+    let mut other_version = good.clone();
+    other_version[14] = 0x50;
+    for (bad, reason) in [
+        (to_b().ttl(1).udp(1, 2, b"x"), "ttl-expired"),
+        (to_b().ttl(0).udp(1, 2, b"x"), "ttl-expired"),
+        (to_b().udp(1, 2, &[0; 1353]), "route-too-big"),
+        (cut, "ip-checksum"),
+        (via, "source-routed"),
+        (other_type, "gateway-not-ip"),
+        (other_version, "gateway-tagged"),
+        (build::ethernet(A.1, gateway()).ipv6(SIX_B, SIX_B).udp(1, 2, b"x"), "foreign-source"),
+        (from_a([0xfd00, 0x50, 0, 0, 0, 0, 0, 0x77]).udp(1, 2, b"x"), "next-hop-unknown"),
+        (build::ethernet(C.1, gateway()).ipv6(SIX_C, SIX_C).udp(1, 2, b"x"), "route-back"),
+    ] {
+        let mut net = net(true);
+        let guest = net.host.guest("a").unwrap();
+        for frame in [&good, &bad, &good] {
+            guest.enqueue(frame, Default::default()).unwrap();
+        }
+        guest.flush();
+        while net.host.turn() {}
+        let got = net.host.received().unwrap();
+        let frames: Vec<_> = got["b"].iter().map(|(_, frame)| frame).collect();
+        assert_eq!(frames, [&arrives, &arrives], "{reason}");
+        net.counts_one(A, reason);
+    }
+}
+
 #[test]
 fn both_ways_are_one_session() {
     let mut net = net(false);
