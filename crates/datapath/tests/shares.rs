@@ -2,7 +2,7 @@
 //! cannot take them.
 
 use butterfly_datapath::{
-    GroupChange, Mac, RoutingChange, SessionConfig, SessionFilter, VnicPolicy,
+    GroupChange, Mac, RoutingChange, SessionConfig, SessionFilter, TunnelConfig, VnicPolicy,
     harness::{Host, LINUX},
 };
 use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
@@ -36,7 +36,10 @@ fn id(vni: u32, vnic: u8) -> String {
 
 impl Hosted {
     fn new(sessions: SessionConfig) -> Hosted {
-        let host = Host::with_sessions(sessions).unwrap();
+        Hosted::on(Host::with_sessions(sessions).unwrap())
+    }
+
+    fn on(host: Host) -> Hosted {
         let name = GroupName::new("g").unwrap();
         let any = Rule::new(
             Direction::Inbound,
@@ -359,7 +362,9 @@ fn a_network_has_its_share() {
 /// its own vnic bypasses filters.
 #[test]
 fn a_network_has_its_part_for_sessions_by_a_router() {
-    let mut net = Hosted::new(config(CAPACITY, 100));
+    let tunnel = TunnelConfig::new([192, 168, 0, 1].into(), Mac([2, 0xbf, 0, 0, 0, 1]));
+    let host = Host::with_tunnel(config(CAPACITY, 100), Some(&tunnel)).unwrap();
+    let mut net = Hosted::on(host);
     net.vnic(60, 1, false);
     net.vnic(60, 2, true);
     let router = RouterId::new("r").unwrap();
@@ -378,6 +383,16 @@ fn a_network_has_its_part_for_sessions_by_a_router() {
         router.attach(vni, RouterAddresses::default());
     }
     net.host.change_routing(RoutingChange::DeclareRouter(router));
+    // Networks without vnics here have no sessions, and no part.
+    let mut elsewhere = Router::new(RouterId::new("elsewhere").unwrap());
+    for vni in 100..150u32 {
+        let vni = Vni::new(vni).unwrap();
+        let (block, own) = (format!("10.{vni}.0.0/24"), format!("10.{vni}.0.254"));
+        let network = Network::new(vni, vec![Subnet::parse(&block, Some(&own)).unwrap()], None);
+        net.host.change_routing(RoutingChange::DeclareNetwork(network.unwrap()));
+        elsewhere.attach(vni, RouterAddresses::default());
+    }
+    net.host.change_routing(RoutingChange::DeclareRouter(elsewhere));
     net.host.settle();
     net.host.pass(0);
     net.host.moved();

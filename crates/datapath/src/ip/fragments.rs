@@ -34,6 +34,8 @@ pub(crate) struct FragmentKey {
     /// Incarnation of the vnic that sent it, as slots are used again.
     sender: u32,
     vlan: u16,
+    /// True if a router passes it on.
+    routed: bool,
     /// Protocol of IPv4; 0 for IPv6, where fragments of one packet may name different ones (RFC
     /// 8200, 4.5).
     protocol: u8,
@@ -43,7 +45,14 @@ impl FragmentKey {
     pub fn new(tuple: &Tuple, piece: &Piece, vni: u32, sender: u32) -> FragmentKey {
         let Tuple { source, destination, vlan, protocol, .. } = *tuple;
         let protocol = if is_v4(source) { protocol } else { 0 };
-        FragmentKey { source, destination, id: piece.id, vni, sender, vlan, protocol }
+        let routed = false;
+        FragmentKey { source, destination, id: piece.id, vni, sender, vlan, routed, protocol }
+    }
+
+    /// Returns the key of a packet with the same fields that a router passes on, or that does not
+    /// leave its network.
+    pub fn routed(self, routed: bool) -> FragmentKey {
+        FragmentKey { routed, ..self }
     }
 }
 
@@ -180,9 +189,9 @@ impl<V: Copy> Fragments<V> {
     }
 
     fn chain(&self, key: &FragmentKey) -> usize {
-        let FragmentKey { source, destination, id, vni, sender, vlan, protocol } = *key;
-        self.hasher.hash_one((source, destination, id, vni, sender, vlan, protocol)) as usize
-            & (ENTRIES - 1)
+        let FragmentKey { source, destination, id, vni, sender, vlan, routed, protocol } = *key;
+        let fields = (source, destination, id, vni, sender, vlan, routed, protocol);
+        self.hasher.hash_one(fields) as usize & (ENTRIES - 1)
     }
 
     fn find(&self, chain: usize, key: &FragmentKey) -> Option<u16> {

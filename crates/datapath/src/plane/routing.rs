@@ -9,6 +9,8 @@ use std::{
 use butterfly_model::Vni;
 
 use crate::engine::place::MAX_SLOTS;
+use crate::ip::Address;
+use crate::overlay::impossible;
 use crate::plane::{
     Plane, State, networks::rebuild_network, routed::RoutingChange, updates::Update,
 };
@@ -53,7 +55,9 @@ impl Plane {
             }
             next.routings = Arc::new(all);
         }
+        let before = next.by_vni.clone();
         let leaving = self.join(&mut state, &mut next, concerned);
+        let is_other = !Arc::ptr_eq(&before, &next.by_vni);
         self.gone.leaving(&leaving);
         self.publish(next);
         self.gone.left(&leaving);
@@ -61,6 +65,9 @@ impl Plane {
         let slots: BTreeSet<u32> = leaving.iter().map(|trunk| trunk.place.slot).collect();
         if !slots.is_empty() {
             self.forget(|learnt| slots.contains(&learnt.place.slot));
+        }
+        if is_other {
+            self.settle();
         }
         self.updates.add(Update::RoutingChanged);
     }
@@ -73,11 +80,15 @@ impl Plane {
             return;
         }
         let Some(tunnel) = &self.shared.tunnel else { return };
-        if let Some(new) = new.filter(|new| state.routed.host_is_used(*new)) {
-            // Without room for it, its place is learnt, as that of others.
+        let other = |host: &IpAddr| may_be_host(*host, tunnel.own);
+        let new = new.filter(other);
+        if let Some(new) = new
+            && (state.routed.host_is_used(new) || tunnel.peers.find(number_of_ip(new)).is_none())
+        {
+            // Without room for it, nothing is routed there until there is some.
             let _ = tunnel.peers.configure(new);
         }
-        if let Some(old) = old.filter(|old| state.routed.host_is_left(*old))
+        if let Some(old) = old.filter(other).filter(|old| state.routed.host_is_left(*old))
             && !is_named(state, &old)
         {
             tunnel.peers.unconfigure(old);
@@ -128,6 +139,12 @@ impl Plane {
         }
         leaving
     }
+}
+
+/// Returns whether an address may be the tunnel endpoint of another host: it is not ours, and of
+/// the same family.
+fn may_be_host(host: IpAddr, own: Address) -> bool {
+    address(own).is_ipv4() == host.is_ipv4() && !impossible(number_of_ip(host), own)
 }
 
 /// Returns whether the operator names a tunnel endpoint.

@@ -84,17 +84,18 @@ fn from(source: Address, context: &Context<'_>) -> Result<Hop, DropReason> {
     if !is_host_address(source) {
         return Err(FOREIGN_SOURCE);
     }
+    // A network that is not declared here may be on other hosts, with routers.
     let Some(routing) = &context.entry.routing else { return Ok(Hop::NONE) };
-    if routing.gateways.is_empty() {
-        // Nobody here leads back. What is of this network was not routed.
-        return if routing.owns(source) { Err(FOREIGN_SOURCE) } else { Ok(Hop::NONE) };
-    }
     let (gateway, vni) = routing.beyond(source, context.entry.vni).ok_or(FOREIGN_SOURCE)?;
     if gateway.router.has(source) {
         return Err(FOREIGN_SOURCE);
     }
-    // A filtered vnic whose machine runs here speaks here alone.
     let network = context.snapshot.network(vni);
+    let home = network.and_then(|network| network.routing.as_ref());
+    if home.is_some_and(|home| !home.owns(source) || home.by_address(source).is_some()) {
+        return Err(FOREIGN_SOURCE); // nobody's, or another router's
+    }
+    // A filtered vnic whose machine runs here speaks here alone.
     let holding = network.and_then(|network| network.holders.get(source));
     if holding.is_some_and(|holding| holding.excludes(context.sender, context.snapshot)) {
         return Err(OWN_SOURCE_ROUTED);

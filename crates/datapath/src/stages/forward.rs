@@ -113,9 +113,28 @@ fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
         decide(metas, context.entry, origin, context)
     };
     batch.floods = floods;
+    if batch.from_routers != 0 {
+        keep_from_floods(batch, context);
+    }
     if context.sender.is_trunk() && context.entry.relays(context.now) {
         pass_on(batch, context);
     }
+}
+
+/// Drops what routers of other hosts passed on to a machine that is not here: it is for nobody
+/// else.
+#[cold]
+#[inline(never)]
+fn keep_from_floods(batch: &mut Batch<'_>, context: &Context<'_>) {
+    let from_routers = batch.from_routers;
+    let is_flood = |meta: &Meta| matches!(meta.verdict, Verdict::Flood { .. });
+    let metas = batch.parts().1;
+    for (index, meta) in metas.iter_mut().enumerate().filter(|(_, meta)| is_flood(meta)) {
+        if from_routers.wrapping_shr(index as u32) & 1 == 1 {
+            meta.verdict = Verdict::Drop(NO_RECEIVER, context.sender.place.slot);
+        }
+    }
+    batch.floods = batch.metas().iter().any(is_flood);
 }
 
 /// Has frames passed on that other hosts sent to a vnic whose machine left for another host a

@@ -35,7 +35,7 @@ use crate::ip::{
     is_v4, mapped,
 };
 use crate::stages::{
-    claims::may_be_discovery,
+    claims::{IP_CLAIMED, is_claimed, may_be_discovery},
     context::Context,
     far,
     filter::read::read as read_packet,
@@ -44,6 +44,7 @@ use crate::stages::{
     stage::{Stage, StageConfig},
 };
 use crate::world::{
+    bindings::Voice,
     routing::{Gateway, Routing},
     snapshot::Network,
 };
@@ -407,6 +408,16 @@ fn pass_on(
         return Err(GATEWAY_NO_SERVICE); // also if it has no hop left: it is there
     }
     let way = resolve(gateway, packet.destination, context)?;
+    // Here the filter asks whose the source is, if the receiver has one. Another host cannot know.
+    let sender = context.sender;
+    let is_far = matches!(way.verdict, Verdict::Tunnel(_));
+    if is_far
+        && sender.rules.bypass
+        && !sender.rules.forwards
+        && is_claimed(sender, packet.source, Voice::Speaking, context)
+    {
+        return Err(IP_CLAIMED);
+    }
     if packet.hops <= 1 {
         return Err(TTL_EXPIRED);
     }

@@ -281,7 +281,8 @@ impl Network {
     /// its own filtered vnics, or of others' to which a router leads.
     pub fn has_part(&self) -> bool {
         let leads = |routing: &Arc<Routing>| !routing.gateways.is_empty();
-        self.filtered || self.routing.as_ref().is_some_and(leads)
+        let is_home = !self.members.is_empty();
+        self.filtered || is_home && self.routing.as_ref().is_some_and(leads)
     }
 
     /// Returns whether frames of other hosts may have to be passed on.

@@ -376,8 +376,9 @@ fn a_source_that_no_router_leads_to_is_foreign() {
     for bypass in [false, true] {
         let (_, mut two) = apart(bypass);
         let from = |ip: [u8; 4]| between(1, ("", A.1, 42, ip), B, udp((1, 2)));
-        for source in [[10, 1, 0, 77], [10, 7, 0, 1], [10, 0, 0, 1], [10, 1, 0, 1], [224, 0, 0, 1]]
-        {
+        let own = [[10, 1, 0, 77], [10, 0, 0, 1], [10, 1, 0, 1]];
+        let nobodys = [[10, 7, 0, 1], [224, 0, 0, 1], [10, 0, 0, 0], [10, 0, 0, 255]];
+        for source in own.into_iter().chain(nobodys) {
             drops_arrived(&mut two, &from(source), "foreign-source");
         }
         assert_eq!(two.gets(&[outer((1, 2), 50, &from(A.3))]).len(), 1);
@@ -514,4 +515,88 @@ fn segments_leave_with_the_header_of_the_router() {
     assert_eq!(got, payload);
     let arrived = two.gets(&left);
     assert!(arrived["b"].iter().all(|frame| frame[6..12] == gateway().0));
+}
+
+/// A router that is not there any more leads nobody in, unless the network is not declared at all.
+#[test]
+fn a_detached_router_takes_nothing_of_other_hosts() {
+    let (_, mut two) = apart(true);
+    two.host.change_routing(router("r", &[42]));
+    drops_arrived(&mut two, &between(1, A, B, udp((1, 2))), "foreign-source");
+}
+
+/// A machine that is not here any more: others of its network do not hear what was for it.
+#[test]
+fn what_another_host_routed_is_not_flooded() {
+    let listener = ("e", Mac([2, 0, 0, 0, 0, 0xe]), 50, [10, 1, 0, 99]);
+    for joined in [false, true] {
+        let mut two = host(2, &[listener], true);
+        if joined {
+            two.join();
+        }
+        drops_arrived(&mut two, &between(1, A, B, udp((1, 2))), "no-receiver");
+        // As a switch does it, without a router.
+        let switched = build::ethernet(C.1, B.1).payload(0x88b5, &[0; 46]);
+        assert_eq!(two.gets(&[outer((1, 2), 50, &switched)]).len(), 1);
+    }
+}
+
+/// Another host cannot know whose an address is here.
+#[test]
+fn nobody_speaks_as_a_neighbour_to_another_host() {
+    let (mut one, _) = apart(false);
+    one.host.vnic(C.0, C.1, C.2, &policy(C.3, true)).unwrap();
+    one.host.settle();
+    one.host.moved();
+    let [mut sent, _] = routed(A, B, udp((1, 2)));
+    sent[6..12].copy_from_slice(&C.1.0);
+    one.drops(C, &sent, "ip-claimed");
+    assert!(one.host.left().unwrap().is_empty());
+    let [own, _] = routed(C, B, udp((1, 2)));
+    assert_eq!(one.leaves(C, &own).len(), 1);
+    // A router of its own may.
+    one.host.remove(C.0);
+    let forwards = butterfly_datapath::VnicPolicy { forwards: true, ..policy(C.3, true) };
+    one.host.vnic(C.0, C.1, C.2, &forwards).unwrap();
+    one.host.settle();
+    assert_eq!(one.leaves(C, &sent).len(), 1);
+}
+
+/// All hosts may have one list, in which they are themselves. A host of another family than the
+/// tunnel's is none.
+#[test]
+fn a_neighbour_of_a_host_that_cannot_be_is_not_reached() {
+    let (mut one, _) = apart(true);
+    let [sent, _] = routed(A, B, udp((1, 2)));
+    one.neighbour(B, Some(1));
+    one.refuses(A, &sent, "next-hop-unknown", (3, 1, 0));
+    assert!(one.host.set_neighbour(endpoint(1), link(1)).is_err(), "it is no peer of its own");
+    let mac = butterfly_model::Mac::parse(&B.1.to_string()).unwrap();
+    let far = Some("fd00::2".parse().unwrap());
+    let neighbour = Neighbour::new(vni(50), B.3.into(), mac, far).unwrap();
+    one.host.change_routing(RoutingChange::DeclareNeighbour(neighbour));
+    one.refuses(A, &sent, "next-hop-unknown", (3, 1, 0));
+    one.neighbour(B, Some(2));
+    one.reaches(2);
+    assert_eq!(one.leaves(A, &sent).len(), 1);
+}
+
+/// Fragments that somebody switches are none of a packet that a router passed on, whatever they
+/// say.
+#[test]
+fn fragments_of_both_ways_are_apart() {
+    let (_, mut two) = apart(false);
+    let piece = |ip: Ip, byte: u8| {
+        let payload = [&[0, 1, 0, 2, 0, 72, 0, 0][..], &[byte; 64]].concat();
+        ip.fragment(7, 0, true).payload(17, &payload)
+    };
+    let switched = piece(build::ethernet(C.1, B.1).ipv4(A.3, B.3), 1);
+    assert_eq!(two.gets(&[outer((1, 2), 50, &switched)]).len(), 1);
+    let frame = between(1, A, B, |ip| piece(ip, 2));
+    let got = two.gets(&[outer((1, 2), 50, &frame)]);
+    assert_eq!(got.len(), 1, "{:?}", two.drops_counted());
+    // And the end of each.
+    let last = |ip: Ip| ip.fragment(7, 72, false).payload(17, &[3; 8]);
+    let frame = between(1, A, B, last);
+    assert_eq!(two.gets(&[outer((1, 2), 50, &frame)]).len(), 1);
 }

@@ -11,7 +11,7 @@ use crate::stages::filter::slow::decision::{CellPair, Decision};
 
 impl Decision<'_> {
     fn fragment_key(&self, piece: &Piece) -> FragmentKey {
-        fragment_key(self.packet, piece, self.context)
+        fragment_key(self.packet, piece, self.context).routed(self.zone.is_routed())
     }
 
     pub(super) fn first_fragment(&self, piece: &Piece, stamp: u32, cells: CellPair) -> Judgement {

@@ -1,5 +1,7 @@
 //! Sessions of vnics that moved: a connection goes along to another host.
 
+use arrayvec::ArrayVec;
+
 use crate::ip::Packet;
 use crate::ip::tcp::{self, Outcome};
 use crate::session::{Admitted, Found, Key, State, Zone};
@@ -21,11 +23,9 @@ impl Decision<'_> {
         let context = self.context;
         // Changes that the batch did not write yet count.
         room.notes.flush(context);
-        // A routed session has another zone where both of its ends are here.
         let beyond = self.beyond();
-        let (own, slot) = (self.zone, self.receiver.place.slot);
-        let zones = [Some(own), beyond.map(|network| Zone::routed(network.vni))];
-        zones.into_iter().flatten().find_map(|zone| {
+        let slot = self.receiver.place.slot;
+        self.zones(beyond).into_iter().find_map(|zone| {
             let key = Key::new(&self.packet.tuple, zone, self.own(), slot);
             // There may be several that are over, or that a vnic left behind that moved more than
             // once.
@@ -36,6 +36,20 @@ impl Decision<'_> {
                 Some((session, was, stored))
             })
         })
+    }
+
+    /// Returns the zones in which a session of the packet may be that has one end elsewhere now, or
+    /// had: a routed one may be in that of each of its networks.
+    fn zones(&self, beyond: Option<&Network>) -> ArrayVec<Zone, 3> {
+        let mut zones: ArrayVec<Zone, 3> = ArrayVec::new();
+        zones.push(self.zone);
+        let networks = [Some(self.context.entry.vni), beyond.map(|network| network.vni)];
+        for zone in networks.into_iter().flatten().map(Zone::routed) {
+            if self.zone.is_routed() && !zones.contains(&zone) {
+                zones.push(zone);
+            }
+        }
+        zones
     }
 
     /// Returns the network of the other end of a routed packet, of those that are not
