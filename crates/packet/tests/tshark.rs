@@ -7,7 +7,7 @@ use butterfly_packet::{
     build::{self, Checksum},
     echo,
     icmp_error::{self, IcmpError, of_router},
-    igmp, mld,
+    igmp, mld, neighbour,
 };
 
 const A: Mac = Mac([2, 0xbf, 0, 0, 0, 1]);
@@ -25,7 +25,9 @@ fn answer(frame: &[u8]) -> Vec<u8> {
 /// Error of a router.
 fn error(frame: &[u8], error: IcmpError) -> Vec<u8> {
     let mut out = vec![0; icmp_error::MAX_LEN];
-    let len = of_router(frame, (B, [10, 1, 0, 254].into()), error, &mut out).unwrap();
+    let is_v4 = frame[14] >> 4 == 4;
+    let from = if is_v4 { [10, 1, 0, 254].into() } else { B6.into() };
+    let len = of_router(frame, (B, from), error, &mut out).unwrap();
     out.truncate(len);
     out
 }
@@ -60,6 +62,31 @@ fn frames() -> Vec<(Vec<u8>, &'static str)> {
         ),
         (error(&v4().udp(4000, 4001, b"x"), IcmpError::NoPort), "eth:ethertype:ip:icmp:ip:udp"),
         (echoed(v4().ping(7, 1, b"payload")), "eth:ethertype:ip:icmp:data"),
+        (
+            error(&v6().ttl(1).udp(4000, 4001, &big), IcmpError::Expired),
+            "eth:ethertype:ipv6:icmpv6:ipv6:udp:data",
+        ),
+        (
+            error(&v6().udp(4000, 4001, &big), IcmpError::TooBig(1400)),
+            "eth:ethertype:ipv6:icmpv6:ipv6:udp:data",
+        ),
+        (
+            error(&v6().udp(4000, 4001, b"x"), IcmpError::NoPort),
+            "eth:ethertype:ipv6:icmpv6:ipv6:udp",
+        ),
+        (
+            error(&v6().payload(253, &[0; 8]), IcmpError::NoProtocol),
+            "eth:ethertype:ipv6:icmpv6:ipv6:data",
+        ),
+        (echoed(v6().ping(7, 1, b"payload")), "eth:ethertype:ipv6:icmpv6:data"),
+        (
+            neighbour::advertisement((A, A6.into()), (B, B6.into())).to_vec(),
+            "eth:ethertype:ipv6:icmpv6",
+        ),
+        (
+            neighbour::advertisement((A, [0; 8].into()), (B, B6.into())).to_vec(),
+            "eth:ethertype:ipv6:icmpv6",
+        ),
         (
             v4().checksum(Checksum::Zero).vxlan(50_000, 1337, &inner),
             "eth:ethertype:ip:udp:vxlan:eth:ethertype:ip:icmp:data",
