@@ -19,9 +19,9 @@ pub(crate) struct Whereabouts {
 /// All declared neighbours. A copy shares all that does not change, and a look-up takes the same
 /// time with any number of them.
 #[derive(Clone, Default)]
-pub(crate) struct Neighbours(imbl::HashMap<(u32, Address), Whereabouts>);
+pub(crate) struct Directory(imbl::HashMap<(u32, Address), Whereabouts>);
 
-impl Neighbours {
+impl Directory {
     /// Returns where the machine is that has an address in a network.
     pub fn get(&self, vni: u32, address: Address) -> Option<&Whereabouts> {
         self.0.get(&(vni, address))

@@ -33,7 +33,7 @@ use crate::world::{
     dhcp::DhcpState,
     holders::Holders,
     limits::{Limit, Limiters, WayLimits},
-    neighbours::Neighbours,
+    neighbours::Directory,
     policy::VnicPolicy,
     presence::Presence,
     relay::Relay,
@@ -326,7 +326,7 @@ pub(crate) struct Snapshot {
     /// change the snapshot; workers go through [`Network::routing`].
     pub routings: Arc<HashMap<u32, Arc<Routing>>>,
     /// Declared machines that are not vnics of this host.
-    pub neighbours: Neighbours,
+    pub neighbours: Directory,
     /// Vnics of an adopted table of sessions, until all are declared.
     pub adopted: Option<Arc<Adopted<VnicShared>>>,
 }

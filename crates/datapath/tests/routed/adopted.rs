@@ -123,7 +123,7 @@ fn a_session_with_a_machine_of_another_host_goes_on() {
     }
 }
 
-/// Who speaks from there without a router is another conversation, after a death as before.
+/// A conversation without a router is another one, after a death as before.
 #[test]
 fn a_session_is_not_taken_for_one_of_its_network() {
     let mut first = Kept::new(3, None);

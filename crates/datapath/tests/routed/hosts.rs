@@ -385,7 +385,7 @@ fn a_source_that_no_router_leads_to_is_foreign() {
     }
 }
 
-/// Whoever is filtered and runs here, speaks here.
+/// A filtered machine that runs here speaks here.
 #[test]
 fn the_address_of_a_machine_here_is_not_routed_from_elsewhere() {
     let (_, mut two) = apart(false);
@@ -482,8 +482,8 @@ fn a_network_is_here_while_a_router_joins_it() {
     one.refuses(A, &sent, "no-route", (3, 0, 0));
 }
 
-/// What needs more bytes than one frame is cut on the way into the tunnel, with the header that the
-/// router wrote.
+/// A segment of more bytes than one frame has is cut on the way into the tunnel, with the header
+/// that the router wrote.
 #[test]
 fn segments_leave_with_the_header_of_the_router() {
     let (mut one, mut two) = apart(true);
