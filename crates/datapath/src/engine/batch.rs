@@ -42,7 +42,7 @@ pub(crate) enum Consumed {
     Arp,
     /// A machine asks for the MAC address of a gateway by neighbour discovery (RFC 4861).
     Discovery,
-    /// A machine asks a router whether it is there (RFC 792).
+    /// A machine asks a router whether it is there (RFC 792; RFC 4443, 4.1).
     Echo,
 }
 
