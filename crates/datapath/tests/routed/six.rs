@@ -515,26 +515,42 @@ fn gateway_claimed() {
     }
 }
 
+/// The question goes to the gateway, as the guest's packet would, and its steps are told: also of
+/// what the gateway answers, and of what goes no further.
 #[test]
 fn a_packet_is_explained() {
     let mut net = net(false);
     net.admit("fd00:42::/64");
-    let question = |to: Six| Question {
+    let question = |to: Six, protocol: u8| Question {
         from: Origin::Vnic("a".into()),
         to: Target::Address(Ipv6Addr::from(to).into()),
         source: Some(Ipv6Addr::from(SIX_A).into()),
         source_mac: None,
         destination_mac: None,
-        protocol: UDP,
-        source_port: Some(1000),
-        destination_port: Some(53),
+        protocol,
+        source_port: (protocol == UDP).then_some(1000),
+        destination_port: (protocol == UDP).then_some(53),
         flags: None,
         icmp: None,
         length: None,
-        reply: true,
+        reply: protocol == UDP,
     };
-    let told = net.host.explain(&question(SIX_B)).unwrap();
+    let told = net.host.explain(&question(SIX_B, UDP)).unwrap();
     assert_eq!(told.destination_mac, gateway());
     let fates: Vec<_> = told.walks.iter().map(|walk| walk.fate.clone()).collect();
     assert_eq!(fates, [Fate::Delivered("b".into()), Fate::Delivered("a".into())], "{told:?}");
+    for walk in &told.walks {
+        let stages: Vec<_> = walk.steps.iter().map(|step| step.stage).collect();
+        assert!(stages.contains(&"route") && stages.contains(&"masquerade"), "{stages:?}");
+    }
+    for own in OWN {
+        let told = net.host.explain(&question(own, ICMPV6)).unwrap();
+        assert_eq!(told.destination_mac, gateway());
+        assert_eq!(told.walks[0].fate, Fate::Answered, "{told:?}");
+    }
+    let nowhere = [0xfd00, 0x99, 0, 0, 0, 0, 0, 1];
+    let told = net.host.explain(&question(nowhere, UDP)).unwrap();
+    let Fate::Dropped(refused) = &told.walks[0].fate else { panic!("{told:?}") };
+    assert_eq!((refused.reason.name, refused.charged.as_str()), ("no-route", "a"));
+    assert_eq!(net.sessions(), 0, "nothing was sent");
 }
