@@ -678,8 +678,8 @@ impl Switch for Mistaken {
     fn change(&mut self, host: usize, change: &crate::commands::Command) {
         crate::check::change_groups(&mut self.hosts[host], change);
     }
-    fn route(&mut self, _: &Change, routes: &Routes) {
-        self.hosts.iter_mut().for_each(|model| model.routes.clone_from(routes));
+    fn route(&mut self, host: usize, _: &Change, routes: &Routes) {
+        self.hosts[host].declare(routes);
     }
     fn routed_sessions(&mut self, host: usize) -> Vec<RoutedSession> {
         let all = self.hosts[host].routed_sessions();
@@ -693,17 +693,31 @@ impl Switch for Mistaken {
         for frame in frames {
             self.hosts.iter_mut().for_each(self.mistake);
             let outcomes = world::send(&mut self.hosts, host, name, frame, &mut Choices::default());
-            for (seen, outcome) in all.iter_mut().zip(outcomes) {
-                let arrives = outcome.becomes.as_ref().unwrap_or(frame);
-                seen.received.extend(
-                    outcome.receivers.iter().map(|name| ((*name).to_owned(), arrives.clone())),
-                );
-                for (vnic, reason) in outcome.drops.iter().map(|drop| drop[0]) {
-                    *seen.drops.entry((vnic.to_owned(), reason.to_owned())).or_default() += 1;
-                }
+            // What left changed on the way.
+            let left = outcomes[host].becomes.clone().unwrap_or_else(|| frame.clone());
+            for (at, (seen, outcome)) in all.iter_mut().zip(&outcomes).enumerate() {
+                note(seen, outcome, if at == host { frame } else { &left });
             }
         }
         all
+    }
+    fn arrive(&mut self, host: usize, from: u8, vni: u32, frame: &[u8]) -> Vec<Seen> {
+        let mut all = vec![Seen::default(); self.hosts.len()];
+        self.hosts.iter_mut().for_each(self.mistake);
+        let mut choices = Choices::default();
+        let outcome = world::arrive(&mut self.hosts[host], (host, from), vni, frame, &mut choices);
+        note(&mut all[host], &outcome, frame);
+        all
+    }
+}
+
+/// Adds what became of a frame on one host.
+fn note(seen: &mut Seen, outcome: &Outcome, frame: &[u8]) {
+    let arrives = outcome.becomes.as_deref().unwrap_or(frame);
+    seen.received
+        .extend(outcome.receivers.iter().map(|name| ((*name).to_owned(), arrives.to_vec())));
+    for (vnic, reason) in outcome.drops.iter().map(|drop| drop[0]) {
+        *seen.drops.entry((vnic.to_owned(), reason.to_owned())).or_default() += 1;
     }
 }
 

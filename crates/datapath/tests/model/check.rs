@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     choices::Choices,
-    commands::{Case, Command, NAMES, Shot},
+    commands::{Arrival, Case, Command, NAMES, Shot},
     frames::Frames,
     policy::Declared,
     router::{Change, Routes},
@@ -35,8 +35,8 @@ pub trait Switch {
     fn update(&mut self, host: usize, name: &str, declared: &Declared);
     /// One of the commands about groups.
     fn change(&mut self, host: usize, change: &Command);
-    /// A change of declared networks and routers, of which all are told `routes` so far.
-    fn route(&mut self, change: &Change, routes: &Routes);
+    /// A change of declared networks and routers, of which a host is told `routes` so far.
+    fn route(&mut self, host: usize, change: &Change, routes: &Routes);
     /// Returns the sessions between networks of one host whose ends are there, that did not time
     /// out and that policy did not take back.
     fn routed_sessions(&mut self, host: usize) -> Vec<RoutedSession>;
@@ -44,6 +44,9 @@ pub trait Switch {
     /// Sends frames that are all in the vnic's ring when the switch looks. Frames that leave their
     /// host arrive at the other one. Returns the effects on each host.
     fn send(&mut self, host: usize, name: &str, frames: &[Vec<u8>]) -> Vec<Seen>;
+    /// Has a frame of a network arrive at a host, from the host of a number. Returns the effects on
+    /// each host.
+    fn arrive(&mut self, host: usize, from: u8, vni: u32, frame: &[u8]) -> Vec<Seen>;
 }
 
 /// How much a run tried.
@@ -135,10 +138,10 @@ pub fn run<S: Switch>(case: &Case, switch: &mut S, tally: &mut Tally) -> Result<
     let mut declared = case.vnics.clone();
     let mut placed = case.placed.clone();
     let mut here = vec![true; declared.len()];
-    let mut routes = Routes::default();
+    let mut routes = vec![Routes::default(); case.hosts];
     tally.cases += 1;
     for change in &case.routes {
-        declare(change, &mut routes, switch, &mut possible);
+        (0..case.hosts).for_each(|host| declare(host, change, &mut routes, switch, &mut possible));
     }
     for group in &case.groups {
         for (host, models) in possible.iter_mut().enumerate() {
@@ -165,28 +168,30 @@ pub fn run<S: Switch>(case: &Case, switch: &mut S, tally: &mut Tally) -> Result<
                 let host = placed[vnic];
                 let seen = switch.send(host, sender, &burst);
                 tally.count(&burst, &seen);
-                stays_among_joined(&declared, vnic, &seen, &routes)
+                stays_among_joined(&declared, vnic, &seen, &routes[host])
                     .map_err(|text| Failure { at, text })?;
                 let (what, early) = ((sender, &burst[..], &seen[host]), S::EARLY);
-                let send = |model: &mut Model, frame: &[u8], choices: &mut Choices| {
-                    model.send(sender, frame, choices)
+                let send = |model: &mut Model, at: usize, choices: &mut Choices| {
+                    model.send(sender, &burst[at], choices)
                 };
                 possible[host] = follow(&possible[host], what, early, send)
                     .map_err(|text| Failure { at, text })?;
                 // What left is what arrives, frame by frame.
                 if let Some(other) = (0..case.hosts).find(|other| *other != host) {
-                    let vni = declared[vnic].vni;
-                    let trunk = TRUNKS[host][vni as usize - 1];
-                    let crossed = seen[host].received.iter().filter(|(name, _)| name == trunk);
-                    let crossed: Vec<Vec<u8>> = crossed.map(|(_, frame)| frame.clone()).collect();
-                    let what = (trunk, &crossed[..], &seen[other]);
-                    let arrive = |model: &mut Model, frame: &[u8], choices: &mut Choices| {
-                        arrive(model, other, vni, frame, choices)
+                    let of = |name: &str| TRUNKS[host].iter().position(|trunk| *trunk == name);
+                    let crossed = seen[host].received.iter();
+                    let (vnis, crossed): (Vec<u32>, Vec<Vec<u8>>) = crossed
+                        .filter_map(|(name, frame)| Some((of(name)? as u32 + 1, frame.clone())))
+                        .unzip();
+                    let what = ("the other host", &crossed[..], &seen[other]);
+                    let from = host as u8 + 1;
+                    let arrive = |model: &mut Model, at: usize, choices: &mut Choices| {
+                        arrive(model, (other, from), vnis[at], &crossed[at], choices)
                     };
                     possible[other] = follow(&possible[other], what, 0, arrive)
                         .map_err(|text| Failure { at, text })?;
                 }
-                if !case.routes.is_empty() {
+                for host in 0..if case.routes.is_empty() { 0 } else { case.hosts } {
                     same_sessions(&possible[host], &switch.routed_sessions(host))
                         .map_err(|text| Failure { at, text })?;
                 }
@@ -207,7 +212,27 @@ pub fn run<S: Switch>(case: &Case, switch: &mut S, tally: &mut Tally) -> Result<
                 switch.pass(*seconds);
                 possible.iter_mut().flatten().for_each(|model| model.pass(*seconds));
             }
-            Command::Route(change) => declare(change, &mut routes, switch, &mut possible),
+            Command::Wire(arrival) => {
+                let Arrival { host, from, vni, .. } = *arrival;
+                let frame = frames.arrival(arrival);
+                let seen = switch.arrive(host, from, vni, &frame);
+                tally.count(std::slice::from_ref(&frame), &seen);
+                let what = ("the wire", std::slice::from_ref(&frame), &seen[host]);
+                let take = |model: &mut Model, _: usize, choices: &mut Choices| {
+                    arrive(model, (host, from), vni, &frame, choices)
+                };
+                possible[host] =
+                    follow(&possible[host], what, 0, take).map_err(|text| Failure { at, text })?;
+            }
+            Command::Route(change) => {
+                for host in 0..case.hosts {
+                    declare(host, change, &mut routes, switch, &mut possible);
+                }
+            }
+            Command::At(host, change) if matches!(**change, Command::Route(_)) => {
+                let Command::Route(change) = &**change else { unreachable!() };
+                declare(*host, change, &mut routes, switch, &mut possible);
+            }
             Command::Move(i, host) if here[*i] && placed[*i] == *host => {}
             Command::Remove(i) | Command::Insert(i) | Command::Move(i, _) => {
                 if here[*i] {
@@ -278,16 +303,18 @@ fn same_sessions(possible: &[Model], has: &[RoutedSession]) -> Result<(), String
     Err(format!("switch: sessions {has:#?}\nmodel:  {known:#?}"))
 }
 
-/// Declares a network or router to the switch and to all models, or removes one.
+/// Declares something to the switch of a host and to its models, or removes it.
 fn declare<S: Switch>(
+    host: usize,
     change: &Change,
-    routes: &mut Routes,
+    routes: &mut [Routes],
     switch: &mut S,
     possible: &mut [Vec<Model>],
 ) {
+    let routes = &mut routes[host];
     if routes.apply(change) {
-        switch.route(change, routes);
-        possible.iter_mut().flatten().for_each(|model| model.routes.clone_from(routes));
+        switch.route(host, change, routes);
+        possible[host].iter_mut().for_each(|model| model.declare(routes));
     }
 }
 
@@ -320,16 +347,16 @@ fn follow(
     possible: &[Model],
     (from, burst, seen): (&str, &[Vec<u8>], &Seen),
     places: usize,
-    send: impl Fn(&mut Model, &[u8], &mut Choices) -> Outcome,
+    send: impl Fn(&mut Model, usize, &mut Choices) -> Outcome,
 ) -> Result<Vec<Model>, String> {
     let one = |model: &Model| {
         Choices::all(|choices| {
             let mut model = model.clone();
             let mut outcomes: Vec<Outcome> =
-                burst.iter().map(|frame| send(&mut model, frame, choices)).collect();
+                (0..burst.len()).map(|at| send(&mut model, at, choices)).collect();
             let early = (0..burst.len()).filter(|at| outcomes[*at].waits).take(places);
             for at in early.collect::<Vec<_>>() {
-                outcomes[at] = send(&mut model, &burst[at], choices);
+                outcomes[at] = send(&mut model, at, choices);
             }
             (model, outcomes)
         })

@@ -131,6 +131,16 @@ impl Model {
 
     /// Returns whether a vnic may not send a packet because its source belongs to another vnic.
     pub fn speaks_as_another(&self, vnic: &Vnic, packet: &Packet) -> bool {
+        self.speaks_as(vnic, packet, self.is_across())
+    }
+
+    /// The same of a packet that goes from one network to another, or not: what comes from other
+    /// hosts by a router is of the other network.
+    pub fn speaks_as(&self, vnic: &Vnic, packet: &Packet, across: bool) -> bool {
+        if across && vnic.is_trunk() {
+            let beyond = self.beyond(vnic.declared.vni, packet.source);
+            return beyond.iter().any(|(_, vni)| self.speaks_here(*vni, packet.source));
+        }
         let is_gateway = self.routes.with_address(vnic.declared.vni, packet.source).is_some();
         let claimed = || self.is_claimed(vnic, packet.source, Voice::Speaking);
         vnic.declared.bypass && (is_gateway || !vnic.declared.forwards && claimed())

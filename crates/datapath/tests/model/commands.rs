@@ -204,6 +204,17 @@ pub struct Shot {
     pub twist: Twist,
 }
 
+/// A frame from the wire, in a network, from the tunnel endpoint of a number. Its source address is
+/// that of a router: of the host of this number, or else a gateway's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    pub host: usize,
+    pub from: u8,
+    pub vni: u32,
+    pub says: Option<u8>,
+    pub shot: Shot,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Frames that are in the ring of one vnic when the switch looks. The first one's sender sends
@@ -227,7 +238,9 @@ pub enum Command {
     /// To this host, unless it is there.
     Move(usize, usize),
     Route(Change),
-    /// A command about groups that only one host is told.
+    /// A frame arrives from the wire.
+    Wire(Arrival),
+    /// A command about groups, networks or routers that only one host is told.
     At(usize, Box<Command>),
 }
 

@@ -152,8 +152,8 @@ impl Switch for Explained {
         self.0.change(host, change);
     }
 
-    fn route(&mut self, change: &Change, routes: &Routes) {
-        self.0.route(change, routes);
+    fn route(&mut self, host: usize, change: &Change, routes: &Routes) {
+        self.0.route(host, change, routes);
     }
 
     fn routed_sessions(&mut self, host: usize) -> Vec<RoutedSession> {
@@ -162,6 +162,10 @@ impl Switch for Explained {
 
     fn pass(&mut self, seconds: u32) {
         self.0.pass(seconds);
+    }
+
+    fn arrive(&mut self, host: usize, from: u8, vni: u32, frame: &[u8]) -> Vec<Seen> {
+        self.0.arrive(host, from, vni, frame)
     }
 
     fn send(&mut self, host: usize, name: &str, frames: &[Vec<u8>]) -> Vec<Seen> {

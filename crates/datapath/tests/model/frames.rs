@@ -10,10 +10,11 @@ use butterfly_packet::{
 
 use crate::{
     commands::{
-        Case, Defect, Flow, Host, NAMES, Part, Shot, Step, To, Twist, What, station, v4, v6,
+        Arrival, Case, Defect, Flow, Host, NAMES, Part, Shot, Step, To, Twist, What, station, v4,
+        v6,
     },
     policy::Declared,
-    router::{ROUTERS, gateway_mac, set_sum},
+    router::{ROUTERS, gateway_mac, host_mac, set_sum},
     tcp::{ACK, FIN, RST, SYN},
 };
 
@@ -55,6 +56,14 @@ impl Frames {
 
     fn mac(&self, vnic: usize) -> Mac {
         Mac(self.vnics[vnic % self.vnics.len()].mac)
+    }
+
+    /// The bytes of a frame that arrives from the wire.
+    pub fn arrival(&mut self, arrival: &Arrival) -> Vec<u8> {
+        let mut frame = self.frame(&arrival.shot);
+        let source = arrival.says.map_or(gateway_mac(ROUTERS[0]), host_mac);
+        frame[6..12].copy_from_slice(&source);
+        frame
     }
 
     /// The bytes of a shot.

@@ -69,7 +69,7 @@ pub fn case_of_two(seed: u64) -> Case {
 }
 
 /// A vnic goes to the other host, where in most cases it says at once that it is there.
-fn moved(random: &mut Random, placed: &mut [usize], flows: &[Flow]) -> Vec<Command> {
+pub fn moved(random: &mut Random, placed: &mut [usize], flows: &[Flow]) -> Vec<Command> {
     let vnic = random.below(placed.len());
     placed[vnic] = 1 - placed[vnic];
     let mut commands = vec![Command::Move(vnic, placed[vnic])];

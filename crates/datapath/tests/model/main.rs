@@ -16,6 +16,7 @@ mod claims;
 mod commands;
 mod dhcp;
 mod explained;
+mod far;
 mod frames;
 mod generate;
 mod limits;
@@ -58,6 +59,12 @@ fn the_switches_of_two_hosts_do_what_the_model_says() {
 #[test]
 fn the_router_does_what_the_model_says() {
     compare(routed::case, 20_000, Real::new);
+}
+
+/// Each of two hosts routes what its own machines send, as far as it knows where others are.
+#[test]
+fn routers_of_two_hosts_do_what_the_model_says() {
+    compare(routed::case_of_two, 12_000, Real::new);
 }
 
 /// The explanation of a frame before it is sent comes true, and explaining changes nothing.

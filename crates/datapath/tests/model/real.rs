@@ -1,6 +1,9 @@
 //! The real switches, with guests in memory, and the wire between them.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+};
 
 use butterfly_datapath::{
     GroupChange, Mac, SessionConfig, SessionEnd, SessionFilter, TunnelConfig, VnicPolicy,
@@ -8,6 +11,7 @@ use butterfly_datapath::{
 };
 use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
 use butterfly_model::{Cidr, GroupName, SecurityGroup};
+use butterfly_packet::build;
 use butterfly_vhost::net::NetHeader;
 
 use crate::{
@@ -27,6 +31,11 @@ pub struct Real {
     sent: usize,
 }
 
+/// Tunnel endpoint of a host, by its number from 1 on, and its address on the wire.
+fn endpoint(number: u8) -> (Ipv4Addr, Mac) {
+    (Ipv4Addr::new(192, 168, 0, number), Mac([2, 0xbf, 0, 0, 0, number]))
+}
+
 /// Prefixes of the counters of joined hosts, where their names are the same on both.
 pub const PREFIXES: [&str; 2] = ["one/", "two/"];
 
@@ -34,9 +43,8 @@ impl Real {
     pub fn new(hosts: usize, workers: usize) -> Real {
         let host = |n: usize| {
             let sessions = SessionConfig { capacity: 4096, ..SessionConfig::default() };
-            let n = n as u8 + 1;
-            let tunnel =
-                TunnelConfig::new(IpAddr::from([192, 168, 0, n]), Mac([2, 0xbf, 0, 0, 0, n]));
+            let (own, link) = endpoint(n as u8 + 1);
+            let tunnel = TunnelConfig::new(own.into(), link);
             Host::with(sessions, Some(&tunnel).filter(|_| hosts > 1), workers).unwrap()
         };
         Real { hosts: (0..hosts).map(host).collect(), networks: BTreeMap::new(), workers, sent: 0 }
@@ -64,12 +72,22 @@ impl Real {
             {
                 // Ethernet, IPv4, UDP and VXLAN, whose last bytes name the network.
                 let (vni, inner) = (frame[48], frame[50..].to_vec());
-                seen[host].received.push((format!("{}vni-{vni}", PREFIXES[host]), inner));
+                let way = if is_elsewhere(frame) { "away" } else { "vni" };
+                seen[host].received.push((format!("{}{way}-{vni}", PREFIXES[host]), inner));
             }
-            two.arrive(&left[0]).unwrap();
-            one.arrive(&left[1]).unwrap();
+            let [from_one, from_two] = left.map(|mut frames| {
+                frames.retain(|frame| !is_elsewhere(frame));
+                frames
+            });
+            two.arrive(&from_one).unwrap();
+            one.arrive(&from_two).unwrap();
         }
     }
+}
+
+/// Returns whether a frame on the wire is for a host that is not there.
+fn is_elsewhere(frame: &[u8]) -> bool {
+    frame[30..34] == [192, 168, 0, 3]
 }
 
 fn group(name: &str) -> GroupName {
@@ -154,10 +172,11 @@ impl Switch for Real {
         }
     }
 
-    fn route(&mut self, change: &Change, _: &Routes) {
-        for host in &mut self.hosts {
-            host.change_routing(router::declaration(change));
-        }
+    fn route(&mut self, host: usize, change: &Change, _: &Routes) {
+        self.hosts[host].change_routing(router::declaration(change));
+        self.meet();
+        // A network that is not here any more takes its counters along.
+        self.hosts[host].moved();
     }
 
     fn routed_sessions(&mut self, host: usize) -> Vec<RoutedSession> {
@@ -177,6 +196,7 @@ impl Switch for Real {
 
     fn pass(&mut self, seconds: u32) {
         self.hosts.iter_mut().for_each(|host| host.pass(seconds));
+        self.meet();
     }
 
     fn send(&mut self, host: usize, name: &str, frames: &[Vec<u8>]) -> Vec<Seen> {
@@ -185,6 +205,30 @@ impl Switch for Real {
             self.hosts[host].guest(name).unwrap().send(frame, NetHeader::default()).unwrap();
         }
         self.hosts[host].settle();
+        self.effects()
+    }
+
+    fn arrive(&mut self, host: usize, from: u8, vni: u32, frame: &[u8]) -> Vec<Seen> {
+        let [(source, link), (own, own_link)] = [from, host as u8 + 1].map(endpoint);
+        let outer = build::ethernet(link, own_link).ipv4(source, own).vxlan(50_000, vni, frame);
+        self.hosts[host].arrive(&[outer]).unwrap();
+        self.effects()
+    }
+}
+
+impl Real {
+    /// Has each host know the address on the wire of all hosts that were declared to it.
+    fn meet(&mut self) {
+        for (host, own) in self.hosts.iter().zip(1..) {
+            for (ip, link) in (1..4).filter(|other| *other != own).map(endpoint) {
+                // It is no peer, or there is no tunnel.
+                let _ = host.set_neighbour(ip.into(), link);
+            }
+        }
+    }
+
+    /// Carries what left, and returns what happened on each host.
+    fn effects(&mut self) -> Vec<Seen> {
         let mut all = vec![Seen::default(); self.hosts.len()];
         self.carry(&mut all);
         for ((host, prefix), seen) in self.hosts.iter_mut().zip(PREFIXES).zip(&mut all) {

@@ -7,11 +7,13 @@ use butterfly_packet::{Mac, build};
 use crate::{
     cases::{disagreements, rule, say, vnic},
     choices::Choices,
-    commands::{Case, Command, Flow, GROUPS, Host, Shot, To, Twist, What},
+    commands::{
+        Arrival, Case, Command, Flow, GROUPS, Host, Part, Shot, Step, To, Twist, What, station,
+    },
     generate,
     policy::{Declared, Direction::Inbound, Group, Peer, Rule},
     random::Random,
-    router::{Block, Change, Net, ROUTERS, Router, gateway_mac},
+    router::{Block, Change, Net, ROUTERS, Resident, Router, gateway_mac},
     switch::{Mistake, Model},
 };
 
@@ -81,7 +83,7 @@ fn host(byte: u8, number: u8) -> Host {
 }
 
 /// A block of 256 addresses of IPv4, and one of IPv6.
-fn block(byte: u8, of_six: bool) -> Block {
+pub fn block(byte: u8, of_six: bool) -> Block {
     let Host(four, six) = host(byte, 254);
     match of_six {
         false => Block { first: address(byte, 0).into(), mask: 24, gateway: Some(four.into()) },
@@ -107,7 +109,7 @@ fn mtu(random: &mut Random, blocks: &[Block]) -> Option<u16> {
 
 /// A router of some networks. The second one of a network has addresses of its own: of both
 /// families, also where the network has blocks of one.
-fn router(at: usize, bytes: Bytes, joins: &[u32]) -> Change {
+pub fn router(at: usize, bytes: Bytes, joins: &[u32]) -> Change {
     let own = |vni: &u32| {
         let Host(four, six) = host(bytes[*vni as usize - 1], 253);
         if at > 0 { vec![four.into(), six.into()] } else { Vec::new() }
@@ -116,15 +118,24 @@ fn router(at: usize, bytes: Bytes, joins: &[u32]) -> Change {
     Change::Router(Router { name: ROUTERS[at], joins })
 }
 
-pub fn case(seed: u64) -> Case {
-    let mut random = Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x726f_7574);
+/// Everything of a case but what happens.
+struct World {
+    bytes: Bytes,
+    joins: Joins,
+    vnics: Vec<Declared>,
+    outbound: usize,
+    groups: Vec<Group>,
+    nets: Vec<Net>,
+}
+
+fn random_world(random: &mut Random) -> World {
     let (bytes, joins) = random.pick(&WORLDS);
     let networks = bytes.len();
     let count = networks.max(3 + random.below(4));
     let further = random.percent(30).then(|| random.pick(&[30, 31]));
     let byte_of = |vnic: usize| bytes[vnic % networks];
     let mut vnics: Vec<Declared> =
-        (0..count).map(|i| generate::vnic(&mut random, i, networks)).collect();
+        (0..count).map(|i| generate::vnic(random, i, networks)).collect();
     for (i, vnic) in vnics.iter_mut().enumerate() {
         vnic.shared_ip &= random.percent(30);
         vnic.ips.iter_mut().for_each(|ip| move_to(ip, byte_of(i)));
@@ -135,8 +146,8 @@ pub fn case(seed: u64) -> Case {
     let outbound = random.pick(&[0, 0, 4, 25]);
     let mut groups: Vec<Group> = Vec::new();
     for name in GROUPS {
-        let mut group = generate::group(&mut random, name, outbound);
-        group.rules.iter_mut().for_each(|rule| widen(&mut random, rule));
+        let mut group = generate::group(random, name, outbound);
+        group.rules.iter_mut().for_each(|rule| widen(random, rule));
         group.members.iter_mut().for_each(|ip| move_to(ip, random.pick(bytes)));
         if random.percent(40) {
             // Much has to pass, so that there are conversations.
@@ -148,8 +159,15 @@ pub fn case(seed: u64) -> Case {
     }
     let nets: Vec<Net> = (1..)
         .zip(bytes)
-        .map(|(vni, byte)| net(&mut random, vni, *byte, further.filter(|_| vni == 2)))
+        .map(|(vni, byte)| net(random, vni, *byte, further.filter(|_| vni == 2)))
         .collect();
+    World { bytes, joins, vnics, outbound, groups, nets }
+}
+
+pub fn case(seed: u64) -> Case {
+    let mut random = Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x726f_7574);
+    let World { bytes, joins, vnics, outbound, groups, nets } = random_world(&mut random);
+    let byte_of = |vnic: usize| bytes[vnic % bytes.len()];
     let routers: Vec<Change> = joins.iter().map(|(at, joins)| router(*at, bytes, joins)).collect();
     let mut routes: Vec<Change> = nets.iter().cloned().map(Change::Net).collect();
     if random.percent(95) {
@@ -173,6 +191,191 @@ pub fn case(seed: u64) -> Case {
     }
     let placed = vec![0; vnics.len()];
     Case { hosts: 1, vnics, placed, groups, routes, flows, commands }
+}
+
+/// Makes a case in the same worlds, spread over two hosts, which know of each other's machines what
+/// is declared to them: right, wrong, or nothing at all.
+pub fn case_of_two(seed: u64) -> Case {
+    let mut random = Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x686f_7374);
+    let World { bytes, joins, vnics, outbound, groups, nets } = random_world(&mut random);
+    let byte_of = |vnic: usize| bytes[vnic % bytes.len()];
+    let placed: Vec<usize> = vnics.iter().map(|_| random.below(2)).collect();
+    let mut routes: Vec<Change> = nets.iter().cloned().map(Change::Net).collect();
+    routes.extend(joins.iter().map(|(at, joins)| router(*at, bytes, joins)));
+    for (vnic, host) in vnics.iter().zip(&placed) {
+        routes.extend(vnic.ips.iter().map(|ip| resident(&mut random, vnic, *ip, *host)));
+    }
+    let flows: Vec<Flow> = (0..10).map(|_| flow(&mut random, &vnics, joins)).collect();
+    let mut now = placed.clone();
+    let mut commands =
+        generate::commands(&mut random, &vnics, &flows, 40, |random| match random.below(100) {
+            0..10 => {
+                let change = route(random, bytes, joins, &nets);
+                vec![if random.percent(50) { on_one(random, change) } else { change }]
+            }
+            10..25 => vec![told(random, &vnics, &now)],
+            25..50 => moved(random, &vnics, &mut now, &flows),
+            50..60 => vec![speak(random, &flows)],
+            60..75 => vec![forged(random, &vnics, &flows)],
+            75..80 => {
+                let changed = changed(random, &vnics, &byte_of, bytes, outbound);
+                vec![match changed {
+                    Command::AddRule(..) | Command::RemoveRule(..) => on_one(random, changed),
+                    changed => changed,
+                }]
+            }
+            _ => vec![changed(random, &vnics, &byte_of, bytes, outbound)],
+        });
+    for command in &mut commands {
+        if let Command::Send(shots) = command {
+            shots.iter_mut().for_each(|shot| twist(&mut random, shot));
+            shots.iter_mut().for_each(|shot| fit(shot, &flows));
+        }
+    }
+    if random.percent(60) {
+        // No guest attached a moment ago: connections need a beginning.
+        commands.insert(0, Command::Pass(130));
+    }
+    if random.percent(15) {
+        // A host that has no router, or another one than the other.
+        let (at, joins) = random.pick(joins);
+        let change = match random.percent(60) {
+            true => Change::NoRouter(ROUTERS[at]),
+            false => router(at, bytes, &joins[..1]),
+        };
+        commands.insert(0, on_one(&mut random, Command::Route(change)));
+    }
+    Case { hosts: 2, vnics, placed, groups, routes, flows, commands }
+}
+
+/// Makes a change one that a single host is told.
+fn on_one(random: &mut Random, change: Command) -> Command {
+    Command::At(random.below(2), Box::new(change))
+}
+
+/// Packets have to fit into the tunnel, unless a router tells that they do not.
+fn fit(shot: &mut Shot, flows: &[Flow]) {
+    let is_switched = flows[shot.flow].via.is_none();
+    if let What::Long(len) = &mut shot.what
+        && (is_switched || shot.to != To::Receiver || shot.twist != Twist::None)
+    {
+        *len = (*len).min(1373);
+    }
+}
+
+/// Declares the machine that has an address: where it is, in most cases.
+fn resident(random: &mut Random, vnic: &Declared, ip: IpAddr, host: usize) -> Change {
+    let right = host as u8 + 1;
+    let host = match random.below(20) {
+        0..14 => Some(right),
+        14..17 => None,
+        17 => Some(3 - right),
+        18 => Some(3),
+        _ => return Change::NoResident(vnic.vni, ip),
+    };
+    Change::Resident(Resident { vni: vnic.vni, ip, mac: vnic.mac, host })
+}
+
+/// A change of what is declared of a machine, to both hosts or to one.
+fn told(random: &mut Random, vnics: &[Declared], placed: &[usize]) -> Command {
+    let at = random.below(vnics.len());
+    let vnic = &vnics[at];
+    let ip = match vnic.ips[..] {
+        [] => address(0, 1).into(),
+        _ => random.pick(&vnic.ips),
+    };
+    let mut change = resident(random, vnic, ip, placed[at]);
+    if let Change::Resident(resident) = &mut change
+        && random.percent(10)
+    {
+        // Another machine of the network, or one behind it.
+        let of = |other: &&Declared| other.vni == vnic.vni;
+        let macs: Vec<[u8; 6]> = vnics.iter().filter(of).map(|other| other.mac).collect();
+        resident.mac = random.pick(&macs);
+        if random.percent(40) {
+            resident.mac = station(random.below(2) as u8);
+        }
+    }
+    let change = Command::Route(change);
+    if random.percent(30) { on_one(random, change) } else { change }
+}
+
+/// A vnic goes to the other host, of which operators tell before, after, or never.
+fn moved(
+    random: &mut Random,
+    vnics: &[Declared],
+    now: &mut [usize],
+    flows: &[Flow],
+) -> Vec<Command> {
+    let before = now.to_vec();
+    let mut commands = generate::moved(random, now, flows);
+    let Some(vnic) = (0..now.len()).find(|vnic| before[*vnic] != now[*vnic]) else {
+        return commands;
+    };
+    let told = |ip: &IpAddr| {
+        let Declared { vni, mac, .. } = vnics[vnic];
+        let host = Some(now[vnic] as u8 + 1);
+        Command::Route(Change::Resident(Resident { vni, ip: *ip, mac, host }))
+    };
+    let told: Vec<Command> = vnics[vnic].ips.iter().map(told).collect();
+    match random.below(10) {
+        0..4 => {
+            commands.splice(0..0, told);
+        }
+        4..8 => commands.extend(told),
+        _ => {}
+    }
+    commands
+}
+
+/// A frame from the wire that says which router sent it on, and may lie.
+fn forged(random: &mut Random, vnics: &[Declared], flows: &[Flow]) -> Command {
+    let host = random.below(2);
+    let other = 2 - host as u8;
+    let flow = random.below(flows.len());
+    let back = random.percent(50);
+    let receiver = flows[flow].vnics[usize::from(!back)];
+    let what = match random.below(16) {
+        0..6 => What::Udp(4),
+        6..10 => What::Tcp(random.pick(&[Step::Syn, Step::Ack, Step::Data])),
+        10..12 => What::Echo { request: true, id: 1 },
+        12 => What::Arp { reply: false },
+        13 => What::Type(0x88b5),
+        14 => What::Way(random.pick(&[0, 2]), 0),
+        _ => What::Fragment { protocol: 17, id: 1, part: random.pick(&[Part::First, Part::Last]) },
+    };
+    let to = match random.below(16) {
+        0 => To::Broadcast,
+        1 => To::Multicast,
+        2 => To::Station(random.below(2) as u8),
+        3 => To::Receiver,
+        4 => To::Vnic(random.below(vnics.len())),
+        _ => To::Vnic(receiver),
+    };
+    let mut shot = Shot { flow, back, what, to, twist: Twist::None };
+    if random.percent(40) {
+        shot.twist = match random.below(8) {
+            0..3 => Twist::From(host_of(random)),
+            3 => Twist::From(odd_address(random)),
+            4 => Twist::Hops(random.pick(&[0, 1, 255])),
+            5 => Twist::Vlan(random.pick(&[None, Some(5)])),
+            6 => Twist::Byte(2 + random.below(20) as u16, 1 << random.below(8)),
+            _ => Twist::Towards(host_of(random)),
+        };
+    }
+    let says = match random.below(20) {
+        0..2 => Some(3),
+        2 => Some(3 - other),
+        3 => None,
+        _ => Some(other),
+    };
+    let from = if random.percent(95) { other } else { 3 };
+    Command::Wire(Arrival { host, from, vni: vnics[receiver].vni, says, shot })
+}
+
+/// Some machine of some network.
+fn host_of(random: &mut Random) -> Host {
+    host(random.below(3) as u8, 1 + random.below(4) as u8)
 }
 
 /// Moves an address of the first network to another one.

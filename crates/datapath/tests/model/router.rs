@@ -9,11 +9,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use butterfly_datapath::RoutingChange;
-use butterfly_model::{Network, Router as Declaration, RouterAddresses, RouterId, Subnet, Vni};
+use butterfly_model::{
+    Neighbour, Network, Router as Declaration, RouterAddresses, RouterId, Subnet, Vni,
+};
 
 use crate::{
     policy::{self, Declared, is_in},
-    switch::{Mistake, Model},
+    switch::{Mistake, Model, Vnic},
     wire::{self, Carries, be16},
 };
 
@@ -44,9 +46,21 @@ pub struct Router {
     pub joins: Vec<(u32, Vec<IpAddr>)>,
 }
 
+/// A machine as an operator tells of it: its MAC address, and the number of its host if that is
+/// told, too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resident {
+    pub vni: u32,
+    pub ip: IpAddr,
+    pub mac: [u8; 6],
+    pub host: Option<u8>,
+}
+
 /// A change of what is declared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
+    Resident(Resident),
+    NoResident(u32, IpAddr),
     Net(Net),
     NoNet(u32),
     Router(Router),
@@ -58,6 +72,7 @@ pub enum Change {
 pub struct Routes {
     pub nets: Vec<Net>,
     pub routers: Vec<Router>,
+    pub residents: Vec<Resident>,
 }
 
 /// Returns the MAC address of a router: two reserved bytes, and the 32 bits of FNV-1a of its name.
@@ -69,6 +84,11 @@ pub fn gateway_mac(name: &str) -> [u8; 6] {
     let mut mac = [0xb2, 0xf0, 0, 0, 0, 0];
     mac[2..].copy_from_slice(&hash.to_be_bytes());
     mac
+}
+
+/// Returns the MAC address of a host as a router: two reserved bytes, and its tunnel endpoint.
+pub fn host_mac(number: u8) -> [u8; 6] {
+    [0xb2, 0xf1, 192, 168, 0, number]
 }
 
 /// Returns whether no machine may have a MAC address.
@@ -113,6 +133,16 @@ impl Routes {
                 self.routers.retain(|other| other.name != router.name);
                 self.routers.push(router.clone());
             }
+            Change::Resident(resident) => {
+                let is_it = |other: &Resident| (other.vni, other.ip) == (resident.vni, resident.ip);
+                self.residents.retain(|other| !is_it(other));
+                self.residents.push(resident.clone());
+            }
+            Change::NoResident(vni, ip) => {
+                let before = self.residents.len();
+                self.residents.retain(|other| (other.vni, other.ip) != (*vni, *ip));
+                return self.residents.len() < before;
+            }
             Change::NoRouter(name) => {
                 let before = self.routers.len();
                 self.routers.retain(|router| router.name != *name);
@@ -146,7 +176,7 @@ impl Routes {
     }
 
     /// Returns the routers of a network that is declared.
-    fn routers_of(&self, vni: u32) -> impl Iterator<Item = &Router> {
+    pub fn routers_of(&self, vni: u32) -> impl Iterator<Item = &Router> {
         let joins = move |router: &&Router| router.joins.iter().any(|(joined, _)| *joined == vni);
         self.routers.iter().filter(joins)
     }
@@ -182,6 +212,13 @@ pub fn declaration(change: &Change) -> RoutingChange {
             RoutingChange::DeclareRouter(declared)
         }
         Change::NoRouter(name) => RoutingChange::RemoveRouter(id(name)),
+        Change::Resident(Resident { vni: number, ip, mac, host }) => {
+            let mac = butterfly_packet::Mac(*mac).to_string();
+            let mac = butterfly_model::Mac::parse(&mac).unwrap();
+            let host = host.map(|host| IpAddr::from([192, 168, 0, host]));
+            RoutingChange::DeclareNeighbour(Neighbour::new(vni(*number), *ip, mac, host).unwrap())
+        }
+        Change::NoResident(number, ip) => RoutingChange::RemoveNeighbour(vni(*number), *ip),
     }
 }
 
@@ -200,9 +237,26 @@ pub enum Fate {
     Echoed(Vec<u8>),
     /// The same about its gateway's MAC address, or nothing, if it may say so in its network.
     Asked(Option<Vec<u8>>),
-    /// A vnic gets this frame, if the filter lets it pass.
-    Routed(usize, Vec<u8>),
+    /// A machine gets this frame, if the filter lets it pass.
+    Routed(NextHop, Vec<u8>),
 }
+
+/// The machine to which a router sends a packet on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextHop {
+    pub mac: [u8; 6],
+    pub place: NextPlace,
+}
+
+/// Behind a vnic of this host, or on the host of a number, in a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextPlace {
+    Vnic(usize),
+    Away(u32, u8),
+}
+
+/// Longest packet in bytes that the tunnel carries: less by the outer headers than the wire does.
+const TUNNEL_MTU: u16 = 1500 - 50;
 
 /// Returns the sum of RFC 791 over a header, its own sum as it is.
 fn sum(header: &[u8]) -> u16 {
@@ -390,8 +444,16 @@ impl Model {
         if self.routes.net(vni).is_none() {
             return Fate::NotMine;
         }
+        // What only its own machines may have from a gateway.
+        let is_far = self.vnics[sender].is_trunk();
+        let near = |fate| match fate {
+            Fate::Dropped(reasons) if reasons != ["gateway-tagged"] => Fate::Dropped(reasons),
+            Fate::NotMine => Fate::NotMine,
+            _ if is_far => Fate::Dropped(vec!["gateway-from-wire"]),
+            other => other,
+        };
         if let Carries::Arp(at) = carries {
-            match self.hear(vni, frame, *at) {
+            match near(self.hear(vni, frame, *at)) {
                 Fate::NotMine => {}
                 heard => return heard,
             }
@@ -401,7 +463,7 @@ impl Model {
             && policy::discovery(&packet).is_some()
             && packet.hops == 255
         {
-            match self.hear_discovery(vni, frame, *at, &packet) {
+            match near(self.hear_discovery(vni, frame, *at, &packet)) {
                 Fate::NotMine => {}
                 heard => return heard,
             }
@@ -411,6 +473,9 @@ impl Model {
         else {
             return Fate::NotMine;
         };
+        if is_far {
+            return Fate::Dropped(vec!["gateway-from-wire"]);
+        }
         let tagged = ![14, usize::MAX].contains(&begins(frame, carries));
         match carries {
             Carries::Ip(14, _) if frame[14] >> 4 == 6 => self.route6(sender, router, frame),
@@ -477,13 +542,13 @@ impl Model {
         }
         let ends = [ip(packet, 12), ip(packet, 16)];
         match self.way(sender, router, (packet.len(), packet[8]), ends, || echo(frame)) {
-            Fate::Routed(receiver, _) => {
-                let mut frame = self.passed(receiver, router, frame);
+            Fate::Routed(to, _) => {
+                let mut frame = self.passed(to, router, frame);
                 if self.mistake() != Some(Mistake::KeepsHops) {
                     frame[14 + 8] -= 1;
                 }
                 set_sum(&mut frame[14..14 + header]);
-                Fate::Routed(receiver, frame)
+                Fate::Routed(to, frame)
             }
             other => other,
         }
@@ -500,23 +565,156 @@ impl Model {
         }
         let ends = [ip6(packet, 8), ip6(packet, 24)];
         match self.way(sender, router, (packet.len(), packet[7]), ends, || echo6(frame)) {
-            Fate::Routed(receiver, _) => {
-                let mut frame = self.passed(receiver, router, frame);
+            Fate::Routed(to, _) => {
+                let mut frame = self.passed(to, router, frame);
                 if self.mistake() != Some(Mistake::KeepsHops) {
                     frame[14 + 7] -= 1;
                 }
-                Fate::Routed(receiver, frame)
+                Fate::Routed(to, frame)
             }
             other => other,
         }
     }
 
     /// Returns a frame as a router sends it on, but for its hops.
-    fn passed(&self, receiver: usize, router: &Router, frame: &[u8]) -> Vec<u8> {
+    fn passed(&self, to: NextHop, router: &Router, frame: &[u8]) -> Vec<u8> {
         let mut frame = frame.to_vec();
-        frame[..6].copy_from_slice(&self.vnics[receiver].declared.mac);
-        frame[6..12].copy_from_slice(&gateway_mac(router.name));
+        frame[..6].copy_from_slice(&to.mac);
+        let from = match to.place {
+            NextPlace::Vnic(_) => gateway_mac(router.name),
+            NextPlace::Away(..) => host_mac(self.number),
+        };
+        frame[6..12].copy_from_slice(&from);
         frame
+    }
+
+    /// Returns the gateways of which a machine gets from one what a router of another host passed
+    /// on; none if that stays as it came. Else each of these is a reason for the drop.
+    pub fn from_far(
+        &self,
+        vni: u32,
+        frame: &[u8],
+        carries: &Carries,
+    ) -> Result<Vec<[u8; 6]>, Vec<&'static str>> {
+        let mut wrong = Vec::new();
+        if frame[0] & 1 != 0 {
+            wrong.push("route-group");
+        }
+        let is_for_gateway =
+            self.routes.routers_of(vni).any(|router| gateway_mac(router.name) == frame[..6]);
+        let Carries::Ip(14, _) = carries else {
+            return Err([wrong, vec!["router-mac"]].concat());
+        };
+        if is_for_gateway {
+            wrong.push("router-mac");
+        }
+        let packet = &frame[14..];
+        let of_six = packet[0] >> 4 == 6;
+        let damaged = match of_six {
+            true if packet.len() < 40 || 40 + usize::from(be16(packet, 4)) > packet.len() => {
+                vec!["ip-checksum"]
+            }
+            true => chain(packet).err().unwrap_or_default(),
+            false => {
+                let header = usize::from(packet[0] & 15) * 4;
+                let is_whole = (20..=packet.len()).contains(&header)
+                    && packet.len() >= usize::from(be16(packet, 2))
+                    && usize::from(be16(packet, 2)) >= header;
+                let is_right = is_whole && sum(&packet[..header]) == 0xffff;
+                if is_right { Vec::new() } else { vec!["ip-checksum"] }
+            }
+        };
+        if !damaged.is_empty() {
+            return Err([wrong, damaged].concat());
+        }
+        let source = if of_six { ip6(packet, 8) } else { ip(packet, 12) };
+        let declared = self.routes.net(vni).filter(|_| !is_no_unicast(source));
+        let owns = |net: &Net| {
+            net.blocks.iter().any(|block| block.has(source) && !block.is_nobodys(source))
+        };
+        let beyond = self.beyond(vni, source);
+        let mut near = self.routes.routers_of(vni).peekable();
+        let is_foreign = match declared {
+            _ if is_no_unicast(source) => true,
+            Some(net) if near.peek().is_none() => owns(net),
+            // No gateway sends anything by a router.
+            Some(_) => beyond.is_empty() || near.any(|router| self.is_routers(router, source)),
+            None => false,
+        };
+        let is_here = beyond.iter().any(|(_, there)| self.speaks_here(*there, source));
+        match self.mistake() {
+            Some(Mistake::AnyFarSource) => {}
+            _ if is_foreign => wrong.push("foreign-source"),
+            _ if is_here => wrong.push("own-source-routed"),
+            _ => {}
+        }
+        if !wrong.is_empty() {
+            return Err(wrong);
+        }
+        Ok(beyond.into_iter().map(|(router, _)| gateway_mac(router.name)).collect())
+    }
+
+    /// Returns whether a router has an address, in any of its networks.
+    fn is_routers(&self, router: &Router, ip: IpAddr) -> bool {
+        let joins = |(vni, _): &(u32, _)| self.routes.addresses(router, *vni);
+        router.joins.iter().flat_map(joins).any(|own| own == ip)
+    }
+
+    /// Returns the network of an address beside this one, and a router that leads there: all that
+    /// there are.
+    pub fn beyond(&self, vni: u32, ip: IpAddr) -> Vec<(&Router, u32)> {
+        let leads = |router: &Router| {
+            let mut others = router.joins.iter().map(|(other, _)| *other);
+            others.find(|other| {
+                let net = self.routes.net(*other).filter(|net| net.vni != vni);
+                net.is_some_and(|net| net.blocks.iter().any(|block| block.has(ip)))
+            })
+        };
+        self.routes.routers_of(vni).filter_map(|router| Some((router, leads(router)?))).collect()
+    }
+
+    /// Returns whether a filtered vnic of this host has an address alone.
+    pub fn speaks_here(&self, vni: u32, ip: IpAddr) -> bool {
+        let has = |vnic: &&Vnic| vnic.declared.vni == vni && vnic.declared.ips.contains(&ip);
+        let holders: Vec<&Vnic> = self.vnics.iter().filter(has).collect();
+        holders.iter().any(|vnic| !vnic.declared.bypass)
+            && holders.iter().all(|vnic| vnic.declared.bypass || !vnic.declared.shared_ip)
+    }
+
+    /// Returns the machine of a network that has an address, if it is known where it is.
+    fn next_hop(&self, vni: u32, destination: IpAddr) -> Option<NextHop> {
+        let has =
+            |vnic: &Vnic| vnic.declared.vni == vni && vnic.declared.ips.contains(&destination);
+        let holders: Vec<usize> =
+            (0..self.vnics.len()).filter(|at| has(&self.vnics[*at])).collect();
+        match holders[..] {
+            [] => {}
+            [holder] if !self.vnics[holder].declared.shared_ip => {
+                let mac = self.vnics[holder].declared.mac;
+                return Some(NextHop { mac, place: NextPlace::Vnic(holder) });
+            }
+            // An address that several may have says nothing about where to send.
+            _ => return None,
+        }
+        let mut residents = self.routes.residents.iter();
+        let resident = residents.find(|it| (it.vni, it.ip) == (vni, destination))?;
+        let mac = resident.mac;
+        let place = match resident.host {
+            Some(host)
+                if self.number > 0
+                    && host != self.number
+                    && self.mistake() != Some(Mistake::ResidentsAreHere) =>
+            {
+                NextPlace::Away(vni, host)
+            }
+            _ => {
+                let at = self.heard(vni, mac)?;
+                // The other one of two hosts.
+                let away = NextPlace::Away(vni, 3 - self.number.clamp(1, 2));
+                if self.vnics[at].is_trunk() { away } else { NextPlace::Vnic(at) }
+            }
+        };
+        Some(NextHop { mac, place })
     }
 
     /// Decides on a packet of so many bytes, with so many hops to go.
@@ -537,8 +735,7 @@ impl Model {
         {
             wrong.push("foreign-source");
         }
-        let joins = |(vni, _): &(u32, _)| self.routes.addresses(router, *vni);
-        if router.joins.iter().flat_map(joins).any(|own| own == destination) {
+        if self.is_routers(router, destination) {
             // It is there, whatever hops are left.
             return match echo() {
                 Some(answer) if wrong.is_empty() => Fate::Echoed(answer),
@@ -557,7 +754,7 @@ impl Model {
             wrong.push("route-too-big");
         }
         match hop {
-            Some((receiver, _)) if wrong.is_empty() => Fate::Routed(receiver, Vec::new()),
+            Some((to, _)) if wrong.is_empty() => Fate::Routed(to, Vec::new()),
             _ => Fate::Dropped(wrong),
         }
     }
@@ -729,7 +926,16 @@ impl Model {
     fn mtu_towards(&self, router: &Router, destination: IpAddr) -> Option<u16> {
         let nets = router.joins.iter().filter_map(|(vni, _)| self.routes.net(*vni));
         let mut nets = nets.filter(|net| net.blocks.iter().any(|it| it.has(destination)));
-        nets.next()?.mtu
+        let net = nets.next()?;
+        self.mtu_of(net, self.next_hop(net.vni, destination)?)
+    }
+
+    /// Returns the longest packet that a network carries to a machine, if there is a longest one.
+    fn mtu_of(&self, net: &Net, to: NextHop) -> Option<u16> {
+        match to.place {
+            NextPlace::Vnic(_) => net.mtu,
+            NextPlace::Away(..) => Some(net.mtu.unwrap_or(TUNNEL_MTU).min(TUNNEL_MTU)),
+        }
     }
 
     /// Returns whether a source is of a vnic's network, or of the vnic itself.
@@ -748,7 +954,7 @@ impl Model {
         router: &Router,
         destination: IpAddr,
         wrong: &mut Vec<&'static str>,
-    ) -> Option<(usize, Option<u16>)> {
+    ) -> Option<(NextHop, Option<u16>)> {
         if is_no_unicast(destination) {
             wrong.push("route-group");
             return None;
@@ -770,18 +976,9 @@ impl Model {
             }
             return None;
         }
-        let holders: Vec<usize> = (0..self.vnics.len())
-            .filter(|at| {
-                let vnic = &self.vnics[*at];
-                vnic.declared.vni == net.vni && vnic.declared.ips.contains(&destination)
-            })
-            .collect();
-        // An address that several may have says nothing about where to send.
-        match holders[..] {
-            [holder] if !self.vnics[holder].declared.shared_ip => {
-                (!is_back).then_some((holder, net.mtu))
-            }
-            _ => {
+        match self.next_hop(net.vni, destination) {
+            Some(to) => (!is_back).then(|| (to, self.mtu_of(net, to))),
+            None => {
                 wrong.push("next-hop-unknown");
                 None
             }

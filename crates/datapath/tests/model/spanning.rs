@@ -32,7 +32,7 @@ fn world(placed: [usize; 3]) -> Vec<Model> {
     world
 }
 
-fn pass(world: &mut [Model], seconds: u32) {
+pub fn pass(world: &mut [Model], seconds: u32) {
     world.iter_mut().for_each(|model| model.pass(seconds));
 }
 
@@ -45,7 +45,7 @@ fn move_b(world: &mut [Model], to: usize) {
 
 /// Sends a frame with exactly one right outcome. Returns the receivers, or the drops.
 #[track_caller]
-fn send(world: &mut [Model], host: usize, from: &str, frame: &[u8]) -> String {
+pub fn send(world: &mut [Model], host: usize, from: &str, frame: &[u8]) -> String {
     let results = Choices::all(|choices| {
         let mut world = world.to_vec();
         let outcomes = world::send(&mut world, host, from, frame, choices);

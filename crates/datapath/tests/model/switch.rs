@@ -12,9 +12,10 @@ use crate::{
     claims::Bound,
     dhcp::{self, Dhcp},
     policy::{self, Declared, Group, Verdict},
-    router::{Fate, Routes, is_reserved},
+    router::{Fate, NextPlace, Routes, is_reserved},
     tcp::{Connection, Judgement, Segment},
     wire::{self, Carries, Packet, Reasons, be16},
+    world::{ELSEWHERE, TRUNKS},
 };
 
 /// Source or destination of a frame: a vnic, and the number of its life.
@@ -159,6 +160,10 @@ pub struct Model {
     mistake: Option<Mistake>,
     /// The frame that is judged came before the first fragment of its packet.
     early: bool,
+    /// The ends of the frame that is judged are in two networks.
+    across: bool,
+    /// Number of this host, which its tunnel endpoint ends in; 0 without one.
+    pub number: u8,
     pub now: u32,
     lives: u32,
     changes: u32,
@@ -191,6 +196,12 @@ pub enum Mistake {
     KeepsHops,
     /// The zone of a routed conversation is the VNI of who sends.
     ZoneOfSender,
+    /// Routers of other hosts pass on what comes from any address.
+    AnyFarSource,
+    /// A host may send as the router of another one.
+    ForgedIsBelieved,
+    /// The number of the host on which a declared machine is means nothing.
+    ResidentsAreHere,
 }
 
 /// Reasons for the drop of a frame, each with the vnic that is charged: each of these is right.
@@ -224,12 +235,19 @@ impl Model {
         Model::with_trunks(&[])
     }
 
+    /// A switch that starts now, of the host of this index.
+    pub fn of_host(host: usize) -> Model {
+        Model { number: host as u8 + 1, ..Model::with_trunks(&TRUNKS[host]) }
+    }
+
     /// A switch that starts now, and what it calls the trunks of networks 1, 2, ...
-    pub fn with_trunks(trunks: &'static [&'static str]) -> Model {
+    fn with_trunks(trunks: &'static [&'static str]) -> Model {
         Model {
             trunks,
             mistake: None,
             early: false,
+            across: false,
+            number: 0,
             now: 1,
             lives: 0,
             changes: 0,
@@ -264,7 +282,10 @@ impl Model {
         let there = self.sessions.iter().filter(|session| session.key.routed && !session.cut);
         let named = there.filter_map(|session| {
             let Key { vni, protocol, from, to, .. } = session.key;
-            let end = |end: End| Some((self.at(end.port)?.name, end.address, end.number));
+            let end = |end: End| {
+                let vnic = self.at(end.port).filter(|vnic| !vnic.trunk)?;
+                Some((vnic.name, end.address, end.number))
+            };
             let ends = [end(from)?, end(to)?];
             let sure = self.now - session.seen < session.timeout().0;
             Some((RoutedSession { vni, protocol, ends }, sure))
@@ -325,10 +346,28 @@ impl Model {
             attached: self.now,
             dhcp: Dhcp::default(),
         });
-        // A network's first vnic brings its trunk.
-        if let Some(trunk) = self.trunks.get(vni as usize - 1)
-            && self.trunk_of(vni).is_none()
-        {
+        self.bring_trunks();
+    }
+
+    /// Takes what is declared of networks from now on.
+    pub fn declare(&mut self, routes: &Routes) {
+        self.routes.clone_from(routes);
+        self.bring_trunks();
+    }
+
+    /// Has a trunk of each network that is here, by a vnic or by a router that joins it; of no
+    /// other one.
+    fn bring_trunks(&mut self) {
+        for (vni, trunk) in (1..).zip(self.trunks) {
+            let has_vnics = self.vnics.iter().any(|vnic| !vnic.trunk && vnic.declared.vni == vni);
+            let wanted = has_vnics || self.routes.routers_of(vni).next().is_some();
+            if wanted == self.trunk_of(vni).is_some() {
+                continue;
+            }
+            if !wanted {
+                self.vnics.retain(|vnic| vnic.declared.vni != vni);
+                continue;
+            }
             self.lives += 1;
             let nobody = Declared {
                 mac: [0; 6],
@@ -362,16 +401,16 @@ impl Model {
 
     pub fn remove(&mut self, name: &'static str) {
         self.changed();
-        let Some(vni) = self.vnic(name).map(|vnic| vnic.declared.vni) else { return };
-        self.vnics.retain(|vnic| vnic.name != name);
-        // The last one takes the trunk along.
-        if self.vnics.iter().all(|vnic| vnic.trunk || vnic.declared.vni != vni) {
-            self.vnics.retain(|vnic| vnic.declared.vni != vni);
+        if self.vnic(name).is_none() {
+            return;
         }
+        self.vnics.retain(|vnic| vnic.name != name);
+        // The last one takes the trunk along, unless a router needs it.
+        self.bring_trunks();
         self.forget_the_dead();
     }
 
-    /// The trunk of a network that has vnics here.
+    /// The trunk of a network that is here.
     fn trunk_of(&self, vni: u32) -> Option<usize> {
         self.vnics.iter().position(|vnic| vnic.trunk && vnic.declared.vni == vni)
     }
@@ -389,6 +428,11 @@ impl Model {
         &mut self.groups[at]
     }
 
+    /// Returns whether the frame that is judged goes from one network to another.
+    pub fn is_across(&self) -> bool {
+        self.across
+    }
+
     fn at(&self, port: Port) -> Option<&Vnic> {
         self.vnics.iter().find(|vnic| vnic.port == port)
     }
@@ -402,6 +446,7 @@ impl Model {
             outcome.drops.push(drop);
         }
         outcome.waits = std::mem::take(&mut self.early);
+        self.across = false;
         outcome
     }
 
@@ -412,12 +457,13 @@ impl Model {
         outcome: &mut Outcome,
         choices: &mut Choices,
     ) -> Result<(), Drop> {
-        let Vnic { name, declared, port, .. } = self.vnics[sender].clone();
+        let Vnic { name, declared, port, trunk, .. } = self.vnics[sender].clone();
         let refuse = |reasons: &[&'static str]| Err(drop(name, reasons));
         if frame.len() < 14 {
             return refuse(&["short"]);
         }
-        if declared.bypass && is_reserved(&frame[6..12]) {
+        let is_far = trunk && frame[6..8] == [0xb2, 0xf1];
+        if declared.bypass && is_reserved(&frame[6..12]) && !is_far {
             return refuse(&["router-mac"]);
         }
         let carries = wire::carries(frame);
@@ -442,13 +488,28 @@ impl Model {
                 _ => {}
             }
         }
-        if self.mistake != Some(Mistake::ClaimsAreBelieved)
+        let mut gateway = None;
+        if is_far {
+            let gateways = self
+                .from_far(declared.vni, frame, &carries)
+                .map_err(|reasons| drop(name, &reasons))?;
+            // Of several that lead back, any.
+            let last = gateways.last().copied();
+            let others = gateways.iter().rev().skip(1).copied();
+            gateway = others.into_iter().find(|_| choices.either()).or(last);
+            self.across = true;
+        }
+        if !is_far
+            && self.mistake != Some(Mistake::ClaimsAreBelieved)
             && self.claims(&self.vnics[sender], frame, &carries)
         {
             return refuse(CLAIMED);
         }
-        self.bind(sender, &carries, frame);
-        match self.at_routers(sender, frame, &carries) {
+        if !is_far {
+            self.bind(sender, &carries, frame);
+        }
+        let fate = if is_far { Fate::NotMine } else { self.at_routers(sender, frame, &carries) };
+        match fate {
             Fate::NotMine => {}
             Fate::Dropped(reasons) => {
                 // Each is right, and what the sender hears is of the one that the switch took.
@@ -516,7 +577,18 @@ impl Model {
                 outcome.becomes = Some(answer);
                 return Ok(());
             }
-            Fate::Routed(receiver, becomes) => {
+            Fate::Routed(hop, becomes) => {
+                self.across = true;
+                // To a vnic of another host it is a conversation with the other hosts of its
+                // *own* network, from which the answers come.
+                let (receiver, gets) = match hop.place {
+                    NextPlace::Vnic(receiver) => (receiver, self.vnics[receiver].name),
+                    NextPlace::Away(vni, host) => {
+                        let names = if host > 2 { ELSEWHERE } else { TRUNKS };
+                        let gets = names[usize::from(self.number) - 1][vni as usize - 1];
+                        (self.trunk_of(declared.vni).unwrap(), gets)
+                    }
+                };
                 let to = self.vnics[receiver].clone();
                 if !(declared.bypass && to.declared.bypass)
                     && let Some(packet) =
@@ -524,12 +596,17 @@ impl Model {
                 {
                     self.unicast(sender, receiver, &packet, choices)?;
                 }
-                outcome.receivers.push(to.name);
+                outcome.receivers.push(gets);
                 outcome.becomes = Some(becomes);
                 return Ok(());
             }
         }
         let destination = self.forward(sender, frame).map_err(|reasons| drop(name, reasons))?;
+        if let (Destination::Vnic(_), Some(gateway)) = (&destination, gateway) {
+            let mut becomes = frame.to_vec();
+            becomes[6..12].copy_from_slice(&gateway);
+            outcome.becomes = Some(becomes);
+        }
         match destination {
             Destination::Vnic(receiver)
                 if declared.bypass && self.vnics[receiver].declared.bypass =>
@@ -582,7 +659,7 @@ impl Model {
         let (destination, source): ([u8; 6], [u8; 6]) =
             (frame[..6].try_into().unwrap(), frame[6..12].try_into().unwrap());
         let believed = trunk && self.mistake == Some(Mistake::TrunkIsBelieved);
-        if trunk || source != declared.mac {
+        if (trunk || source != declared.mac) && !is_reserved(&source) {
             match self.owner(declared.vni, source) {
                 Some(owner) if !self.vnics[owner].declared.bypass && !believed => {
                     return Err(&["mac-claimed"]);
@@ -608,18 +685,21 @@ impl Model {
         if owner.is_none() && is_reserved(&destination) {
             return Err(&["gateway-not-here"]);
         }
-        let found = owner.or_else(|| {
-            let learnt = self.learnt.iter().find(|learnt| {
-                (learnt.vni, learnt.mac) == (declared.vni, destination)
-                    && self.now - learnt.seen < LEARNT_FOR
-            })?;
-            self.vnics.iter().position(|vnic| vnic.port == learnt.behind)
-        });
-        match found {
+        match self.heard(declared.vni, destination) {
             Some(found) if found == sender => Err(&["same-port"]),
             Some(found) => Ok(Destination::Vnic(found)),
             None => Ok(Destination::Unknown),
         }
+    }
+
+    /// Returns the vnic that has a MAC address, or behind which it was heard last.
+    pub fn heard(&self, vni: u32, mac: [u8; 6]) -> Option<usize> {
+        self.owner(vni, mac).or_else(|| {
+            let learnt = self.learnt.iter().find(|learnt| {
+                (learnt.vni, learnt.mac) == (vni, mac) && self.now - learnt.seen < LEARNT_FOR
+            })?;
+            self.vnics.iter().position(|vnic| vnic.port == learnt.behind)
+        })
     }
 
     /// Returns the vnic that owns an address. A trunk owns none.
@@ -779,9 +859,9 @@ impl Model {
                 return followed.map(|_| ()).map_err(|reasons| drop(name, reasons));
             }
             _ => {
-                let own = match declared.vni == self.vnics[receiver].declared.vni {
-                    true => self.is_own(name, &declared, packet),
-                    false => self.is_own_by_router(name, &declared, packet),
+                let own = match self.across {
+                    false => self.is_own(name, &declared, packet),
+                    true => self.is_own_by_router(name, &declared, packet),
                 };
                 let key = self.key_between(sender, receiver, packet);
                 let known = self
@@ -815,11 +895,13 @@ impl Model {
         }
     }
 
-    /// Returns the zone of a conversation between two vnics: whoever sends, it is the same one.
+    /// Returns the zone of the conversation that the judged frame is of, between two vnics: whoever
+    /// sends, it is the same one.
     fn zone(&self, sender: usize, receiver: usize) -> (u32, bool) {
         let [from, to] = [sender, receiver].map(|vnic| self.vnics[vnic].declared.vni);
         match self.mistake {
-            _ if from == to => (from, false),
+            // Another host has one end: it is known by the other one.
+            _ if from == to => (from, self.across),
             Some(Mistake::ZoneOfSender) => (from, true),
             _ => (from.min(to), true),
         }
@@ -1005,7 +1087,7 @@ impl Model {
         if self.quotes_a_session(sender, receiver, packet, choices) {
             return Ok(());
         }
-        if key.is_some_and(|key| self.moves(key, packet, choices)) {
+        if key.is_some_and(|key| self.moves((sender, receiver), key, packet, choices)) {
             return Ok(());
         }
         let copies = key.map_or((0, 0), |key| self.copies(&key));
@@ -1087,7 +1169,7 @@ impl Model {
             return false;
         };
         let out = opener.declared.bypass
-            && (as_another || !self.speaks_as_another(opener, &session.opening))
+            && (as_another || !self.speaks_as(opener, &session.opening, session.key.routed))
             || !opener.declared.bypass
                 && policy::source_is_own(&opener.declared, &session.opening).is_ok()
                 && policy::egress(&self.groups, &opener.declared, &session.opening)
@@ -1169,7 +1251,7 @@ impl Model {
         let mut exception = policy::is_dhcp(packet);
         let mut denied: Option<Drop> = None;
         // What needs no rule in one network needs one across a router.
-        let routed = from.declared.vni != to.declared.vni;
+        let routed = self.across;
         if !from.declared.bypass {
             let said = match routed {
                 true => policy::egress_by_router(&self.groups, &from.declared, packet),

@@ -2,37 +2,52 @@
 
 use crate::{
     choices::Choices,
-    switch::{Model, Outcome},
+    router,
+    switch::{Mistake, Model, Outcome},
 };
 
 /// Names of the trunks of networks 1 and 2, host by host: counters are charged to them.
-pub const TRUNKS: [[&str; 2]; 2] = [["one/vni-1", "one/vni-2"], ["two/vni-1", "two/vni-2"]];
+pub const TRUNKS: [[&str; 4]; 2] = [
+    ["one/vni-1", "one/vni-2", "one/vni-3", "one/vni-4"],
+    ["two/vni-1", "two/vni-2", "two/vni-3", "two/vni-4"],
+];
+/// Names of the ways to a host that is not there, by the trunks of each host.
+pub const ELSEWHERE: [[&str; 4]; 2] = [
+    ["one/away-1", "one/away-2", "one/away-3", "one/away-4"],
+    ["two/away-1", "two/away-2", "two/away-3", "two/away-4"],
+];
 /// Names of the uplinks: counters of frames that belong to no network.
 const UPLINKS: [&str; 2] = ["one/uplink", "two/uplink"];
 
 /// One host alone, or two that know of each other what frames tell.
 pub fn hosts(number: usize) -> Vec<Model> {
-    let model =
-        |host: usize| if number > 1 { Model::with_trunks(&TRUNKS[host]) } else { Model::new() };
+    let model = |host: usize| if number > 1 { Model::of_host(host) } else { Model::new() };
     (0..number).map(model).collect()
 }
 
-/// One frame of a network that comes from the other host.
+/// One frame of a network that comes from a host of this number.
 pub fn arrive(
     model: &mut Model,
-    host: usize,
+    (host, from): (usize, u8),
     vni: u32,
     frame: &[u8],
     choices: &mut Choices,
 ) -> Outcome {
     let trunk = TRUNKS[host][vni as usize - 1];
+    let mut wrong = Vec::new();
     if model.vnic(trunk).is_none() {
-        return Outcome {
-            receivers: Vec::new(),
-            drops: vec![vec![(UPLINKS[host], "unknown-vni")]],
-            becomes: None,
-            waits: false,
-        };
+        wrong.push((UPLINKS[host], "unknown-vni"));
+    }
+    // A router's address names the host that sent it on.
+    if frame.len() >= 12
+        && frame[6..8] == [0xb2, 0xf1]
+        && frame[6..12] != router::host_mac(from)
+        && model.mistake() != Some(Mistake::ForgedIsBelieved)
+    {
+        wrong.push((UPLINKS[host], "forged-router"));
+    }
+    if !wrong.is_empty() {
+        return Outcome { drops: vec![wrong], ..Outcome::default() };
     }
     let outcome = model.send(trunk, frame, choices);
     assert!(!outcome.receivers.contains(&trunk), "nothing returns to where it came from");
@@ -51,9 +66,11 @@ pub fn send(
     let mut outcomes = vec![Outcome::default(); hosts.len()];
     outcomes[host] = hosts[host].send(from, frame, choices);
     let network = TRUNKS[host].iter().position(|trunk| outcomes[host].receivers.contains(trunk));
-    if let Some(network) = network {
-        let other = 1 - host;
-        outcomes[other] = arrive(&mut hosts[other], other, network as u32 + 1, frame, choices);
+    if let (Some(network), true) = (network, hosts.len() > 1) {
+        let (other, from) = (1 - host, host as u8 + 1);
+        let frame = outcomes[host].becomes.clone().unwrap_or_else(|| frame.to_vec());
+        let vni = network as u32 + 1;
+        outcomes[other] = arrive(&mut hosts[other], (other, from), vni, &frame, choices);
     }
     outcomes
 }

@@ -5,14 +5,25 @@
 //! begin it there today. This holds only from and to other hosts: on one host, a sender at another
 //! port may be another machine.
 
-use super::{Key, Mistake, Model, Port, Session, Tracked};
+use super::{Key, Mistake, Model, Port, Session, Tracked, Vnic};
 use crate::{
     choices::Choices,
     tcp::{Judgement, Segment},
     wire::Packet,
 };
 
+/// Exclusion: the switch does not find a connection of a sender whose other end was on another host
+/// and is here now, if the sender's VNI is the larger one. It looks under the other end's zone
+/// twice, so the first segment of that direction is `tcp-no-session`; one of the other direction
+/// takes the connection along. Goes as soon as the switch looks under both zones.
+const ZONE_OF_LARGER_SENDER_MAY_BE_MISSED: bool = true;
+
 impl Key {
+    /// Returns the key of the same packet in the zone of another one, if both are routed.
+    fn like(self, other: Key) -> Key {
+        if self.routed && other.routed { Key { vni: other.vni, ..self } } else { self }
+    }
+
     /// Returns the direction between these addresses and numbers, of any vnics: 0 as the opener's
     /// frame shows it, 1 the other way.
     pub(super) fn direction_of(&self, other: &Key) -> Option<usize> {
@@ -43,8 +54,8 @@ impl Model {
                 return true;
             }
             session.left = session.left.or(Some(self.now));
-            let goes_on = self.trunk_of(session.key.vni).is_some()
-                && ends.iter().flatten().any(|vnic| !vnic.trunk);
+            let stays = |vnic: &&&Vnic| !vnic.trunk && self.trunk_of(vnic.declared.vni).is_some();
+            let goes_on = ends.iter().flatten().any(|vnic| stays(&vnic));
             let stays = goes_on && matches!(session.tracked, Tracked::Tcp(_)) && !session.cut;
             if !stays {
                 self.dead.push(session.key);
@@ -73,9 +84,28 @@ impl Model {
         }
     }
 
+    /// Returns the networks of the sender and of the other end. Of an end on another host, a router
+    /// here tells its network.
+    fn networks(&self, (sender, receiver): (usize, usize), packet: &Packet) -> [u32; 2] {
+        let [from, to] = [sender, receiver].map(|vnic| self.vnics[vnic].declared.vni);
+        if from != to {
+            return [from, to];
+        }
+        let far = if self.vnics[sender].trunk { packet.source } else { packet.destination };
+        let beyond = if self.across { self.beyond(from, far) } else { Vec::new() };
+        [from, beyond.first().map_or(from, |(_, vni)| *vni)]
+    }
+
     /// Decides a packet without a session between its ports. Returns whether it goes on with a
     /// connection one of whose ends was on another host.
-    pub(super) fn moves(&mut self, key: Key, packet: &Packet, choices: &mut Choices) -> bool {
+    /// A routed one had another zone if both of its ends were here before, or are now.
+    pub(super) fn moves(
+        &mut self,
+        (sender, receiver): (usize, usize),
+        key: Key,
+        packet: &Packet,
+        choices: &mut Choices,
+    ) -> bool {
         if packet.protocol != 6 || self.mistake == Some(Mistake::MovedIsForgotten) {
             return false;
         }
@@ -83,23 +113,33 @@ impl Model {
         if segment.opens() {
             return false; // nothing goes on with it
         }
+        let [own, other] = self.networks((sender, receiver), packet);
+        let zones = if key.routed { vec![own, other] } else { vec![key.vni] };
         let of_it = |session: &&Session| {
-            session.key.direction_of(&key).is_some()
+            zones.contains(&session.key.vni)
+                && session.key.direction_of(&key.like(session.key)).is_some()
                 && session.key != key
                 && session.key.reversed() != key
         };
         let candidates: Vec<Key> =
             self.sessions.iter().filter(of_it).map(|session| session.key).collect();
-        let candidates: Vec<Key> =
-            candidates.into_iter().filter(|stored| self.may_have_moved(*stored, key)).collect();
+        let candidates: Vec<Key> = candidates
+            .into_iter()
+            .filter(|stored| self.may_have_moved(*stored, key, [own, other]))
+            .collect();
         for (index, stored) in candidates.iter().enumerate() {
+            // One that is not found in the sender's network, as it should be.
+            let is_larger = key.routed && stored.vni == own && own != key.vni;
+            if ZONE_OF_LARGER_SENDER_MAY_BE_MISSED && is_larger && choices.either() {
+                continue;
+            }
             // Of several, any may be the one.
             if index + 1 < candidates.len() && choices.either() {
                 continue;
             }
             let Some(at) = self.there(|session| session.key == *stored, choices) else { continue };
             let mut session = self.sessions[at].clone();
-            let from = usize::from(stored.direction_of(&key) != Some(0));
+            let from = usize::from(stored.direction_of(&key.like(*stored)) != Some(0));
             let Tracked::Tcp(connection) = &mut session.tracked else { continue };
             if session.cut || connection.judge(from, &segment, choices) != Judgement::Passes {
                 continue;
@@ -116,8 +156,9 @@ impl Model {
 
     /// Returns whether one end of a session is in its place, and the other one moved to or from
     /// another host.
-    fn may_have_moved(&self, stored: Key, key: Key) -> bool {
-        let stored = if stored.direction_of(&key) == Some(0) { stored } else { stored.reversed() };
+    fn may_have_moved(&self, stored: Key, key: Key, networks: [u32; 2]) -> bool {
+        let direction = stored.direction_of(&key.like(stored));
+        let stored = if direction == Some(0) { stored } else { stored.reversed() };
         let (was, is, stays) =
             match (stored.from.port == key.from.port, stored.to.port == key.to.port) {
                 (true, false) => (stored.to, key.to, key.from),
@@ -133,8 +174,10 @@ impl Model {
         }
         // A filtered vnic that is here, and has the address, did not move, and no earlier vnic with
         // the address speaks for it.
-        let has_it = |vnic: &super::Vnic| {
-            vnic.declared.vni == key.vni
+        let near = self.at(stays.port).map_or(key.vni, |vnic| vnic.declared.vni);
+        let beyond = if networks[0] == near { networks[1] } else { networks[0] };
+        let has_it = |vnic: &Vnic| {
+            vnic.declared.vni == beyond
                 && !vnic.declared.bypass
                 && vnic.declared.ips.contains(&is.address)
         };
