@@ -60,6 +60,14 @@ fn explain(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> 
     let mut answers: Vec<(String, ExplainReq, ExplainRes)> = Vec::new();
     if let Some(endpoint) = arguments.value("far-endpoint") {
         let far = ask::from_outside(&question, session)?;
+        // There it arrives in another network, from another MAC address.
+        if question.to_address.is_some()
+            && ask::ask(&question, session)?.walk.iter().any(ask::is_routed)
+        {
+            return Err(Failure::usage(
+                "--far-endpoint does not follow a packet across a router: ask the other daemon with -e, --from outside and --vni of the receiver's network",
+            ));
+        }
         let answer = ask::ask_at(endpoint, &far, session)?;
         if question.to_address.is_none() {
             // The daemon here does not know vnics of other hosts.

@@ -84,21 +84,21 @@ drop_reasons! { 10;
     }
     /// The source of the packet that is to be routed is not of its network.
     FOREIGN_SOURCE = "foreign-source" {
-        cause: "a machine that forwards for others, or has an address that its network does not have; or one that sends from its link-local address, which is never routed",
-        remedy: "compare the packet's source with `butterfly network list`: add the subnet, or give the machine an address of it",
-        charged: "the sender",
+        cause: "a machine that forwards for others, or has an address that its network does not have; or one that sends from its link-local address, which is never routed. Of a network: another host routed the packet here, and no router of this host leads back to its source",
+        remedy: "compare the packet's source with `butterfly network list`: add the subnet, or give the machine an address of it; of a network compare `butterfly network list` and `butterfly router list` on both hosts",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// Another host routed a packet from the address of a filtered vnic that runs here.
     OWN_SOURCE_ROUTED = "own-source-routed" {
         cause: "an address that two machines have, in the network of the packet's source, or somebody who forges it",
-        remedy: "`butterfly explain` names who has the address: give one of the two another one, or declare the vnic here with `--shared-ip` if both are to have it",
+        remedy: "`butterfly explain` names who has the address: give one of the two another one, or declare the vnic here with `--shared-ip` if both are to have it, which no router then reaches",
         charged: "the network",
     }
     /// To a gateway, and for a group, a broadcast, a link-local address or none at all.
     ROUTE_GROUP = "route-group" {
         cause: "a machine that sends multicast to the MAC address of its gateway",
         remedy: "nothing: groups are not routed",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// No network of the router has the destination.
     NO_ROUTE = "no-route" {
@@ -132,7 +132,7 @@ drop_reasons! { 10;
     }
     /// No machine that runs here has the destination, and nobody said where it is.
     NEXT_HOP_UNKNOWN = "next-hop-unknown" {
-        cause: "an address that nobody has, that several vnics have or one with `--shared-ip`, whose machine is not started, or whose machine is on another host and not declared",
+        cause: "an address that nobody has, that several vnics have or one with `--shared-ip`, whose machine is not started, or whose machine is on another host and not declared, or on one that cannot be reached: the daemon has no tunnel (`-i`), or the neighbour's `--host` is this host, or of the other family",
         remedy: "declare the address with its vnic (`butterfly nic update --id NIC --ip ADDRESS..`) and start the machine; if it is on another host: `butterfly neighbour add --vni VNI --ip ADDRESS --mac MAC --host HOST`",
         charged: "the sender",
     }

@@ -191,9 +191,11 @@ pub fn run<S: Switch>(case: &Case, switch: &mut S, tally: &mut Tally) -> Result<
                     possible[other] = follow(&possible[other], what, 0, arrive)
                         .map_err(|text| Failure { at, text })?;
                 }
-                for host in 0..if case.routes.is_empty() { 0 } else { case.hosts } {
-                    same_sessions(&possible[host], &switch.routed_sessions(host))
-                        .map_err(|text| Failure { at, text })?;
+                for (host, models) in possible.iter().enumerate() {
+                    if !case.routes.is_empty() {
+                        same_sessions(models, &switch.routed_sessions(host))
+                            .map_err(|text| Failure { at, text })?;
+                    }
                 }
                 tally.open += u64::from(possible.iter().any(|models| models.len() > 1));
                 for models in &mut possible {

@@ -141,7 +141,9 @@ impl Model {
             let beyond = self.beyond(vnic.declared.vni, packet.source);
             return beyond.iter().any(|(_, vni)| self.speaks_here(*vni, packet.source));
         }
-        let is_gateway = self.routes.with_address(vnic.declared.vni, packet.source).is_some();
+        // Those of other hosts have its address, too.
+        let is_gateway = !vnic.is_trunk()
+            && self.routes.with_address(vnic.declared.vni, packet.source).is_some();
         let claimed = || self.is_claimed(vnic, packet.source, Voice::Speaking);
         vnic.declared.bypass && (is_gateway || !vnic.declared.forwards && claimed())
     }

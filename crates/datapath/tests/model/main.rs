@@ -64,7 +64,7 @@ fn the_router_does_what_the_model_says() {
 /// Each of two hosts routes what its own machines send, as far as it knows where others are.
 #[test]
 fn routers_of_two_hosts_do_what_the_model_says() {
-    compare(routed::case_of_two, 12_000, Real::new);
+    compare(routed::case_of_two, 10_000, Real::new);
 }
 
 /// The explanation of a frame before it is sent comes true, and explaining changes nothing.

@@ -119,7 +119,7 @@ pub fn router(at: usize, bytes: Bytes, joins: &[u32]) -> Change {
 }
 
 /// Everything of a case but what happens.
-struct World {
+struct RoutedWorld {
     bytes: Bytes,
     joins: Joins,
     vnics: Vec<Declared>,
@@ -128,7 +128,7 @@ struct World {
     nets: Vec<Net>,
 }
 
-fn random_world(random: &mut Random) -> World {
+fn random_world(random: &mut Random) -> RoutedWorld {
     let (bytes, joins) = random.pick(&WORLDS);
     let networks = bytes.len();
     let count = networks.max(3 + random.below(4));
@@ -161,12 +161,12 @@ fn random_world(random: &mut Random) -> World {
         .zip(bytes)
         .map(|(vni, byte)| net(random, vni, *byte, further.filter(|_| vni == 2)))
         .collect();
-    World { bytes, joins, vnics, outbound, groups, nets }
+    RoutedWorld { bytes, joins, vnics, outbound, groups, nets }
 }
 
 pub fn case(seed: u64) -> Case {
     let mut random = Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x726f_7574);
-    let World { bytes, joins, vnics, outbound, groups, nets } = random_world(&mut random);
+    let RoutedWorld { bytes, joins, vnics, outbound, groups, nets } = random_world(&mut random);
     let byte_of = |vnic: usize| bytes[vnic % bytes.len()];
     let routers: Vec<Change> = joins.iter().map(|(at, joins)| router(*at, bytes, joins)).collect();
     let mut routes: Vec<Change> = nets.iter().cloned().map(Change::Net).collect();
@@ -197,7 +197,7 @@ pub fn case(seed: u64) -> Case {
 /// is declared to them: right, wrong, or nothing at all.
 pub fn case_of_two(seed: u64) -> Case {
     let mut random = Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x686f_7374);
-    let World { bytes, joins, vnics, outbound, groups, nets } = random_world(&mut random);
+    let RoutedWorld { bytes, joins, vnics, outbound, groups, nets } = random_world(&mut random);
     let byte_of = |vnic: usize| bytes[vnic % bytes.len()];
     let placed: Vec<usize> = vnics.iter().map(|_| random.below(2)).collect();
     let mut routes: Vec<Change> = nets.iter().cloned().map(Change::Net).collect();
@@ -353,13 +353,14 @@ fn forged(random: &mut Random, vnics: &[Declared], flows: &[Flow]) -> Command {
         _ => To::Vnic(receiver),
     };
     let mut shot = Shot { flow, back, what, to, twist: Twist::None };
-    if random.percent(40) {
-        shot.twist = match random.below(8) {
-            0..3 => Twist::From(host_of(random)),
-            3 => Twist::From(odd_address(random)),
-            4 => Twist::Hops(random.pick(&[0, 1, 255])),
-            5 => Twist::Vlan(random.pick(&[None, Some(5)])),
-            6 => Twist::Byte(2 + random.below(20) as u16, 1 << random.below(8)),
+    if random.percent(60) {
+        shot.twist = match random.below(9) {
+            0..2 => Twist::From(host_of(random)),
+            2..4 => Twist::From(gateway_of(random)),
+            4 => Twist::From(odd_address(random)),
+            5 => Twist::Hops(random.pick(&[0, 1, 255])),
+            6 => Twist::Vlan(random.pick(&[None, Some(5)])),
+            7 => Twist::Byte(2 + random.below(20) as u16, 1 << random.below(8)),
             _ => Twist::Towards(host_of(random)),
         };
     }
@@ -371,6 +372,11 @@ fn forged(random: &mut Random, vnics: &[Declared], flows: &[Flow]) -> Command {
     };
     let from = if random.percent(95) { other } else { 3 };
     Command::Wire(Arrival { host, from, vni: vnics[receiver].vni, says, shot })
+}
+
+/// Some router's address in some network.
+fn gateway_of(random: &mut Random) -> Host {
+    host(random.below(3) as u8, random.pick(&[253, 254]))
 }
 
 /// Some machine of some network.

@@ -14,6 +14,7 @@ use butterfly_model::{
 };
 
 use crate::{
+    claims::Voice,
     policy::{self, Declared, is_in},
     switch::{Mistake, Model, Vnic},
     wire::{self, Carries, be16},
@@ -238,12 +239,12 @@ pub enum Fate {
     /// The same about its gateway's MAC address, or nothing, if it may say so in its network.
     Asked(Option<Vec<u8>>),
     /// A machine gets this frame, if the filter lets it pass.
-    Routed(NextHop, Vec<u8>),
+    Routed(SentOn, Vec<u8>),
 }
 
 /// The machine to which a router sends a packet on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NextHop {
+pub struct SentOn {
     pub mac: [u8; 6],
     pub place: NextPlace,
 }
@@ -577,7 +578,7 @@ impl Model {
     }
 
     /// Returns a frame as a router sends it on, but for its hops.
-    fn passed(&self, to: NextHop, router: &Router, frame: &[u8]) -> Vec<u8> {
+    fn passed(&self, to: SentOn, router: &Router, frame: &[u8]) -> Vec<u8> {
         let mut frame = frame.to_vec();
         frame[..6].copy_from_slice(&to.mac);
         let from = match to.place {
@@ -590,7 +591,7 @@ impl Model {
 
     /// Returns the gateways of which a machine gets from one what a router of another host passed
     /// on; none if that stays as it came. Else each of these is a reason for the drop.
-    pub fn from_far(
+    pub fn far_gateways(
         &self,
         vni: u32,
         frame: &[u8],
@@ -629,14 +630,13 @@ impl Model {
         }
         let source = if of_six { ip6(packet, 8) } else { ip(packet, 12) };
         let declared = self.routes.net(vni).filter(|_| !is_no_unicast(source));
-        let owns = |net: &Net| {
-            net.blocks.iter().any(|block| block.has(source) && !block.is_nobodys(source))
-        };
         let beyond = self.beyond(vni, source);
         let mut near = self.routes.routers_of(vni).peekable();
         let is_foreign = match declared {
             _ if is_no_unicast(source) => true,
-            Some(net) if near.peek().is_none() => owns(net),
+            Some(_) if near.peek().is_none() => true,
+            // No machine of the source's network has it.
+            Some(_) if beyond.iter().any(|(_, there)| !self.has_machine(*there, source)) => true,
             // No gateway sends anything by a router.
             Some(_) => beyond.is_empty() || near.any(|router| self.is_routers(router, source)),
             None => false,
@@ -652,6 +652,13 @@ impl Model {
             return Err(wrong);
         }
         Ok(beyond.into_iter().map(|(router, _)| gateway_mac(router.name)).collect())
+    }
+
+    /// Returns whether a machine of a network may have an address.
+    fn has_machine(&self, vni: u32, ip: IpAddr) -> bool {
+        let owns =
+            |net: &Net| net.blocks.iter().any(|block| block.has(ip) && !block.is_nobodys(ip));
+        self.routes.net(vni).is_none_or(owns) && self.routes.with_address(vni, ip).is_none()
     }
 
     /// Returns whether a router has an address, in any of its networks.
@@ -682,7 +689,7 @@ impl Model {
     }
 
     /// Returns the machine of a network that has an address, if it is known where it is.
-    fn next_hop(&self, vni: u32, destination: IpAddr) -> Option<NextHop> {
+    fn next_hop(&self, vni: u32, destination: IpAddr) -> Option<SentOn> {
         let has =
             |vnic: &Vnic| vnic.declared.vni == vni && vnic.declared.ips.contains(&destination);
         let holders: Vec<usize> =
@@ -691,7 +698,7 @@ impl Model {
             [] => {}
             [holder] if !self.vnics[holder].declared.shared_ip => {
                 let mac = self.vnics[holder].declared.mac;
-                return Some(NextHop { mac, place: NextPlace::Vnic(holder) });
+                return Some(SentOn { mac, place: NextPlace::Vnic(holder) });
             }
             // An address that several may have says nothing about where to send.
             _ => return None,
@@ -714,7 +721,7 @@ impl Model {
                 if self.vnics[at].is_trunk() { away } else { NextPlace::Vnic(at) }
             }
         };
-        Some(NextHop { mac, place })
+        Some(SentOn { mac, place })
     }
 
     /// Decides on a packet of so many bytes, with so many hops to go.
@@ -752,6 +759,12 @@ impl Model {
             && len > usize::from(mtu)
         {
             wrong.push("route-too-big");
+        }
+        // Another host cannot know whose the source is.
+        let is_far = matches!(&hop, Some((SentOn { place: NextPlace::Away(..), .. }, _)));
+        let claimed = || self.is_claimed(&self.vnics[sender], source, Voice::Speaking);
+        if is_far && declared.bypass && !declared.forwards && claimed() {
+            wrong.push("ip-claimed");
         }
         match hop {
             Some((to, _)) if wrong.is_empty() => Fate::Routed(to, Vec::new()),
@@ -931,7 +944,7 @@ impl Model {
     }
 
     /// Returns the longest packet that a network carries to a machine, if there is a longest one.
-    fn mtu_of(&self, net: &Net, to: NextHop) -> Option<u16> {
+    fn mtu_of(&self, net: &Net, to: SentOn) -> Option<u16> {
         match to.place {
             NextPlace::Vnic(_) => net.mtu,
             NextPlace::Away(..) => Some(net.mtu.unwrap_or(TUNNEL_MTU).min(TUNNEL_MTU)),
@@ -954,7 +967,7 @@ impl Model {
         router: &Router,
         destination: IpAddr,
         wrong: &mut Vec<&'static str>,
-    ) -> Option<(NextHop, Option<u16>)> {
+    ) -> Option<(SentOn, Option<u16>)> {
         if is_no_unicast(destination) {
             wrong.push("route-group");
             return None;

@@ -115,6 +115,8 @@ impl Session {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Fragments {
     vni: u32,
+    /// A router passed them on.
+    across: bool,
     vlan: Option<u16>,
     source: IpAddr,
     destination: IpAddr,
@@ -491,7 +493,7 @@ impl Model {
         let mut gateway = None;
         if is_far {
             let gateways = self
-                .from_far(declared.vni, frame, &carries)
+                .far_gateways(declared.vni, frame, &carries)
                 .map_err(|reasons| drop(name, &reasons))?;
             // Of several that lead back, any.
             let last = gateways.last().copied();
@@ -602,6 +604,9 @@ impl Model {
             }
         }
         let destination = self.forward(sender, frame).map_err(|reasons| drop(name, reasons))?;
+        if is_far && matches!(destination, Destination::Unknown) {
+            return refuse(&["no-receiver"]); // it is for one machine, which is not here
+        }
         if let (Destination::Vnic(_), Some(gateway)) = (&destination, gateway) {
             let mut becomes = frame.to_vec();
             becomes[6..12].copy_from_slice(&gateway);
@@ -834,8 +839,9 @@ impl Model {
         declared: &Declared,
         packet: &Packet,
     ) -> Result<(), Drop> {
-        let is_plain = policy::discovery(packet).is_none() && dhcp::asks(packet).is_none();
-        if !declared.bypass && !is_plain {
+        // No exception of one network holds across a router.
+        let is_exception = policy::discovery(packet).is_some() || policy::is_dhcp(packet);
+        if !declared.bypass && is_exception {
             let own = declared.ips.contains(&packet.source);
             return if own { Ok(()) } else { Err(drop(name, &["spoofed-ip"])) };
         }
@@ -932,8 +938,9 @@ impl Model {
         self.fragments.retain(|entry| now - entry.began < FRAGMENTS_FOR);
         let protocol = if packet.source.is_ipv4() { packet.protocol } else { 0 };
         self.fragments.iter().position(|entry| {
-            (entry.vni, entry.vlan, entry.source, entry.destination)
-                == (declared.vni, packet.vlan, packet.source, packet.destination)
+            (entry.vni, entry.across) == (declared.vni, self.across)
+                && (entry.vlan, entry.source, entry.destination)
+                    == (packet.vlan, packet.source, packet.destination)
                 && (entry.protocol, entry.id, entry.from.0) == (protocol, id, port.0)
         })
     }
@@ -959,6 +966,7 @@ impl Model {
         let fragment = packet.fragment.unwrap();
         self.fragments.push(Fragments {
             vni: declared.vni,
+            across: self.across,
             vlan: packet.vlan,
             source: packet.source,
             destination: packet.destination,

@@ -142,7 +142,8 @@ fn a_routed_session_goes_along() {
         both_hear(&mut one, Some(&mut two), tcp, 3);
         for net in [&one, &two] {
             let rows = net.host.sessions(&SessionFilter::default(), 10).1;
-            assert!(!rows.is_empty(), "{rows:?}");
+            let far = rows.iter().filter(|row| row.packets.iter().all(|packets| *packets > 0));
+            assert!(far.count() >= 1, "{rows:?}");
         }
         // It comes back.
         moved(&two, &one);

@@ -5,7 +5,7 @@ use crate::daemon::session::Session;
 use crate::failure::Failure;
 use crate::line::reader::Arguments;
 use crate::text::protocol;
-use butterfly_api::proto::{ExplainReq, ExplainRes, Nic, Request};
+use butterfly_api::proto::{ExplainReq, ExplainRes, ExplainWalk, Nic, Request};
 use protobuf::MessageField;
 
 /// The packet that the words mean.
@@ -127,6 +127,11 @@ fn request(question: &ExplainReq) -> Request {
 
 fn answer(answer: MessageField<ExplainRes>) -> Result<ExplainRes, Failure> {
     answer.into_option().ok_or_else(|| Failure::said("no explanation received"))
+}
+
+/// Returns whether a router passes the packet on, so that it arrives in another network.
+pub fn is_routed(way: &ExplainWalk) -> bool {
+    way.step.iter().any(|step| step.stage() == "route")
 }
 
 /// Asks for the same packet where it arrives, if it is a vnic's of this host.

@@ -33,6 +33,15 @@ pub fn page(answers: &[(String, ExplainReq, ExplainRes)]) -> String {
             answer.walk.iter().find(|way| fate(way) == Some(Fate::LEAVES) || !way.host.is_empty())
     {
         let there = way.host.first().map(String::as_str).unwrap_or_default();
+        if ask::is_routed(way) {
+            let _ = writeln!(
+                page,
+                "\nIt ends on the host with the tunnel endpoint {}. Ask its daemon there, in the receiver's network:",
+                safe(there)
+            );
+            page.push_str("  butterfly explain --from outside --vni VNI --src SOURCE --to RECEIVER -e ENDPOINT\n");
+            return page;
+        }
         let far = ExplainReq {
             vni: answer.vni,
             from_nic: None,

@@ -131,7 +131,7 @@ pub(super) fn owner(claimed: Address, context: &Context<'_>) -> Option<String> {
 /// Returns the step of a router that passes a packet on.
 pub(super) fn route(batch: &Batch<'_>, context: &Context<'_>) -> Option<Step> {
     if batch.exits().is_from_router(0) {
-        let text = "a router of another host passed it on, and its source may be behind one";
+        let text = "another host's router passed it on, and a router here leads back to its source";
         return Some(step("route", Mark::Pass, text));
     }
     let hop = batch.hop(0).filter(Hop::is_routed)?;
@@ -172,7 +172,7 @@ pub(super) fn lookup(
             Some(vnic) => format!("{mac} was last seen behind {}, on this host", vnic.id),
             None => format!("{mac} is on this host"),
         },
-        Verdict::Tunnel(peer) => match batch.hop(0).filter(Hop::is_routed) {
+        Verdict::Tunnel(peer) => match batch.hop(0).filter(|_| batch.exits().is_routed(0)) {
             Some(Hop { macs: [to @ .., _, _, _, _, _, _], .. }) => {
                 format!("{} has the address, on host {}", Mac(to), host(peer, context))
             }

@@ -12,12 +12,6 @@ use crate::{
     wire::Packet,
 };
 
-/// Exclusion: the switch does not find a connection of a sender whose other end was on another host
-/// and is here now, if the sender's VNI is the larger one. It looks under the other end's zone
-/// twice, so the first segment of that direction is `tcp-no-session`; one of the other direction
-/// takes the connection along. Goes as soon as the switch looks under both zones.
-const ZONE_OF_LARGER_SENDER_MAY_BE_MISSED: bool = true;
-
 impl Key {
     /// Returns the key of the same packet in the zone of another one, if both are routed.
     fn like(self, other: Key) -> Key {
@@ -128,11 +122,6 @@ impl Model {
             .filter(|stored| self.may_have_moved(*stored, key, [own, other]))
             .collect();
         for (index, stored) in candidates.iter().enumerate() {
-            // One that is not found in the sender's network, as it should be.
-            let is_larger = key.routed && stored.vni == own && own != key.vni;
-            if ZONE_OF_LARGER_SENDER_MAY_BE_MISSED && is_larger && choices.either() {
-                continue;
-            }
             // Of several, any may be the one.
             if index + 1 < candidates.len() && choices.either() {
                 continue;
