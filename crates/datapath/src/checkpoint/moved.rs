@@ -72,7 +72,7 @@ struct MovedText {
     #[serde(default)]
     sessions: Vec<SessionText>,
     /// Those that a router joined with machines of other networks.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     routed: Vec<SessionText>,
     /// Sessions that found no room.
     #[serde(default)]

@@ -47,7 +47,8 @@ pub(crate) enum Consumed {
 }
 
 /// Way of a frame through a router: it leaves by another network, with other MAC addresses. Of a
-/// frame that a router of another host passed on, the source address alone counts.
+/// frame that a router of another host passed on, which stays in its network, the source address
+/// alone counts: see [`Hop::from_far`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hop {
     /// Destination and source addresses that it gets, as they stand in a frame. The source is that
@@ -65,6 +66,15 @@ impl Hop {
     }
 
     pub const NONE: Hop = Hop { macs: [0; 12], exit: NetworkRef(0) };
+
+    /// Returns the way of a frame that a router of another host passed on, in the network `stays`:
+    /// it gets this source address, or keeps its own.
+    pub fn from_far(gateway: Option<[u8; 6]>, stays: NetworkRef) -> Hop {
+        let mut macs = [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]; // unlike that of no router
+        let sender = macs.iter_mut().skip(6);
+        sender.zip(gateway.unwrap_or_default()).for_each(|(to, byte)| *to = byte);
+        Hop { macs, exit: stays }
+    }
 }
 
 /// Facts about a frame.
@@ -131,8 +141,6 @@ impl Metas {
 pub(crate) struct Exits<'a> {
     /// A bit for each frame that leaves by another network.
     crossed: u64,
-    /// A bit for each frame that a router of another host passed on.
-    from_routers: u64,
     hops: &'a [Hop; BATCH],
 }
 
@@ -148,13 +156,8 @@ impl Exits<'_> {
         self.hops.get(index).map(|hop| hop.exit)
     }
 
-    /// Returns whether a router of another host passed a frame on.
-    #[inline(always)]
-    pub fn is_from_router(&self, index: usize) -> bool {
-        is_set(self.from_routers, index)
-    }
-
-    /// Returns whether a router of this host passes a frame on.
+    /// Returns whether a router passes a frame on, or if its sender is a trunk, one of another host
+    /// did.
     #[inline(always)]
     pub fn is_routed(&self, index: usize) -> bool {
         is_set(self.crossed, index) && self.hops.get(index).is_some_and(Hop::is_routed)
@@ -210,8 +213,6 @@ pub(crate) struct Batch<'a> {
     pub relays: bool,
     /// A bit for each frame that a router of this host answers, or of whose drop it tells.
     pub answers: u64,
-    /// A bit for each frame that a router of another host passed on.
-    pub from_routers: u64,
     pub origin: BatchOrigin,
     /// True if [`Meta::inside`] was read.
     read: bool,
@@ -233,7 +234,6 @@ impl<'a> Batch<'a> {
             floods: false,
             relays: false,
             answers: 0,
-            from_routers: 0,
             origin,
             read: false,
             crossed: 0,
@@ -299,18 +299,10 @@ impl<'a> Batch<'a> {
         is_set(self.answers, index)
     }
 
-    /// Returns whether a router joins the ends of some frames' sessions, or those frames leave by
-    /// other networks.
-    #[inline(always)]
-    pub fn is_joined(&self) -> bool {
-        self.crossed != 0 || self.from_routers != 0
-    }
-
     /// Returns the way of a frame that leaves by another network, or came from one.
     #[inline(always)]
     pub fn hop(&self, index: usize) -> Option<Hop> {
-        let has = is_set(self.crossed | self.from_routers, index);
-        self.metas.hops.get(index).copied().filter(|_| has)
+        self.metas.hops.get(index).copied().filter(|_| is_set(self.crossed, index))
     }
 
     /// Rewrites the header of a frame in its slot, from where receivers get it. The length stays,
@@ -330,7 +322,7 @@ impl<'a> Batch<'a> {
     /// Returns the networks by which the frames leave.
     #[inline(always)]
     pub fn exits(&self) -> Exits<'_> {
-        Exits { crossed: self.crossed, from_routers: self.from_routers, hops: &self.metas.hops }
+        Exits { crossed: self.crossed, hops: &self.metas.hops }
     }
 
     #[inline(always)]
@@ -349,11 +341,7 @@ impl<'a> Batch<'a> {
     #[inline(always)]
     pub fn all_parts(&mut self) -> (&mut Frames<'a>, &mut [Meta], Exits<'_>) {
         let len = self.frames.len();
-        let exits = Exits {
-            crossed: self.crossed,
-            from_routers: self.from_routers,
-            hops: &self.metas.hops,
-        };
+        let exits = Exits { crossed: self.crossed, hops: &self.metas.hops };
         (&mut self.frames, self.metas.each.get_mut(..len).unwrap_or_default(), exits)
     }
 }

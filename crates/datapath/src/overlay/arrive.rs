@@ -4,7 +4,6 @@
 
 use std::net::IpAddr;
 
-use butterfly_model::host_mac;
 use butterfly_packet::{
     be16, be32,
     checksum::Sum,
@@ -17,12 +16,11 @@ use butterfly_vhost::{net::NetHeader, ring::Frames};
 
 use crate::engine::place::PeerRef;
 use crate::engine::reason::DropReason;
-use crate::engine::reserved;
 use crate::engine::writer::Writer;
 use crate::ip::{Address, mapped};
 use crate::overlay::{
-    FORGED_ROUTER, NOT_OURS, OTHER_VLAN, OUTER_FRAGMENT, OUTER_MALFORMED, Tunnel, UNKNOWN_PEER,
-    UNKNOWN_VNI, VXLAN_FLAGS, peers::PeerCounter,
+    NOT_OURS, OTHER_VLAN, OUTER_FRAGMENT, OUTER_MALFORMED, Tunnel, UNKNOWN_PEER, UNKNOWN_VNI,
+    VXLAN_FLAGS, peers::PeerCounter,
 };
 use crate::world::rules::address as ip_of;
 use crate::world::snapshot::Snapshot;
@@ -166,14 +164,6 @@ impl<'a> Arrivals<'a> {
         let peer = if header.passed_on { Some(PeerRef::PASSED_ON) } else { heard.at };
         if !frames.strip(index, header.inner, header.len) {
             return Arrived::Dropped(OUTER_MALFORMED);
-        }
-        // What was passed on has the router address of the host that routed it.
-        if let &[_, _, _, _, _, _, m0, m1, m2, m3, m4, m5, ..] = frames.head(index)
-            && reserved::is_host(u64::from_le_bytes([m0, m1, m2, m3, m4, m5, 0, 0]))
-            && !header.passed_on
-            && [m0, m1, m2, m3, m4, m5] != host_mac(ip_of(header.from))
-        {
-            return Arrived::Dropped(FORGED_ROUTER);
         }
         Arrived::Inner { vni: header.vni, peer }
     }

@@ -83,9 +83,9 @@ drop_reasons! { 7;
     }
     /// The frame says that another host routed it than the one that sent it.
     FORGED_ROUTER = "forged-router" {
-        cause: "a host whose frames do not come from its tunnel endpoint's address, as behind NAT, or one that forges frames of another",
-        remedy: "the packet's inner source address names a host by its tunnel endpoint (b2:f1 and the IPv4 address): see to it that the outer source address is the same",
-        charged: "the uplink",
+        cause: "a host whose frames do not come from its tunnel endpoint's address, as behind NAT, or one that forges frames of another; or a host that the table of peers has no room for",
+        remedy: "the packet's source address names a host by its tunnel endpoint (b2:f1 and the IPv4 address): see to it that the outer source address is the same, or name the host (`butterfly peer add`, or as the host of a neighbour) so that it has its place",
+        charged: "the network",
     }
     /// VXLAN, or a message to the endpoint, of another VLAN than the underlay's.
     OTHER_VLAN = "other-vlan" {

@@ -49,7 +49,8 @@ impl Plane {
                 let here = next.by_vni.get(&vni).copied();
                 if let Some((at, network)) = here.and_then(|at| Some((at, next.networks.get(at)?)))
                 {
-                    let network = Network { routing, ..Network::clone(network) };
+                    let may_be_routed = routing.is_some() || network.remote.is_some();
+                    let network = Network { routing, may_be_routed, ..Network::clone(network) };
                     next.networks.set(at, Some(Arc::new(network)));
                 }
             }

@@ -1,23 +1,29 @@
 //! Far routers: takes what routers of other hosts passed on.
 //!
 //! Each host routes for its own machines, so a packet between two hosts arrives in the receiver's
-//! network with one hop less, from the router address of the host that sent it. The tunnel has
-//! compared that with the outer source. This stage looks at who the packet says it is from: only
-//! machines of networks that a router of this network joins may send so.
+//! network with one hop less, from the router address of the host that sent it, which has to be
+//! that of the outer source. Then it is looked at who the packet says it is from: only machines of
+//! networks that a router of this network joins may send so.
+
+use butterfly_model::host_mac;
+use butterfly_packet::Mac;
 
 use crate::engine::{
     batch::{Batch, Hop, Verdict},
     inside::Inside,
-    mac::address,
+    mac::{address, number},
+    place::{NetworkRef, PeerRef},
     reason::DropReason,
     reserved::is_host,
 };
 use crate::ip::{Address, HEADERS_TOO_LONG, frame::inside};
+use crate::overlay::FORGED_ROUTER;
 use crate::stages::{
     context::Context,
     forward::ROUTER_MAC,
     route::{FOREIGN_SOURCE, L3, OWN_SOURCE_ROUTED, ROUTE_GROUP, is_host as is_host_address, read},
 };
+use crate::world::rules::address as ip_of;
 
 /// Lowest bit of a MAC address as [`crate::engine::mac::number`]: of a group.
 const GROUP_BIT: u64 = 1;
@@ -50,6 +56,7 @@ fn check(batch: &mut Batch<'_>, of: u64, context: &Context<'_>) {
         }
         let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
         let source = match meta.inside {
+            _ if !is_of(meta.source, meta.peer, context) => Err(FORGED_ROUTER),
             Inside::Ip { at, vlan: 0 } if usize::from(at) == L3 => {
                 let packet = match read(batch.frames.head(index), len) {
                     Err(HEADERS_TOO_LONG) => read(batch.parts().0.extend_head(index), len),
@@ -75,7 +82,15 @@ fn check(batch: &mut Batch<'_>, of: u64, context: &Context<'_>) {
             }),
         }
     }
-    batch.from_routers = passed;
+    batch.route(passed);
+}
+
+/// Returns whether a router address is that of the host that a frame came from. One that was passed
+/// on came by a third host, and keeps it.
+fn is_of(source: u64, peer: PeerRef, context: &Context<'_>) -> bool {
+    let peers = context.tunnel.map(|tunnel| &tunnel.peers);
+    let from = peers.and_then(|peers| peers.get(peer)).map(|peer| ip_of(peer.address()));
+    peer == PeerRef::PASSED_ON || from.is_some_and(|from| number(Mac(host_mac(from))) == source)
 }
 
 /// Checks the source of a packet that a router of another host passed on. Returns the way on which
@@ -85,7 +100,8 @@ fn from(source: Address, context: &Context<'_>) -> Result<Hop, DropReason> {
         return Err(FOREIGN_SOURCE);
     }
     // A network that is not declared here may be on other hosts, with routers.
-    let Some(routing) = &context.entry.routing else { return Ok(Hop::NONE) };
+    let stays = NetworkRef(context.sender.network);
+    let Some(routing) = &context.entry.routing else { return Ok(Hop::from_far(None, stays)) };
     let (gateway, vni) = routing.beyond(source, context.entry.vni).ok_or(FOREIGN_SOURCE)?;
     if gateway.router.has(source) {
         return Err(FOREIGN_SOURCE);
@@ -100,8 +116,5 @@ fn from(source: Address, context: &Context<'_>) -> Result<Hop, DropReason> {
     if holding.is_some_and(|holding| holding.excludes(context.sender, context.snapshot)) {
         return Err(OWN_SOURCE_ROUTED);
     }
-    let mut hop = Hop::NONE;
-    let sender = hop.macs.iter_mut().skip(6);
-    sender.zip(address(gateway.mac).0).for_each(|(to, byte)| *to = byte);
-    Ok(hop)
+    Ok(Hop::from_far(Some(address(gateway.mac).0), stays))
 }

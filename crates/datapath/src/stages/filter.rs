@@ -73,7 +73,7 @@ impl Stage for Filter {
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) {
     batch.read(inside);
-    let mut pending = if batch.is_joined() {
+    let mut pending = if batch.exits().any() {
         read_crossing(batch, context, room)
     } else {
         let own = Zone::of(context.sender.vni);
@@ -125,9 +125,20 @@ struct Pending {
 fn read_crossing(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut FilterRoom) -> Pending {
     let exit = |exits: Exits<'_>, index| context.exit(exits, index);
     let far = |exits: Exits<'_>, index| far_end(exits, index, context);
-    let zone_to = |exits: Exits<'_>, index, receiver| {
+    // Frames of a batch tend to have the receiver of the one before. With other hosts a vnic is in
+    // two zones.
+    let from_others = context.sender.is_trunk();
+    let trunk = context.remote().map_or(u32::MAX, |remote| remote.slot);
+    let own = Zone::of(context.sender.vni);
+    let mut last = (u32::MAX, own);
+    let zone_to = |exits: Exits<'_>, index: usize, receiver| {
+        if last.0 == receiver && receiver != trunk && !from_others {
+            return last.1;
+        }
         let vnic = context.snapshot.vnics.get(receiver);
-        vnic.map_or(Zone::of(context.sender.vni), |vnic| zone_of(exits, index, vnic, context))
+        let zone = vnic.map_or(own, |vnic| zone_of(exits.is_routed(index), vnic, context));
+        last = (receiver, zone);
+        zone
     };
     read(batch, context, room, exit, far, zone_to)
 }
@@ -145,21 +156,13 @@ pub(crate) fn far_end<'a>(
     }
 }
 
-/// Returns the zone of the session of a frame and its receiver. If another host has one of the
-/// ends, the network of the other end is what this host knows it by.
+/// Returns the zone of the session of a frame and its receiver. `routed`: a router passes the frame
+/// on, of this host or of another one. If another host has one of the ends, the network of the
+/// other end is what this host knows it by.
 #[inline]
-pub(crate) fn zone_of(
-    exits: Exits<'_>,
-    index: usize,
-    receiver: &Vnic,
-    context: &Context<'_>,
-) -> Zone {
+pub(crate) fn zone_of(routed: bool, receiver: &Vnic, context: &Context<'_>) -> Zone {
     let (here, there) = (context.sender.vni, receiver.vni);
-    let is_far = exits.is_routed(index) && here == there;
-    if is_far || exits.is_from_router(index) {
-        return Zone::routed(here);
-    }
-    Zone::between(here, there)
+    if routed && here == there { Zone::routed(here) } else { Zone::between(here, there) }
 }
 
 /// Has the slow path ask whether what a router answers may leave its sender.
@@ -182,7 +185,7 @@ fn read<'a>(
     room: &mut FilterRoom,
     exit: impl Fn(Exits<'_>, usize) -> &'a Network,
     far: impl Fn(Exits<'_>, usize) -> Option<&'a Remote>,
-    zone_to: impl Fn(Exits<'_>, usize, u32) -> Zone,
+    mut zone_to: impl FnMut(Exits<'_>, usize, u32) -> Zone,
 ) -> Pending {
     let sender = context.sender;
     let bypass = sender.rules.bypass;

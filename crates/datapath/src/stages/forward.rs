@@ -113,11 +113,13 @@ fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
         decide(metas, context.entry, origin, context)
     };
     batch.floods = floods;
-    if batch.from_routers != 0 {
-        keep_from_floods(batch, context);
-    }
-    if context.sender.is_trunk() && context.entry.relays(context.now) {
-        pass_on(batch, context);
+    if context.sender.is_trunk() {
+        if batch.crossed() != 0 {
+            keep_from_floods(batch, context);
+        }
+        if context.entry.relays(context.now) {
+            pass_on(batch, context);
+        }
     }
 }
 
@@ -126,11 +128,11 @@ fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
 #[cold]
 #[inline(never)]
 fn keep_from_floods(batch: &mut Batch<'_>, context: &Context<'_>) {
-    let from_routers = batch.from_routers;
+    let crossed = batch.crossed();
     let is_flood = |meta: &Meta| matches!(meta.verdict, Verdict::Flood { .. });
     let metas = batch.parts().1;
     for (index, meta) in metas.iter_mut().enumerate().filter(|(_, meta)| is_flood(meta)) {
-        if from_routers.wrapping_shr(index as u32) & 1 == 1 {
+        if crossed.wrapping_shr(index as u32) & 1 == 1 {
             meta.verdict = Verdict::Drop(NO_RECEIVER, context.sender.place.slot);
         }
     }

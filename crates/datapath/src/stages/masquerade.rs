@@ -29,19 +29,19 @@ impl Stage for Masquerade {
     fn scratch(_: &StageConfig<'_>) {}
 
     #[inline(always)]
-    fn run(batch: &mut Batch<'_>, _: &Context<'_>, _: &mut ()) {
+    fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
         if batch.crossed() != 0 {
-            masquerade(batch);
-        }
-        if batch.from_routers != 0 {
-            of_far_routers(batch);
+            masquerade(batch, context);
         }
     }
 }
 
 /// Rewrites the headers of packets that pass; all other frames stay as they are.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
-fn masquerade(batch: &mut Batch<'_>) {
+fn masquerade(batch: &mut Batch<'_>, context: &Context<'_>) {
+    if context.sender.is_trunk() {
+        return of_far_routers(batch);
+    }
     let crossed = batch.crossed();
     let (frames, metas, hops) = batch.parts_and_hops();
     let each = frames.each_mut().zip(metas.iter()).zip(hops.iter()).enumerate();
@@ -59,12 +59,13 @@ fn masquerade(batch: &mut Batch<'_>) {
 #[cold]
 #[inline(never)]
 fn of_far_routers(batch: &mut Batch<'_>) {
-    let from_routers = batch.from_routers;
+    let crossed = batch.crossed();
     let (frames, metas, hops) = batch.parts_and_hops();
     let each = frames.each_mut().zip(metas.iter()).zip(hops.iter()).enumerate();
     for (index, (((_, slot), meta), hop)) in each {
-        let from_router = from_routers.wrapping_shr(index as u32) & 1 == 1;
-        if from_router && hop.is_routed() && matches!(meta.verdict, Verdict::Deliver(_)) {
+        let crossed = crossed.wrapping_shr(index as u32) & 1 == 1;
+        let [_, _, _, _, _, _, gateway @ ..] = hop.macs;
+        if crossed && gateway != [0; 6] && matches!(meta.verdict, Verdict::Deliver(_)) {
             let places = slot.bytes_mut().iter_mut().zip(hop.macs).skip(6);
             places.take(6).for_each(|(place, byte)| *place = byte);
         }

@@ -159,6 +159,9 @@ impl Stage for Route {
 
     #[inline(always)]
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
+        if !context.entry.may_be_routed {
+            return;
+        }
         if context.sender.is_trunk() {
             far::take(batch, context);
         }

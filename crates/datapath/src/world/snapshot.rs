@@ -231,7 +231,7 @@ impl Vnic {
     /// Returns whether it stands for other hosts.
     #[inline(always)]
     pub fn is_trunk(&self) -> bool {
-        self.kind == PortKind::Trunk
+        matches!(self.kind, PortKind::Trunk)
     }
 
     /// Returns whether it only gets copies.
@@ -253,6 +253,8 @@ pub(crate) struct Network {
     pub filtered: bool,
     /// Declaration of it, and those who route there.
     pub routing: Option<Arc<Routing>>,
+    /// True if it is declared or has other hosts: a router may have to do with its frames.
+    pub may_be_routed: bool,
     /// Slots of the vnics that own MAC addresses.
     pub macs: Numbers,
     /// Holders of IP addresses.

@@ -119,7 +119,7 @@ fn what_a_host_takes_from_routers_of_others() {
     let udp = |source: [u8; 4]| of(1, B).ipv4(source, IP_B).udp(9, 80, b"?");
     assert_eq!(said(&world, &udp(IP_A)), "> b");
     let forged = of(3, B).ipv4(IP_A, IP_B).udp(9, 80, b"?");
-    assert_eq!(said(&world, &forged), "two/uplink: forged-router");
+    assert_eq!(said(&world, &forged), "two/vni-2: forged-router");
     for source in [[10, 0, 1, 9], [10, 0, 2, 1], [10, 0, 0, 254], [224, 0, 0, 1]] {
         assert_eq!(said(&world, &udp(source)), "two/vni-2: foreign-source");
     }

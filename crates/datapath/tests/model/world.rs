@@ -34,9 +34,9 @@ pub fn arrive(
     choices: &mut Choices,
 ) -> Outcome {
     let trunk = TRUNKS[host][vni as usize - 1];
-    let mut wrong = Vec::new();
     if model.vnic(trunk).is_none() {
-        wrong.push((UPLINKS[host], "unknown-vni"));
+        let drops = vec![vec![(UPLINKS[host], "unknown-vni")]];
+        return Outcome { drops, ..Outcome::default() };
     }
     // A router's address names the host that sent it on.
     if frame.len() >= 12
@@ -44,10 +44,8 @@ pub fn arrive(
         && frame[6..12] != router::host_mac(from)
         && model.mistake() != Some(Mistake::ForgedIsBelieved)
     {
-        wrong.push((UPLINKS[host], "forged-router"));
-    }
-    if !wrong.is_empty() {
-        return Outcome { drops: vec![wrong], ..Outcome::default() };
+        let drops = vec![vec![(trunk, "forged-router")]];
+        return Outcome { drops, ..Outcome::default() };
     }
     let outcome = model.send(trunk, frame, choices);
     assert!(!outcome.receivers.contains(&trunk), "nothing returns to where it came from");

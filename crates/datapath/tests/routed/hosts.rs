@@ -351,7 +351,7 @@ fn no_host_speaks_as_the_router_of_another() {
     let (_, mut two) = apart(true);
     let frame = between(1, A, B, udp((1, 2)));
     assert_eq!(two.gets(&[outer((3, 2), 50, &frame)]), BTreeMap::new());
-    assert_eq!(two.drops_counted(), [("uplink.drop.forged-router".to_owned(), 1)]);
+    assert_eq!(two.drops_counted(), [("vni-50.drop.forged-router".to_owned(), 1)]);
     assert_eq!(two.gets(&[outer((1, 2), 50, &frame)]).len(), 1);
     // Nor as a gateway, also as itself.
     let mut frame = frame;

@@ -146,7 +146,7 @@ impl Observer for Recorder<'_> {
         } else if stage == Filter::NAME {
             self.filtered(context);
         } else if stage == Masquerade::NAME {
-            self.steps.extend(told::masquerade(batch));
+            self.steps.extend(told::masquerade(batch, context));
         }
     }
 }
@@ -239,7 +239,7 @@ impl<'a> Recorder<'a> {
             _ => None,
         };
         if let Some(receiver) = self.receiver(context) {
-            self.zone = zone_of(batch.exits(), 0, receiver, context);
+            self.zone = zone_of(batch.exits().is_routed(0), receiver, context);
         }
         let real = &self.plane.shared.table;
         self.before = self.find(context);

@@ -130,7 +130,7 @@ pub(super) fn owner(claimed: Address, context: &Context<'_>) -> Option<String> {
 
 /// Returns the step of a router that passes a packet on.
 pub(super) fn route(batch: &Batch<'_>, context: &Context<'_>) -> Option<Step> {
-    if batch.exits().is_from_router(0) {
+    if context.sender.is_trunk() && batch.exits().is_routed(0) {
         let text = "another host's router passed it on, and a router here leads back to its source";
         return Some(step("route", Mark::Pass, text));
     }
@@ -142,12 +142,12 @@ pub(super) fn route(batch: &Batch<'_>, context: &Context<'_>) -> Option<Step> {
 }
 
 /// Returns the step that tells what a router wrote.
-pub(super) fn masquerade(batch: &Batch<'_>) -> Option<Step> {
+pub(super) fn masquerade(batch: &Batch<'_>, context: &Context<'_>) -> Option<Step> {
     let hop = batch.hop(0).filter(Hop::is_routed)?;
     let [to @ .., _, _, _, _, _, _] = hop.macs;
     let [_, _, _, _, _, _, from @ ..] = hop.macs;
     let (from, to) = (Mac(from), Mac(to));
-    if batch.exits().is_from_router(0) {
+    if context.sender.is_trunk() && batch.exits().is_routed(0) {
         let text = format!("it goes on from {from}, the gateway to which it is answered");
         return Some(step("masquerade", Mark::Pass, text));
     }
@@ -172,12 +172,14 @@ pub(super) fn lookup(
             Some(vnic) => format!("{mac} was last seen behind {}, on this host", vnic.id),
             None => format!("{mac} is on this host"),
         },
-        Verdict::Tunnel(peer) => match batch.hop(0).filter(|_| batch.exits().is_routed(0)) {
-            Some(Hop { macs: [to @ .., _, _, _, _, _, _], .. }) => {
-                format!("{} has the address, on host {}", Mac(to), host(peer, context))
+        Verdict::Tunnel(peer) => {
+            match batch.hop(0).filter(|hop| hop.is_routed() && !context.sender.is_trunk()) {
+                Some(Hop { macs: [to @ .., _, _, _, _, _, _], .. }) => {
+                    format!("{} has the address, on host {}", Mac(to), host(peer, context))
+                }
+                None => format!("{mac} was last seen on host {}", host(peer, context)),
             }
-            None => format!("{mac} was last seen on host {}", host(peer, context)),
-        },
+        }
         Verdict::Flood { unknown: true } => {
             format!(
                 "{mac} is not known in VNI {}: it goes to all who may have it",

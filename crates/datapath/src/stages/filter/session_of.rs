@@ -35,7 +35,7 @@ pub(crate) fn session_of(
     let len = batch.frames.frames().get(index)?.len;
     let packet = parse(batch.frames.head(index), at.into(), vlan, len).ok()?;
     let other = context.snapshot.vnics.get(receiver)?;
-    let zone = zone_of(batch.exits(), index, other, context);
+    let zone = zone_of(batch.exits().is_routed(index), other, context);
     let key = Key::new(&packet.tuple, zone, context.sender.place.slot, receiver);
     let found = context.table.lookup(context.table.hash(&key), &key)?;
     Some((found.admission.cells, found.direction == 1))

@@ -72,7 +72,7 @@ pub(super) fn judge(
             let Some(receiver) = receiver.and_then(|slot| context.snapshot.vnics.get(slot)) else {
                 return Ok(());
             };
-            let zone = zone_of(batch.exits(), index, receiver, context);
+            let zone = zone_of(batch.exits().is_routed(index), receiver, context);
             Decision { context, receiver, packet: &packet, zone, len, index }.judge(room)
         }
         // A router answers: nobody's rules let it in. About later fragments it says nothing.
