@@ -52,8 +52,8 @@ impl Decision<'_> {
         zones
     }
 
-    /// Returns the network of the other end of a routed packet, of those that are not
-    /// [`Context::entry`]: of its source if that is on another host.
+    /// Returns the network of the other end of a routed packet, which is not that by which it came:
+    /// of its source if that is on another host.
     fn beyond(&self) -> Option<&Network> {
         let Decision { context, receiver, packet, .. } = *self;
         if !self.zone.is_routed() {
