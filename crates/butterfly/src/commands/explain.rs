@@ -60,10 +60,10 @@ fn explain(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> 
     let mut answers: Vec<(String, ExplainReq, ExplainRes)> = Vec::new();
     if let Some(endpoint) = arguments.value("far-endpoint") {
         let far = ask::from_outside(&question, session)?;
-        // There it arrives in another network, from another MAC address.
-        if question.to_address.is_some()
-            && ask::ask(&question, session)?.walk.iter().any(ask::is_routed)
-        {
+        // There it arrives in another network, from another MAC address. A machine that this host
+        // does not know is in the sender's network.
+        let is_routed = |answer: ExplainRes| answer.walk.iter().any(ask::is_routed);
+        if question.to_address.is_some() && ask::ask(&question, session).is_ok_and(is_routed) {
             return Err(Failure::usage(
                 "--far-endpoint does not follow a packet across a router: ask the other daemon with -e, --from outside and --vni of the receiver's network",
             ));
