@@ -70,7 +70,8 @@ impl Hop {
     /// Returns the way of a frame that a router of another host passed on, in the network `stays`:
     /// it gets this source address, or keeps its own.
     pub fn from_far(gateway: Option<[u8; 6]>, stays: NetworkRef) -> Hop {
-        let mut macs = [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]; // unlike that of no router
+        // The destination counts for nothing, but tells this from [`Hop::NONE`].
+        let mut macs = [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0];
         let sender = macs.iter_mut().skip(6);
         sender.zip(gateway.unwrap_or_default()).for_each(|(to, byte)| *to = byte);
         Hop { macs, exit: stays }

@@ -100,7 +100,7 @@ impl<'a> Arrivals<'a> {
         Arrivals { tunnel, snapshot, worker, now, strict, heard: None }
     }
 
-    /// Takes the outer header off one frame. `known` says which networks have vnics here.
+    /// Takes the outer header off one frame. `known` says which networks are here.
     #[inline(always)]
     pub fn take(
         &mut self,

@@ -5,11 +5,11 @@
 //! other; only delivery and arrival know the wire.
 //!
 //! Frames that arrive must be of the underlay's VLAN and addressed to the endpoint, or to the group
-//! of the VNI that it names, and that network must have vnics here. Floods, and frames to unknown
-//! destinations, go to the network's multicast group, or to each peer that was named for it. A next
-//! hop is learnt from outer source addresses, as in the original: that works through routers and
-//! needs no ARP. So any host that can send VXLAN to the endpoint can move it; the underlay has to
-//! be trusted.
+//! of the VNI that it names, and that network must have vnics or a router here. Floods, and frames
+//! to unknown destinations, go to the network's multicast group, or to each peer that was named for
+//! it. A next hop is learnt from outer source addresses, as in the original: that works through
+//! routers and needs no ARP. So any host that can send VXLAN to the endpoint can move it; the
+//! underlay has to be trusted.
 
 pub(crate) mod arrive;
 pub(crate) mod outer;

@@ -602,3 +602,21 @@ fn fragments_of_both_ways_are_apart() {
     two.host.moved();
     assert!(two.gets(&[outer((1, 2), 50, &switched)]).is_empty());
 }
+
+/// A later fragment of another host waits for its first one, and is still of that host then.
+#[test]
+fn fragments_that_come_early_wait_for_their_first() {
+    let (_, mut two) = apart(false);
+    let payload = [&[0, 1, 0, 2, 0, 72, 0, 0][..], &[7; 64]].concat();
+    let first = |ip: Ip| ip.fragment(7, 0, true).payload(17, &payload);
+    let last = |ip: Ip| ip.fragment(7, 72, false).payload(17, &[3; 8]);
+    let frames: Vec<Vec<u8>> = [between(1, A, B, last), between(1, A, B, first)]
+        .iter()
+        .map(|frame| outer((1, 2), 50, frame))
+        .collect();
+    two.host.arrive_together(&frames).unwrap();
+    let got = two.gets(&[]);
+    assert_eq!(got.get("b").map(Vec::len), Some(2), "{:?}", two.drops_counted());
+    assert!(got["b"].iter().all(|frame| frame[6..12] == gateway().0));
+    assert_eq!(two.drops_counted(), []);
+}
