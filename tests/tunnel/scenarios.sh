@@ -347,8 +347,9 @@ has_no_program() { ! has_program "$1"; }
 
 # Two networks with the same addresses: a and b in VNI 42, c (as a) and d (as b) in VNI 43.
 same_addresses() {
-  local before guest
+  local before guest file=$HOSTS/wire.pcap capture since
   wire_add
+  capture_wire "$file"
   uplink_daemon h1 1 ipv4 xdp
   uplink_daemon h2 2 ipv4 xdp
   for guest in a:a b:b c:a d:b; do dress "${guest%:*}" "${guest#*:}"; done
@@ -356,29 +357,39 @@ same_addresses() {
   vnic h2 b
   vnic h1 c 43
   vnic h2 d 43
-  wait_for 10 ping_all a 10.0.0.2 1 || fail "a does not reach b"
+  wait_for 10 ping_all a 10.9.0.2 1 || fail "a does not reach b"
   know a b
   know b a
   wait_for 10 hears_nothing c d || fail "c and d, which are not used yet, go on hearing something"
+  since=$EPOCHREALTIME
   before=$(received c d)
-  ping_all a 10.0.0.2 5 || fail "a does not reach b"
-  unanswered a 'arping -I eth0 -c 3 -w 3 10.0.0.99' || fail "somebody answers for 10.0.0.99"
-  transfer b a 10.0.0.1 2 || fail "2 MiB from b to a did not arrive undamaged"
-  [ "$(received c d)" = "$before" ] || fail "VNI 43 heard something of VNI 42"
-  wait_for 10 ping_all c 10.0.0.2 1 || fail "c does not reach d"
+  ping_all a 10.9.0.2 5 || fail "a does not reach b"
+  unanswered a 'arping -I eth0 -c 3 -w 3 10.9.0.99' || fail "somebody answers for 10.9.0.99"
+  transfer b a 10.9.0.1 2 || fail "2 MiB from b to a did not arrive undamaged"
+  [ "$(received c d)" = "$before" ] || fail "VNI 43 heard something of VNI 42: c and d had $before frames," \
+    "have $(received c d); on the wire: $(of_network 43 "$since")"
+  wait_for 10 ping_all c 10.9.0.2 1 || fail "c does not reach d"
   wait_for 10 hears_nothing a b || fail "a and b, which are not used any more, go on hearing something"
+  since=$EPOCHREALTIME
   before=$(received a b)
-  ping_all d 10.0.0.1 5 || fail "d does not reach c"
-  transfer c d 10.0.0.2 2 || fail "2 MiB from c to d did not arrive undamaged"
-  [ "$(received a b)" = "$before" ] || fail "VNI 42 heard something of VNI 43"
+  ping_all d 10.9.0.1 5 || fail "d does not reach c"
+  transfer c d 10.9.0.2 2 || fail "2 MiB from c to d did not arrive undamaged"
+  [ "$(received a b)" = "$before" ] || fail "VNI 42 heard something of VNI 43: a and b had $before frames," \
+    "have $(received a b); on the wire: $(of_network 42 "$since")"
   # One end only: nobody answers, though the address is there in the other network.
   on h2 bf nic del d
-  unanswered c 'ping -c 2 -W 1 10.0.0.2' || fail "somebody answers c for d, which is gone"
+  unanswered c 'ping -c 2 -W 1 10.9.0.2' || fail "somebody answers c for d, which is gone"
   for guest in a:h1 b:h2 c:h1; do quiet "${guest#*:}" "${guest%:*}" too-big; done
+  end "$capture"
+}
+# of_network VNI SINCE: the first frames of a network that same_addresses captured from a time on.
+of_network() {
+  end "$capture"
+  tshark -r "$file" -t ad -Y "vxlan.vni == $1 && frame.time_epoch >= $2" 2>/dev/null | head -5
 }
 # know GUEST OTHER: for good. A guest asks again for a neighbour that it has not heard of for a while, seconds after it spoke to
 # it: the other would hear that while nobody uses the network.
-know() { vm exec "$1" "arp -i eth0 -s $(ip4_of "$2") $(mac_of "$2")"; }
+know() { vm exec "$1" "arp -i eth0 -s $(own_ip4_of "$2") $(mac_of "$2")"; }
 # hears_nothing GUEST...: for a second. Rings that go on where the daemon before left them have their guest announced, up to 0.6 s
 # apart.
 hears_nothing() {
@@ -394,8 +405,10 @@ received() { # received GUEST...: frames, a line each
 # dress GUEST AS: its addresses are those of AS, and nobody's of IPv6: nothing but what a scenario sends may be on its way.
 dress() {
   vm exec "$1" "ip addr flush dev eth0; echo 1 >/proc/sys/net/ipv6/conf/eth0/disable_ipv6
-    ip link set eth0 down; ip link set eth0 address $(mac_of "$2") up; ip addr add $(ip4_of "$2")/24 dev eth0"
+    ip link set eth0 down; ip link set eth0 address $(mac_of "$2") up; ip addr add $(own_ip4_of "$2")/24 dev eth0"
 }
+# own_ip4_of GUEST: no scenario else has these, so no connection that one of them left open can go on in this one.
+own_ip4_of() { local address; address=$(ip4_of "$1"); echo "${address/#10.0/10.9}"; }
 
 # The host's own traffic and VXLAN share a network card. The daemon answers for an endpoint that the kernel does not hold.
 host_ping() {
@@ -423,15 +436,19 @@ host_pings() { # host_pings HOST ADDRESS: its kernel
 }
 flows() { [ "$(on "$1" nic_field "$2" 'n["out_packets"]')" -gt "$3" ]; }
 
+# capture_wire FILE: from now on, until its caller ends $capture.
+capture_wire() {
+  : >"$HOSTS/dumpcap.log"
+  ip netns exec "$(net wire)" dumpcap -q -i wire -w "$1" >"$HOSTS/dumpcap.log" 2>&1 &
+  capture=$!
+  wait_for 10 grep -q '^File:' "$HOSTS/dumpcap.log" || fail "dumpcap does not begin: $(<"$HOSTS/dumpcap.log")"
+}
 # captured ipv4|ipv6: all that is on the wire from the start of two daemons to their end, read back by somebody else.
 captured() {
   local family=$1 file=$HOSTS/wire.pcap wrong name mtu=1450 reports=igmp capture
   [ "$family" = ipv4 ] || mtu=1430 reports=icmpv6.type==131
   wire_add
-  : >"$HOSTS/dumpcap.log"
-  ip netns exec "$(net wire)" dumpcap -q -i wire -w "$file" >"$HOSTS/dumpcap.log" 2>&1 &
-  capture=$!
-  wait_for 10 grep -q '^File:' "$HOSTS/dumpcap.log" || fail "dumpcap does not begin: $(<"$HOSTS/dumpcap.log")"
+  capture_wire "$file"
   uplink_daemon h1 1 "$family" xdp-own
   uplink_daemon h2 2 "$family" xdp-own
   vnic h1 a
