@@ -275,6 +275,42 @@ ok "d looked for ${IP[a]}: a, b and c received nothing, d no answer"
 
 # ---- 9
 
+routed() { # routed FROM TO-ADDRESS: one hop less is left of the 64 with which Linux answers
+  wait_for 10 ping_all "$1" "$2" 1 || fail "$1 does not reach $2 through the router"
+  ping_all "$1" "$2" || fail "$1 does not always reach $2 through the router"
+  said=$(vm exec "$1" "ping -c 1 -W 2 $2") || fail "$1 does not reach $2 any more"
+  grep -q 'ttl=63' <<<"$said" || fail "what $2 answers did not pass one router: $said"
+  ok "$1 to $2: 4 of 4 answered, ttl 63"
+}
+step "A router joins two networks" "each host routes for its own VMs, and rules are asked as ever"
+everywhere network add --vni 42 --subnet 10.0.0.0/24 --gateway 10.0.0.254
+everywhere network add --vni 43 --subnet 10.0.43.0/24 --gateway 10.0.43.254
+everywhere router add r1
+everywhere router attach r1 --vni 42
+everywhere router attach r1 --vni 43
+say "   each host: butterfly neighbour add, for the VM on the other one"
+on one bf neighbour add --vni 43 --ip 10.0.43.4 --mac "${MAC[d]}" --host 192.0.2.2
+on two bf neighbour add --vni 42 --ip "${IP[a]}" --mac "${MAC[a]}" --host 192.0.2.1
+say "   host two: butterfly nic update --id d --ip 10.0.43.4: d gets an address of its network"
+on two bf nic update --id d --ip 10.0.43.4 >/dev/null
+vm exec d 'ip addr flush dev eth0; ip addr add 10.0.43.4/24 dev eth0; ip route add default via 10.0.43.254'
+for guest in a c; do vm exec "$guest" 'ip route add default via 10.0.0.254'; done
+routed a 10.0.43.4
+routed c 10.0.43.4
+before=$(denied a)
+unanswered d "ping -c 2 -W 1 ${IP[a]}" || fail "d reaches a, though no rule of a lets it in"
+[ "$(denied a)" -gt "$before" ] || fail "a did not answer d, but its filter is not why"
+ok "d does not reach a by itself: ingress-denied at a. It may answer, as the session is a's"
+everywhere sg rule add team --ip-proto icmp --cidr 10.0.43.4/32
+routed d "${IP[a]}"
+say "   host one: butterfly explain --from a --to 10.0.43.4 --reply"
+on one bf explain --from a --to 10.0.43.4 --reply >"$dir/explained" || true
+shown <"$dir/explained"
+grep -q "route .*the gateway of VNI 42 passes it on to VNI 43" "$dir/explained" || fail "the explanation does not name the router"
+grep -q "^delivered to a$" "$dir/explained" || fail "the explanation does not know that a gets the answer"
+
+# ---- 10
+
 step "A guest dies and comes back" "a crash of QEMU detaches one vnic, disturbs nobody, and the socket takes the next one"
 vm exec a "ping -i 0.2 ${IP[b]} >/tmp/ping 2>&1 & echo \$! >/tmp/ping.pid"
 vm kill c
@@ -290,7 +326,7 @@ lost=$(vm exec a 'kill -INT $(cat /tmp/ping.pid); usleep 200000; tail -3 /tmp/pi
 [[ $lost == *" 0% packet loss"* ]] || fail "a's pings to b suffered meanwhile: $lost"
 ok "a and b went on meanwhile: $(grep -o '.*packet loss' <<<"$lost")"
 
-# ---- 10
+# ---- 11
 
 step "Blocked again" "who is no member any more is cut off, a connection under way included"
 iperf_server c || fail "no iperf3 server in c"
@@ -310,7 +346,7 @@ blocked a c
 reach b c
 vm exec a 'killall iperf3; true'
 
-# ---- 11
+# ---- 12
 
 step "What an operator sees" "tunnels, uplink, counters and the graph of what runs here"
 for command in tunnels uplink; do
@@ -338,7 +374,7 @@ for node in one:vhost-a one:vhost-b two:vhost-c two:vhost-d; do
 done
 ok "the graphs as pictures: $OUT/graph-one.svg, graph-two.svg and .png"
 
-# ---- 12
+# ---- 13
 
 if [ -z "$KEEP" ]; then
   step "Everything ends" "vnics are deleted, sockets go, the daemons stop when asked, and eth0 is as it was"

@@ -3,12 +3,14 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use butterfly_datapath::{
-    Mac, RoutingChange, SessionConfig, SessionFilter, TunnelConfig, harness::Host,
+    Fate, Mac, Origin, Question, RoutingChange, SessionConfig, SessionFilter, Target, TunnelConfig,
+    harness::Host,
 };
 use butterfly_model::{Neighbour, host_mac};
 use butterfly_packet::{
     build::{self, Ip, Tcp},
     checksum::Sum,
+    protocol::UDP,
     tcp::{ACK, SYN},
 };
 use butterfly_vhost::net::NetHeader;
@@ -112,6 +114,41 @@ pub fn udp(ports: (u16, u16)) -> impl Fn(Ip) -> Vec<u8> {
 
 /// Offset of the inner frame, over IPv4.
 const INNER: usize = 50;
+
+/// The other host routes the answer: it comes from that host's router address, into the network of
+/// who asked.
+#[test]
+fn an_answer_of_another_host_is_explained() {
+    for bypass in [false, true] {
+        let (one, two) = apart(bypass);
+        let question = Question {
+            from: Origin::Vnic("a".into()),
+            to: Target::Address(B.3.into()),
+            source: None,
+            source_mac: None,
+            destination_mac: None,
+            protocol: UDP,
+            source_port: Some(1000),
+            destination_port: Some(53),
+            flags: None,
+            icmp: None,
+            length: None,
+            reply: true,
+        };
+        let told = one.host.explain(&question).unwrap();
+        let [there, back] = &told.walks[..] else { panic!("{told:?}") };
+        assert_eq!(there.fate, Fate::Leaves(endpoint(2)), "{there:?}");
+        assert_eq!(back.fate, Fate::Delivered("a".into()), "{back:?}");
+        assert_eq!(back.frame[..12], [A.1.0, router_of(2).0].concat());
+        // There, asked as `explain` of the first host says.
+        let from = Origin::Outside(B.2);
+        let source = Some(A.3.into());
+        let told = two.host.explain(&Question { from, source, ..question }).unwrap();
+        let [there, back] = &told.walks[..] else { panic!("{told:?}") };
+        assert_eq!(there.fate, Fate::Delivered("b".into()), "{there:?}");
+        assert_eq!(back.fate, Fate::Leaves(endpoint(1)), "{back:?}");
+    }
+}
 
 #[test]
 fn each_host_routes_what_its_machines_send() {

@@ -11,7 +11,10 @@ use butterfly_packet::{
     sctp,
 };
 
-use crate::engine::mac::address as address_of;
+use crate::engine::{
+    mac::{address as address_of, number as number_of},
+    reserved::is_reserved,
+};
 use crate::ip::{
     discovery::link_local,
     tcp::{ACK, FIN, RST, SYN, Track},
@@ -399,12 +402,21 @@ pub(super) fn answer(
     let receiver = receiver?;
     let Question { protocol, flags, icmp, source_port, .. } = asked.question;
     let vnic = snapshot.vnics.get(receiver)?;
-    // In another network the answer goes to the gateway there.
-    let macs = match snapshot.networks.get(vnic.network).map(|network| &network.routing) {
-        Some(Some(routing)) if vnic.vni != asked.vni && !vnic.is_trunk() => {
-            (vnic.mac, address_of(routing.way_out(number(asked.ips.0))?))
+    let is_router = |mac| is_reserved(number_of(mac));
+    let (macs, receiver) = match snapshot.networks.get(vnic.network).map(|there| &there.routing) {
+        // The router of another host passes the answer on into the sender's network.
+        _ if vnic.is_trunk() && is_router(asked.macs.1) => {
+            let network = snapshot.network(asked.vni)?;
+            let trunk = network.remote.as_ref()?.slot;
+            ((elsewhere(asked.ips.1, network, snapshot), asked.macs.0), trunk)
         }
-        _ => (asked.macs.1, asked.macs.0),
+        // What was routed is answered to the gateway of the receiver's network.
+        Some(Some(routing))
+            if !vnic.is_trunk() && (vnic.vni != asked.vni || is_router(asked.macs.0)) =>
+        {
+            ((vnic.mac, address_of(routing.way_out(number(asked.ips.0))?)), receiver)
+        }
+        _ => ((asked.macs.1, asked.macs.0), receiver),
     };
     let ip = ip((asked.ips.1, asked.ips.0), macs)?;
     let frame = match protocol {

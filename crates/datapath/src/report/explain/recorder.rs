@@ -15,6 +15,7 @@ use super::{
 use crate::engine::{
     batch::{Batch, Metas, Verdict},
     inside::Inside,
+    place::PeerRef,
     reason::DropReason,
 };
 use crate::ip::{Address, L4, Packet, frame::inside};
@@ -70,6 +71,10 @@ pub(super) fn record(
     let mut store = FrameStore::default();
     let mut metas = Metas::new();
     let mut batch = Batch::new(Frames::private(&mut store, std::iter::once(frame)), &mut metas);
+    if sender.is_trunk() {
+        // The host is not known. One that passed the frame on need not have the source's address.
+        batch.parts().1.iter_mut().for_each(|meta| meta.peer = PeerRef::PASSED_ON);
+    }
     let mut recorder = Recorder::new(plane, world, from, frame);
     pipeline::run(&mut batch, &context, scratches, &mut recorder);
     let Recorder { mut steps, drop, admitted, met, verdict, .. } = recorder;
