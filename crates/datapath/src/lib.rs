@@ -59,7 +59,7 @@ pub use plane::routed::RoutingChange;
 pub use plane::sessions::{Admission, SessionEnd, SessionFilter, SessionRow, SessionTable};
 pub use report::drops::{DropPlace, DropReport, DropRow, DroppedPacket, PlaceDrops};
 pub use report::explain::{
-    Explanation, Fate, Mark, NoAnswer, Origin, Question, Refused, Step, Target, Walk,
+    Explanation, Fate, Mark, NoAnswer, Origin, Question, Refused, Rewritten, Step, Target, Walk,
 };
 pub use report::observe::{
     NetworkObservation, NetworkTunnel, Observation, PeerObservation, SessionObservation,

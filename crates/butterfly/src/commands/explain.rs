@@ -60,21 +60,21 @@ fn explain(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> 
     let mut answers: Vec<(String, ExplainReq, ExplainRes)> = Vec::new();
     if let Some(endpoint) = arguments.value("far-endpoint") {
         let far = ask::from_outside(&question, session)?;
-        // There it arrives in another network, from another MAC address. A machine that this host
-        // does not know is in the sender's network.
-        let is_routed = |answer: ExplainRes| answer.walk.iter().any(ask::is_routed);
-        if question.to_address.is_some() && ask::ask(&question, session).is_ok_and(is_routed) {
-            return Err(Failure::usage(
-                "--far-endpoint does not follow a packet across a router: ask the other daemon with -e, --from outside and --vni of the receiver's network",
-            ));
-        }
-        let answer = ask::ask_at(endpoint, &far, session)?;
         if question.to_address.is_none() {
             // The daemon here does not know vnics of other hosts.
             (question.to_nic, question.to_address) = (None, ask::address(endpoint, &far, session)?);
         }
-        question.destination_mac = question.destination_mac.or(answer.destination_mac.clone());
-        answers.push((endpoint.to_owned(), far, answer));
+        // A machine that this host does not know is in the sender's network.
+        let routed = ask::ask(&question, session).ok().filter(ask::is_routed);
+        let far = routed.as_ref().map_or(Some(far.clone()), |answer| ask::beyond(&far, answer));
+        if let Some(far) = far {
+            let answer = ask::ask_at(endpoint, &far, session)?;
+            if routed.is_none() {
+                question.destination_mac =
+                    question.destination_mac.or(answer.destination_mac.clone());
+            }
+            answers.push((endpoint.to_owned(), far, answer));
+        }
     }
     let answer = ask::ask(&question, session)?;
     answers.insert(0, (String::new(), question, answer));

@@ -10,7 +10,7 @@ use butterfly_api::{
     proto::{ExplainReq, ExplainRes, ExplainWalk, Response, explain_walk},
 };
 use butterfly_datapath::{
-    Fate, Mac, Mark, NoAnswer, Origin, Question, Refused, Step, Target, Walk,
+    Fate, Mac, Mark, NoAnswer, Origin, Question, Refused, Rewritten, Step, Target, Walk,
 };
 use butterfly_model::canonical;
 use protobuf::MessageField;
@@ -127,6 +127,7 @@ impl<D: Dataplane> Daemon<D> {
             step: walk.steps.into_iter().map(step).collect(),
             egress,
             ingress,
+            routed: walk.routed.map(routed).into(),
             ..Default::default()
         };
         let hosts = |hosts: Vec<IpAddr>| hosts.into_iter().map(canonical).collect();
@@ -175,6 +176,15 @@ fn refused(why: NoAnswer) -> Failure {
         _ => return Failure::new(why.to_string()),
     };
     Failure::new(why.to_string()).with_help(help)
+}
+
+fn routed(way: Rewritten) -> explain_walk::Routed {
+    explain_walk::Routed {
+        vni: Some(way.vni),
+        source_mac: Some(way.source.to_string()),
+        destination_mac: Some(way.destination.to_string()),
+        ..Default::default()
+    }
 }
 
 fn step(step: Step) -> explain_walk::Step {

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use butterfly_datapath::{
-    Fate, Mac, Origin, Question, RoutingChange, SessionConfig, SessionFilter, Target, TunnelConfig,
-    harness::Host,
+    Fate, Mac, Origin, Question, Rewritten, RoutingChange, SessionConfig, SessionFilter, Target,
+    TunnelConfig, harness::Host,
 };
 use butterfly_model::{Neighbour, host_mac};
 use butterfly_packet::{
@@ -138,6 +138,8 @@ fn an_answer_of_another_host_is_explained() {
         let told = one.host.explain(&question).unwrap();
         let [there, back] = &told.walks[..] else { panic!("{told:?}") };
         assert_eq!(there.fate, Fate::Leaves(endpoint(2)), "{there:?}");
+        let way = Rewritten { vni: B.2, source: router_of(1), destination: B.1 };
+        assert_eq!(there.routed, Some(way));
         assert_eq!(back.fate, Fate::Delivered("a".into()), "{back:?}");
         assert_eq!(back.frame[..12], [A.1.0, router_of(2).0].concat());
         // There, asked as `explain` of the first host says.

@@ -5,7 +5,7 @@ use crate::daemon::session::Session;
 use crate::failure::Failure;
 use crate::line::reader::Arguments;
 use crate::text::protocol;
-use butterfly_api::proto::{ExplainReq, ExplainRes, ExplainWalk, Nic, Request};
+use butterfly_api::proto::{ExplainReq, ExplainRes, ExplainWalk, Nic, Request, explain_walk};
 use protobuf::MessageField;
 
 /// The packet that the words mean.
@@ -129,9 +129,23 @@ fn answer(answer: MessageField<ExplainRes>) -> Result<ExplainRes, Failure> {
     answer.into_option().ok_or_else(|| Failure::said("no explanation received"))
 }
 
-/// Returns whether a router passes the packet on, so that it arrives in another network.
-pub fn is_routed(way: &ExplainWalk) -> bool {
-    way.step.iter().any(|step| step.stage() == "route")
+/// Returns whether the packet goes to a router of the sender's host, so that it arrives in another
+/// network, if it does.
+pub fn is_routed(answer: &ExplainRes) -> bool {
+    let is_route = |way: &ExplainWalk| way.step.iter().any(|step| step.stage() == "route");
+    answer.walk.first().is_some_and(is_route)
+}
+
+/// Asks for the same packet as a router passes it on. `None` if it does not leave for another host.
+pub fn beyond(far: &ExplainReq, answer: &ExplainRes) -> Option<ExplainReq> {
+    let way = answer.walk.first().filter(|way| way.fate() == explain_walk::Fate::LEAVES)?;
+    let routed = way.routed.as_ref()?;
+    Some(ExplainReq {
+        vni: routed.vni,
+        source_mac: routed.source_mac.clone(),
+        destination_mac: routed.destination_mac.clone(),
+        ..far.clone()
+    })
 }
 
 /// Asks for the same packet where it arrives, if it is a vnic's of this host.

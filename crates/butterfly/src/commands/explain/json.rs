@@ -46,6 +46,7 @@ fn walk(way: &ExplainWalk) -> Value {
     json!({
         "packet": way.packet(),
         "steps": steps.collect::<Value>(),
+        "routed": way.routed.as_ref().map(|way| json!({ "vni": way.vni(), "source_mac": way.source_mac(), "destination_mac": way.destination_mac() })),
         "egress": admission(&way.egress),
         "ingress": admission(&way.ingress),
         "fate": fate,

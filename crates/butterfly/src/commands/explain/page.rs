@@ -29,19 +29,9 @@ pub fn page(answers: &[(String, ExplainReq, ExplainRes)]) -> String {
         }
     }
     if let [(_, question, answer)] = answers
-        && let Some(way) =
-            answer.walk.iter().find(|way| fate(way) == Some(Fate::LEAVES) || !way.host.is_empty())
+        && let Some(way) = answer.walk.first().filter(|way| !way.host.is_empty())
     {
         let there = way.host.first().map(String::as_str).unwrap_or_default();
-        if ask::is_routed(way) {
-            let _ = writeln!(
-                page,
-                "\nIt ends on the host with the tunnel endpoint {}. Ask its daemon there, in the receiver's network:",
-                safe(there)
-            );
-            page.push_str("  butterfly explain --from outside --vni VNI --src SOURCE --to RECEIVER -e ENDPOINT\n");
-            return page;
-        }
         let far = ExplainReq {
             vni: answer.vni,
             from_nic: None,
@@ -49,6 +39,7 @@ pub fn page(answers: &[(String, ExplainReq, ExplainRes)]) -> String {
             destination_mac: answer.destination_mac.clone(),
             ..question.clone()
         };
+        let far = ask::beyond(&far, answer).unwrap_or(far);
         let _ = writeln!(
             page,
             "\nIt ends on the host with the tunnel endpoint {}. Ask its daemon, or add --far-endpoint:",

@@ -36,6 +36,8 @@ fn a_question_is_passed_on_and_its_answer_told() {
         "{answer}"
     );
     assert!(answer.contains(&format!(r#"fate: DROPPED {}"#, drop(r#" nic_id: "n""#))), "{answer}");
+    let routed = r#"routed { vni: 51 source_mac: "b2:f0:00:00:00:01" destination_mac: "02:00:00:00:00:0a" }"#;
+    assert_eq!(answer.matches(routed).count(), 2, "{answer}");
 }
 
 #[test]

@@ -21,9 +21,9 @@ use butterfly_datapath::{
     ExportedVnic, Fate, FdbKind, FdbRow, Features, Front, GroupChange, GroupRow, GuestReport,
     Imported, Mac, Machine, Mark, Moved, MovedVnic, Negotiated, NeighbourRow, NetworkReport,
     NoAnswer, NotAHost, PeerReport, Peers, Pings, PlaceDrops, Question, Queue, Refused, RemoteMac,
-    RingStatus, RoutingChange, SessionEnd, SessionFilter, SessionRow, SessionTable, Step, Target,
-    Timeouts, Times, TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec,
-    Walk, WorkerReport,
+    Rewritten, RingStatus, RoutingChange, SessionEnd, SessionFilter, SessionRow, SessionTable,
+    Step, Target, Timeouts, Times, TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport,
+    VnicSpec, Walk, WorkerReport,
 };
 use butterfly_model::{
     Cidr, Direction, GroupName, Neighbour, Network, Router, RouterId, Rule, SecurityGroup,
@@ -756,6 +756,11 @@ fn explanation() -> Explanation {
         frame: Vec::new(),
         steps: vec![step.clone()],
         admitted: [Some(Admission::DefaultEgress), None],
+        routed: Some(Rewritten {
+            vni: 51,
+            source: Mac([0xb2, 0xf0, 0, 0, 0, 1]),
+            destination: Mac([2, 0, 0, 0, 0, 10]),
+        }),
         fate,
     };
     let refused = Refused { charged: "n".into(), ..refused };

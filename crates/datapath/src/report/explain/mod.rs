@@ -52,8 +52,21 @@ pub struct Walk {
     /// Reasons for letting it out of its sender, and into its receiver; `None` where there was
     /// none, or no check.
     pub admitted: [Option<Admission>; 2],
+    /// Network and link addresses by which a router of this host passes it on, if one does.
+    pub routed: Option<Rewritten>,
     /// Fate of the packet.
     pub fate: Fate,
+}
+
+/// A packet's way on from a router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rewritten {
+    /// The network that it leaves by.
+    pub vni: u32,
+    /// Its source on the link there.
+    pub source: Mac,
+    /// Its destination on the link there.
+    pub destination: Mac,
 }
 
 /// Verdict of one stage.

@@ -7,7 +7,7 @@ use butterfly_packet::mac::Mac;
 use butterfly_vhost::ring::{FrameStore, Frames};
 
 use super::{
-    Fate, Refused, Step, Walk,
+    Fate, Refused, Rewritten, Step, Walk,
     probe::{Event, Probe},
     scratch::World,
     told::{self, FilterGrounds, Known},
@@ -54,18 +54,19 @@ pub(super) fn record(
     from: u32,
     frame: &[u8],
 ) -> (Walk, Option<u32>) {
-    let walk = |fate, admitted, steps| Walk {
+    let walk = |fate, admitted, steps, routed| Walk {
         packet: told::packet(frame),
         frame: frame.to_vec(),
         steps,
         admitted,
+        routed,
         fate,
     };
     let sender = world.snapshot.vnics.get(from);
     let network = sender.and_then(|sender| world.snapshot.networks.get(sender.network));
     let (Some(sender), Some(network)) = (sender, network) else {
         let nobody = Refused { reason: info(NO_RECEIVER), charged: String::new() };
-        return (walk(Fate::Dropped(nobody), [None, None], Vec::new()), None);
+        return (walk(Fate::Dropped(nobody), [None, None], Vec::new(), None), None);
     };
     let context = world.context(sender, network);
     let mut store = FrameStore::default();
@@ -77,7 +78,7 @@ pub(super) fn record(
     }
     let mut recorder = Recorder::new(plane, world, from, frame);
     pipeline::run(&mut batch, &context, scratches, &mut recorder);
-    let Recorder { mut steps, drop, admitted, met, verdict, .. } = recorder;
+    let Recorder { mut steps, drop, admitted, met, routed, verdict, .. } = recorder;
     let fate = match drop {
         Some(drop) => Fate::Dropped(refused(drop, &context)),
         None => {
@@ -89,7 +90,7 @@ pub(super) fn record(
             tell(probe.events(), (verdict, vni), &context, &mut steps)
         }
     };
-    (walk(fate, admitted, steps), met)
+    (walk(fate, admitted, steps, routed), met)
 }
 
 /// Notes the decisions of the stages on one frame.
@@ -103,6 +104,8 @@ struct Recorder<'a> {
     admitted: [Option<Admission>; 2],
     /// Slot in which the frame met its receiver.
     met: Option<u32>,
+    /// Way on from a router.
+    routed: Option<Rewritten>,
     /// Zone of the session between both.
     zone: Zone,
     /// Verdict of `forward`.
@@ -152,6 +155,7 @@ impl Observer for Recorder<'_> {
             self.filtered(context);
         } else if stage == Masquerade::NAME {
             self.steps.extend(told::masquerade(batch, context));
+            self.routed = told::rewritten(batch, context);
         }
     }
 }
@@ -167,6 +171,7 @@ impl<'a> Recorder<'a> {
             drop: None,
             admitted: [None, None],
             met: None,
+            routed: None,
             zone: Zone::of(0),
             verdict: Verdict::Undecided,
             claimed: None,

@@ -20,7 +20,7 @@ use crate::ip::{
 };
 use crate::plane::{Plane, sessions::Admission};
 use crate::report::explain::{
-    Fate, Mark, Step, Walk,
+    Fate, Mark, Rewritten, Step, Walk,
     question::Asked,
     tried::{self, DeclaredRules, RuleInput, protocol_name, told},
 };
@@ -103,6 +103,7 @@ pub(super) fn never_sent(asked: &Asked, snapshot: &Snapshot) -> Walk {
         frame: Vec::new(),
         steps: vec![lookup],
         admitted: [None, None],
+        routed: None,
         fate: Fate::NoAddress,
     }
 }
@@ -141,16 +142,24 @@ pub(super) fn route(batch: &Batch<'_>, context: &Context<'_>) -> Option<Step> {
     Some(step("route", Mark::Pass, text))
 }
 
+/// Returns the way on of what a router of this host passes on.
+pub(super) fn rewritten(batch: &Batch<'_>, context: &Context<'_>) -> Option<Rewritten> {
+    let hop = batch.hop(0).filter(|hop| hop.is_routed() && !context.sender.is_trunk())?;
+    let [destination @ .., _, _, _, _, _, _] = hop.macs;
+    let [_, _, _, _, _, _, source @ ..] = hop.macs;
+    let vni = context.other(hop.exit)?.vni;
+    Some(Rewritten { vni, source: Mac(source), destination: Mac(destination) })
+}
+
 /// Returns the step that tells what a router wrote.
 pub(super) fn masquerade(batch: &Batch<'_>, context: &Context<'_>) -> Option<Step> {
-    let hop = batch.hop(0).filter(Hop::is_routed)?;
-    let [to @ .., _, _, _, _, _, _] = hop.macs;
-    let [_, _, _, _, _, _, from @ ..] = hop.macs;
-    let (from, to) = (Mac(from), Mac(to));
     if context.sender.is_trunk() && batch.exits().is_routed(0) {
+        let [_, _, _, _, _, _, from @ ..] = batch.hop(0).filter(Hop::is_routed)?.macs;
+        let from = Mac(from);
         let text = format!("it goes on from {from}, the gateway to which it is answered");
         return Some(step("masquerade", Mark::Pass, text));
     }
+    let Rewritten { source: from, destination: to, .. } = rewritten(batch, context)?;
     let text = format!("it goes on from {from} to {to}, with a hop less to go");
     Some(step("masquerade", Mark::Pass, text))
 }
