@@ -54,7 +54,8 @@ fn a_connection_between_hosts_outlasts_a_daemon() {
     for host in [&near, &far] {
         eventually("the other host is found", || {
             let told: Value = serde_json::from_str(&run(host, "tunnels --json")).unwrap();
-            told["peers"].as_array().unwrap().iter().any(|peer| peer["mac"].is_string())
+            let is_found = |peer: &Value| peer["mac"].is_string() && peer["of_neighbours"] == true;
+            told["peers"].as_array().unwrap().iter().any(is_found)
         });
     }
     let mut stream = Stream::between(&mut a, &mut b);

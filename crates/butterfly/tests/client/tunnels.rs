@@ -28,6 +28,20 @@ fn json_of(line: &str, answered: &str) -> Value {
     serde_json::from_str(&ended.out).unwrap()
 }
 
+/// Who declares where a machine is names its host with that, for no network.
+#[test]
+fn hosts_of_neighbours_are_told_apart() {
+    let told = r#"tunnel_show { endpoint: "10.9.0.1" peers { address: "10.9.0.2" named: true of_neighbours: true } }"#;
+    let json = json_of("tunnels --json @", told);
+    assert_eq!(json["peers"][0]["of_neighbours"], true, "{json}");
+    let daemon = Daemon::new();
+    let mut client = daemon.start("tunnels @");
+    daemon.receive("tunnels @");
+    daemon.send(&answer(&[told]));
+    let ended = client.end();
+    assert!(ended.out.contains("10.9.0.2  unknown   neighbours  "), "{}", ended.out);
+}
+
 #[test]
 fn tunnels_are_a_page() {
     check(&[Row {
@@ -171,7 +185,7 @@ fn tunnels_for_programs_are_whole() {
                 idle: Option<u32>,
                 counts: [u64; 5]| {
         json!({
-            "address": address, "mac": mac, "named": named, "vni": vni, "idle_s": idle, "in_packets": counts[0],
+            "address": address, "mac": mac, "named": named, "of_neighbours": false, "vni": vni, "idle_s": idle, "in_packets": counts[0],
             "in_bytes": counts[1], "out_packets": counts[2], "out_bytes": counts[3], "drops": counts[4],
             "unanswered_since_s": null, "unanswered_packets": null, "trouble": null, "trouble_since_s": null,
         })

@@ -97,6 +97,7 @@ fn peer(peer: PeerReport) -> tunnel_show::Peer {
         mac: peer.mac.map(|mac| mac.to_string()),
         named: Some(peer.named),
         vni: peer.vnis,
+        of_neighbours: Some(true).filter(|_| peer.of_neighbours),
         idle: peer.idle.map(u64::from),
         in_packets: Some(peer.received.0),
         in_bytes: Some(peer.received.1),

@@ -31,10 +31,12 @@ pub struct PeerReport {
     pub address: IpAddr,
     /// Link address of the next hop, if it is known.
     pub mac: Option<Mac>,
-    /// True if the operator named it.
+    /// True if the operator named it, by itself or as the host of neighbours.
     pub named: bool,
-    /// Networks that it was named for. Empty for a peer that was named for all.
+    /// Networks that it was named for. Empty for a peer that was named for all, or for none.
     pub vnis: Vec<u32>,
+    /// True if it was named as the host of neighbours alone.
+    pub of_neighbours: bool,
     /// Seconds since the last frame from it.
     pub idle: Option<u32>,
     /// Frames and bytes from it, without outer headers.
@@ -194,21 +196,17 @@ pub(crate) fn tunnel(plane: &Plane, side: &EndpointSide) -> Option<TunnelReport>
 
 /// Returns another host, with the networks that it is named for.
 fn peer(row: &PeerRow, told: Told, named: &Peers) -> PeerReport {
+    let for_all = named.all.contains(&row.address);
+    let of = named.of.iter().filter(|(_, of)| !for_all && of.contains(&row.address));
+    let vnis: Vec<u32> = of.map(|(vni, _)| *vni).collect();
     PeerReport {
         unanswered: told.unanswered,
         refusal: told.refusal,
         address: row.address,
         mac: row.mac,
         named: row.configured,
-        vnis: match named.all.contains(&row.address) {
-            true => Vec::new(),
-            false => named
-                .of
-                .iter()
-                .filter(|(_, of)| of.contains(&row.address))
-                .map(|(vni, _)| *vni)
-                .collect(),
-        },
+        of_neighbours: row.configured && !for_all && vnis.is_empty(),
+        vnis,
         idle: row.idle,
         received: row.received(),
         sent: (row.sent(), row.sent_bytes()),

@@ -19,6 +19,7 @@ pub fn json(show: &TunnelShow) -> Value {
             "address": peer.address(),
             "mac": peer.mac,
             "named": peer.named(),
+            "of_neighbours": peer.of_neighbours(),
             "vni": peer.vni,
             "idle_s": peer.idle,
             "in_packets": peer.in_packets(),

@@ -438,6 +438,7 @@ impl Dataplane for Fake {
             mac: None,
             named,
             vnis: vnis.into(),
+            of_neighbours: false,
             idle: None,
             received: (0, 0),
             sent: (0, 0),
