@@ -5,6 +5,8 @@
 //! that of the outer source. Then it is looked at who the packet says it is from: only machines of
 //! networks that a router of this network joins may send so.
 
+use std::sync::Arc;
+
 use butterfly_model::host_mac;
 use butterfly_packet::Mac;
 
@@ -23,7 +25,7 @@ use crate::stages::{
     forward::ROUTER_MAC,
     route::{FOREIGN_SOURCE, L3, OWN_SOURCE_ROUTED, ROUTE_GROUP, is_host as is_host_address, read},
 };
-use crate::world::rules::address as ip_of;
+use crate::world::{routing::Routing, rules::address as ip_of};
 
 /// Lowest bit of a MAC address as [`crate::engine::mac::number`]: of a group.
 const GROUP_BIT: u64 = 1;
@@ -106,15 +108,23 @@ fn from(source: Address, context: &Context<'_>) -> Result<Hop, DropReason> {
     if gateway.router.has(source) {
         return Err(FOREIGN_SOURCE);
     }
-    let network = context.snapshot.network(vni);
-    let home = network.and_then(|network| network.routing.as_ref());
-    if home.is_some_and(|home| !home.owns(source) || home.by_address(source).is_some()) {
-        return Err(FOREIGN_SOURCE); // nobody's, or another router's
-    }
-    // A filtered vnic whose machine runs here speaks here alone.
-    let holding = network.and_then(|network| network.holders.get(source));
-    if holding.is_some_and(|holding| holding.excludes(context.sender, context.snapshot)) {
-        return Err(OWN_SOURCE_ROUTED);
+    let connected = gateway.router.connected(source);
+    // Of a part of a network that is behind a machine of another one, both count.
+    for vni in [Some(vni), connected.filter(|connected| *connected != vni)].into_iter().flatten() {
+        let network = context.snapshot.network(vni);
+        let home = network.and_then(|network| network.routing.as_ref());
+        let is_own = connected == Some(vni);
+        let is_nobodys = |home: &Arc<Routing>| {
+            is_own && !home.owns(source) || home.by_address(source).is_some()
+        };
+        if home.is_some_and(is_nobodys) {
+            return Err(FOREIGN_SOURCE); // or another router's
+        }
+        // A filtered vnic whose machine runs here speaks here alone.
+        let holding = network.and_then(|network| network.holders.get(source));
+        if holding.is_some_and(|holding| holding.excludes(context.sender, context.snapshot)) {
+            return Err(OWN_SOURCE_ROUTED);
+        }
     }
     Ok(Hop::from_far(Some(address(gateway.mac).0), stays))
 }
