@@ -130,9 +130,8 @@ fn block(to: Cidr) -> Result<Cidr, RouteError> {
     if to.address() != to.network() {
         return Err(RouteError::HostBits { given: to, meant: to.without_host_bits() });
     }
-    let inside = |special: &Cidr| {
-        special.contains(to.network()) && to.mask_size() >= special.mask_size()
-    };
+    let inside =
+        |special: &Cidr| special.contains(to.network()) && to.mask_size() >= special.mask_size();
     let special = SPECIAL.map(|(address, bits)| Cidr::from_parts(address, bits));
     match special.iter().find(|special| inside(special)) {
         Some(special) => Err(RouteError::Special(to, *special)),
@@ -172,16 +171,28 @@ mod tests {
             ("10.9.0.0/x", &[], "\"10.9.0.0/x\" is not a block"),
             ("10.9.0.0/+8", &[], "\"10.9.0.0/+8\" is not a block"),
             ("10.9.0.0/33", &[], "mask size 33 of 10.9.0.0 is out of range"),
-            ("10.9.0.1/16", &[], "10.9.0.1/16 is an address in a block, not the block; write 10.9.0.0/16"),
+            (
+                "10.9.0.1/16",
+                &[],
+                "10.9.0.1/16 is an address in a block, not the block; write 10.9.0.0/16",
+            ),
             ("224.0.0.0/4", &[], "224.0.0.0/4 is no block that a router leads to"),
             ("127.0.0.1/32", &[], "127.0.0.1/32 is no block"),
             ("0.0.0.0/8", &[], "0.0.0.0/8 is no block"),
             ("fe80::/64", &[], "fe80::/64 is no block"),
             ("::/127", &[], "::/127 is no block"),
             ("10.9.0.0/16", &["x"], "x"),
-            ("10.9.0.0/16", &["fd00::1"], "fd00::1 cannot lead to 10.9.0.0/16, which is of another"),
+            (
+                "10.9.0.0/16",
+                &["fd00::1"],
+                "fd00::1 cannot lead to 10.9.0.0/16, which is of another",
+            ),
             ("::/0", &["10.0.0.1"], "10.0.0.1 cannot lead to ::/0"),
-            ("10.9.0.0/16", &["10.0.0.1", "10.0.0.1"], "10.0.0.1 stands twice among the ways to 10.9"),
+            (
+                "10.9.0.0/16",
+                &["10.0.0.1", "10.0.0.1"],
+                "10.0.0.1 stands twice among the ways to 10.9",
+            ),
         ] {
             let text = Route::parse(to, via).unwrap_err().to_string();
             assert!(text.contains(why), "{to}: {text}");

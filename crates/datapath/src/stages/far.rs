@@ -114,9 +114,8 @@ fn from(source: Address, context: &Context<'_>) -> Result<Hop, DropReason> {
         let network = context.snapshot.network(vni);
         let home = network.and_then(|network| network.routing.as_ref());
         let is_own = connected == Some(vni);
-        let is_nobodys = |home: &Arc<Routing>| {
-            is_own && !home.owns(source) || home.by_address(source).is_some()
-        };
+        let is_nobodys =
+            |home: &Arc<Routing>| is_own && !home.owns(source) || home.by_address(source).is_some();
         if home.is_some_and(is_nobodys) {
             return Err(FOREIGN_SOURCE); // or another router's
         }

@@ -46,7 +46,7 @@ use crate::stages::{
 };
 use crate::world::{
     bindings::Voice,
-    routing::{Gateway, Routing},
+    routing::{Gateway, RouteEntry, Routing},
     snapshot::Network,
     ways::{Course, Leads},
 };
@@ -435,7 +435,7 @@ fn pass_on(
         return Err(GATEWAY_NO_SERVICE); // also if it has no hop left: it is there
     }
     let course = || course(head.get(L3..).unwrap_or_default());
-    let (way, several) = resolve(gateway, packet.destination, course, context)?;
+    let Choice { way, several, .. } = resolve(gateway, packet.destination, course, context)?;
     // Here the filter asks whose the source is, if the receiver has one. Another host cannot know.
     let sender = context.sender;
     let is_far = matches!(way.verdict, Verdict::Tunnel(_));
@@ -547,32 +547,56 @@ pub(super) fn is_host(address: Address) -> bool {
     }
 }
 
-/// Finds the way to an address from a gateway, of a packet with this course. Returns also whether
-/// there are several, of which another packet may have another one.
+/// Way that a router chose for a packet.
+struct Choice {
+    way: Onward,
+    /// Address of the machine to which the packet goes next.
+    next: Address,
+    /// There are several, of which another packet may have another one.
+    several: bool,
+}
+
+/// Finds the way to an address from a gateway, of a packet with this course.
 fn resolve(
     gateway: &Gateway,
     destination: Address,
     course: impl FnOnce() -> Course,
     context: &Context<'_>,
-) -> Result<(Onward, bool), DropReason> {
+) -> Result<Choice, DropReason> {
     if !is_host(destination) {
         return Err(ROUTE_GROUP);
     }
-    let leave = |vni, next| leave(gateway, (vni, next), context);
+    let leave = |vni, next, several| {
+        leave(gateway, (vni, next), context).map(|way| Choice { way, next, several })
+    };
     match &gateway.router.route_to(destination).ok_or(NO_ROUTE)?.leads {
-        Leads::Connected(vni) => leave(*vni, destination).map(|way| (way, false)),
+        Leads::Connected(vni) => leave(*vni, destination, false),
         Leads::Nowhere => Err(ROUTE_BLACKHOLE),
         Leads::Via(ways) => match &ways[..] {
-            [way] => leave(way.vni, way.address).map(|way| (way, false)),
+            [way] => leave(way.vni, way.address, false),
             ways => {
                 let order = course().order(ways);
-                let mut tried = order.iter().map(|way| leave(way.vni, way.address));
+                let mut tried = order.iter().map(|way| leave(way.vni, way.address, true));
                 let first = tried.next().unwrap_or(Err(NEXT_HOP_UNKNOWN));
                 // One of a machine that is not known, or of the sender's own network, is no way.
-                first.or_else(|why| tried.find_map(Result::ok).ok_or(why)).map(|way| (way, true))
+                first.or_else(|why| tried.find_map(Result::ok).ok_or(why))
             }
         },
     }
+}
+
+/// Returns the route that decides on a packet to a gateway, and the address of the machine to which
+/// the packet goes next, if one is known.
+pub(crate) fn decided_by<'a>(
+    head: &[u8],
+    meta: &Meta,
+    context: &Context<'a>,
+) -> Option<(&'a RouteEntry, Option<Address>)> {
+    let gateway = context.entry.routing.as_ref()?.by_mac(meta.destination)?;
+    let packet = read(head, u32::MAX).ok()?;
+    let course = || course(head.get(L3..).unwrap_or_default());
+    let next = resolve(gateway, packet.destination, course, context).map(|choice| choice.next);
+    Some((gateway.router.route_to(packet.destination)?, next.ok()))
 }
 
 /// Finds the way from a gateway to a machine with an address in a network.
@@ -646,7 +670,7 @@ pub(crate) fn refused<'a>(
         (mapped(ip.source()), mapped(ip.destination()), inner)
     };
     let way = resolve(gateway, destination, || course(bytes), context);
-    let mtu = way.map(|(way, _)| way.mtu);
+    let mtu = way.map(|choice| choice.way.mtu);
     Some(Undeliverable { gateway, source, inner, mtu: mtu.unwrap_or(u32::MAX) })
 }
 

@@ -246,6 +246,17 @@ impl Routing {
         self.gateways.iter().find_map(|gateway| Some((gateway, leads(gateway)?)))
     }
 
+    /// Returns the machines by which routers of the network lead to an address: the networks that
+    /// they are in, and their addresses.
+    pub fn ways_to(&self, address: Address) -> impl Iterator<Item = (u32, Address)> {
+        let routes = self.gateways.iter().filter_map(move |it| it.router.route_to(address));
+        let ways = |route: &'_ RouteEntry| match &route.leads {
+            Leads::Via(ways) => ways.iter().copied().collect(),
+            _ => Vec::new(),
+        };
+        routes.flat_map(ways).map(|way| (way.vni, way.address))
+    }
+
     /// Returns the networks that its routers join, each once, this one too, ascending.
     pub fn joined(&self) -> BTreeSet<u32> {
         let interfaces = self.gateways.iter().flat_map(|gateway| &gateway.router.interfaces);

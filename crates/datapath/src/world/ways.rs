@@ -95,9 +95,7 @@ mod tests {
         let (one, other) = ((7, 1000), (1 << 100, 53));
         let course = Course::new([one, other], 17);
         assert_eq!(Course::new([other, one], 17), course);
-        for others in
-            [([(7, 1001), other], 17), ([(8, 1000), other], 17), ([one, other], 6)]
-        {
+        for others in [([(7, 1001), other], 17), ([(8, 1000), other], 17), ([one, other], 6)] {
             assert_ne!(Course::new(others.0, others.1), course, "{others:?}");
         }
     }
@@ -138,6 +136,6 @@ mod tests {
     fn the_choice_never_changes() {
         let ways = ways(4);
         let chosen = courses().take(16).map(|course| course.order(&ways)[0].address as u8);
-        assert_eq!(chosen.collect::<Vec<_>>(), [0; 16]);
+        assert_eq!(chosen.collect::<Vec<_>>(), [1, 2, 1, 1, 3, 0, 0, 2, 2, 2, 2, 3, 2, 0, 3, 2]);
     }
 }
