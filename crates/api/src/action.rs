@@ -300,7 +300,7 @@ mod tests {
     use crate::text;
 
     /// Every field of the request, in number order, as text and as what it must become.
-    const FIELDS: [(&str, &str); 55] = [
+    const FIELDS: [(&str, &str); 57] = [
         (r#"nic_add { id: "x" mac: "m" vni: 1 }"#, "NicAdd"),
         (r#"nic_update { id: "x" }"#, "NicUpdate"),
         (r#"nic_del: "x""#, r#"NicDel("x")"#),

@@ -1,10 +1,6 @@
 //! Courses: which of several ways a packet takes, and who may send from behind a machine.
 
-use butterfly_packet::{
-    ipv4::Ipv4,
-    ipv6::Ipv6,
-    protocol::{SCTP, TCP, UDP},
-};
+use butterfly_packet::{ipv4::Ipv4, ipv6::Ipv6};
 
 use crate::engine::batch::Meta;
 use crate::ip::{Address, mapped};
@@ -41,7 +37,7 @@ fn course_v6(bytes: &[u8]) -> Option<Course> {
 
 fn of((source, destination): (Address, Address), upper: Option<(u8, Option<&[u8]>)>) -> Course {
     let (protocol, ports) = match upper {
-        Some((kind @ (TCP | UDP | SCTP), Some(&[s0, s1, d0, d1, ..]))) => {
+        Some((kind, Some(&[s0, s1, d0, d1, ..]))) => {
             (kind, [u16::from_be_bytes([s0, s1]), u16::from_be_bytes([d0, d1])])
         }
         Some((kind, _)) => (kind, [0; 2]),

@@ -301,4 +301,53 @@ mod tests {
         let slots = builder.values.slots.len();
         assert!(slots < 2 * used as usize, "{slots} for {used}");
     }
+
+    /// Prints how long tables of IPv4 take to make and to ask, and their sizes, of prefixes with
+    /// the lengths that tables of the Internet have.
+    #[test]
+    #[ignore = "measures"]
+    fn how_long_it_takes() {
+        const LOOK_UPS: u32 = 4_000_000;
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut random = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        for count in [1_000, 100_000, 1_000_000] {
+            let mut blocks = Vec::new();
+            for _ in 0..count {
+                let length = match random() % 100 {
+                    0..60 => 24,
+                    60..72 => 22,
+                    72..82 => 23,
+                    82..90 => 20,
+                    90..95 => 19,
+                    95..98 => 16,
+                    _ => 21,
+                };
+                let address = u128::from(random() as u32 % 0xe000_0000) << 96;
+                blocks.push((cut(address, length), length));
+            }
+            let begin = std::time::Instant::now();
+            let mut builder = PrefixBuilder::new();
+            for (number, (address, length)) in blocks.iter().enumerate() {
+                builder.insert(*address, *length, number as u32);
+            }
+            let table = builder.finish();
+            let made = begin.elapsed();
+            let bytes = size_of_val(&*table.nodes) + size_of_val(&*table.values);
+            let asked: Vec<u128> = (0..LOOK_UPS)
+                .map(|_| {
+                    blocks[random() as usize % blocks.len()].0 | u128::from(random() as u8) << 96
+                })
+                .collect();
+            let begin = std::time::Instant::now();
+            let found = asked.iter().filter(|address| table.longest(**address).is_some()).count();
+            let each = begin.elapsed() / LOOK_UPS;
+            assert_eq!(found, asked.len());
+            println!("{count} prefixes: made in {made:?}, {bytes} bytes, {each:?} a look-up");
+        }
+    }
 }

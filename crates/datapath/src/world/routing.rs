@@ -10,7 +10,7 @@ use crate::ip::{Address, is_v4};
 use crate::world::{
     prefixes::{PrefixBuilder, Prefixes},
     rules::{address as ip_of, number as number_of_ip},
-    ways::{Leads, Passage},
+    ways::{Course, Leads, Passage},
 };
 
 /// A block of addresses.
@@ -170,6 +170,18 @@ pub(crate) struct Gateway {
     pub router: Arc<Joined>,
 }
 
+impl Gateway {
+    /// Returns the networks by which the router leads to an address.
+    fn networks_to(&self, address: Address) -> impl Iterator<Item = u32> {
+        let (connected, ways) = match self.router.route_to(address).map(|route| &route.leads) {
+            Some(Leads::Connected(vni)) => (Some(*vni), &[][..]),
+            Some(Leads::Via(ways)) => (None, &ways[..]),
+            Some(Leads::Nowhere) | None => (None, &[][..]),
+        };
+        connected.into_iter().chain(ways.iter().map(|way| way.vni))
+    }
+}
+
 /// Declaration of a network, and those who route there.
 #[derive(Debug)]
 pub(crate) struct Routing {
@@ -238,12 +250,28 @@ impl Routing {
     /// Returns the network beside this one, of number `own`, by which a router leads to an address,
     /// and the gateway of that router. `None` if none does.
     pub fn beyond(&self, address: Address, own: u32) -> Option<(&Gateway, u32)> {
-        let leads = |gateway: &'_ Gateway| match &gateway.router.route_to(address)?.leads {
-            Leads::Connected(vni) => Some(*vni).filter(|vni| *vni != own),
-            Leads::Via(ways) => ways.iter().map(|way| way.vni).find(|vni| *vni != own),
-            Leads::Nowhere => None,
-        };
-        self.gateways.iter().find_map(|gateway| Some((gateway, leads(gateway)?)))
+        self.all_beyond(address, own).next()
+    }
+
+    /// Returns that network, and the address of the machine there that gets what a flow has for an
+    /// address, if it is known.
+    pub fn next(&self, address: Address, own: u32, course: Course) -> Option<(u32, Address)> {
+        let (gateway, vni) = self.beyond(address, own)?;
+        match &gateway.router.route_to(address)?.leads {
+            Leads::Via(ways) => {
+                let order = course.order(ways);
+                let way = order.iter().find(|way| way.vni != own)?;
+                Some((way.vni, way.address))
+            }
+            _ => Some((vni, address)),
+        }
+    }
+
+    /// Returns all such networks and gateways.
+    pub fn all_beyond(&self, address: Address, own: u32) -> impl Iterator<Item = (&Gateway, u32)> {
+        let each = self.gateways.iter();
+        each.flat_map(move |it| it.networks_to(address).map(move |vni| (it, vni)))
+            .filter(move |(_, vni)| *vni != own)
     }
 
     /// Returns the machines by which routers of the network lead to an address: the networks that

@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 
 use arrayvec::ArrayVec;
+use butterfly_packet::protocol::{SCTP, TCP, UDP};
 
 use crate::ip::Address;
 use crate::world::steering::mix;
@@ -50,11 +51,13 @@ pub(crate) enum Leads {
 pub(crate) struct Course(u64);
 
 impl Course {
-    /// Makes one of both ends, each with its port, and the protocol. Of fragments the addresses
-    /// alone may count, as later ones have no ports.
+    /// Makes one of both ends and the protocol. Ports count of TCP, UDP and SCTP. Of fragments the
+    /// addresses alone may count, with the protocol 0: later ones have no ports.
     pub fn new(ends: [(Address, u16); 2], protocol: u8) -> Course {
+        let has_ports = matches!(protocol, TCP | UDP | SCTP);
         let end = |(address, port): (Address, u16)| {
             let [high, low] = halves(address);
+            let port = if has_ports { port } else { 0 };
             mix(OF_END, [high.rotate_left(17) ^ u64::from(port), low])
         };
         let sum = ends.into_iter().map(end).fold(0_u64, u64::wrapping_add);

@@ -13,7 +13,7 @@ use crate::{
     generate,
     policy::{Declared, Direction::Inbound, Group, Peer, Rule},
     random::Random,
-    router::{Block, Change, Net, ROUTERS, Resident, Router, gateway_mac},
+    router::{Block, Change, Led, Net, ROUTERS, Resident, Router, gateway_mac},
     switch::{Mistake, Model},
 };
 
@@ -115,7 +115,44 @@ pub fn router(at: usize, bytes: Bytes, joins: &[u32]) -> Change {
         if at > 0 { vec![four.into(), six.into()] } else { Vec::new() }
     };
     let joins = joins.iter().map(|vni| (*vni, own(vni))).collect();
-    Change::Router(Router { name: ROUTERS[at], joins })
+    Change::Router(Router { name: ROUTERS[at], joins, routes: Vec::new() })
+}
+
+/// Blocks of routes: in each other, parts of networks, and the networks themselves.
+const BLOCKS: [(&str, u8); 11] = [
+    ("0.0.0.0", 0),
+    ("10.0.0.0", 16),
+    ("10.0.1.0", 24),
+    ("10.0.1.2", 31),
+    ("10.0.2.1", 32),
+    ("192.0.2.0", 24),
+    ("192.0.2.0", 31),
+    ("::", 0),
+    ("2001:db8:0:9::", 64),
+    ("2001:db8:0:1::2", 127),
+    ("2001:db8:0:1::", 64),
+];
+
+/// Gives a router some routes, by machines of its networks and by addresses that nobody has.
+fn lead(random: &mut Random, change: &mut Change, vnics: &[Declared]) {
+    let Change::Router(router) = change else { return };
+    for _ in 0..random.below(5) {
+        let (to, mask) = random.pick(&BLOCKS);
+        let to: IpAddr = to.parse().unwrap();
+        let joined = |vnic: &&Declared| router.joins.iter().any(|(vni, _)| *vni == vnic.vni);
+        let ips = vnics.iter().filter(joined).flat_map(|vnic| vnic.ips.iter().copied());
+        let nobody = host(random.below(2) as u8, 77);
+        let odd = random.percent(20).then(|| [nobody.0.into(), nobody.1.into()]);
+        let all = ips.chain(odd.into_iter().flatten());
+        let all: Vec<IpAddr> = all.filter(|ip| ip.is_ipv4() == to.is_ipv4()).collect();
+        let mut via: Vec<IpAddr> = Vec::new();
+        for _ in 0..random.pick(&[0, 1, 1, 1, 2, 3, 4]) {
+            let way = all.get(random.below(all.len().max(1)));
+            via.extend(way.filter(|way| !via.contains(way)));
+        }
+        router.routes.retain(|led| (led.to, led.mask) != (to, mask));
+        router.routes.push(Led { to, mask, via });
+    }
 }
 
 /// Everything of a case but what happens.
@@ -173,10 +210,25 @@ pub fn case(seed: u64) -> Case {
     if random.percent(95) {
         routes.extend(routers.clone());
     }
-    let flows: Vec<Flow> = (0..8).map(|_| flow(&mut random, &vnics, joins)).collect();
+    let leads = random.percent(60);
+    if leads {
+        routes.iter_mut().for_each(|change| lead(&mut random, change, &vnics));
+    }
+    let mut flows: Vec<Flow> = (0..8).map(|_| flow(&mut random, &vnics, joins)).collect();
+    if leads {
+        flows.iter_mut().for_each(|flow| go_behind(&mut random, flow));
+    }
     let mut commands =
         generate::commands(&mut random, &vnics, &flows, 20, |random| match random.below(100) {
-            0..25 => vec![route(random, bytes, joins, &nets)],
+            0..25 => {
+                let mut change = route(random, bytes, joins, &nets);
+                if let Command::Route(change) = &mut change
+                    && leads
+                {
+                    lead(random, change, &vnics);
+                }
+                vec![change]
+            }
             25..50 => vec![speak(random, &flows)],
             _ => vec![changed(random, &vnics, &byte_of, bytes, outbound)],
         });
@@ -460,6 +512,17 @@ fn flow(random: &mut Random, vnics: &[Declared], joins: Joins) -> Flow {
         vlan: random.percent(3).then(|| random.pick(&[5, 0])),
         stations,
         via: Some(via),
+    }
+}
+
+/// Has an end of a conversation behind the machine that would have it, now and then.
+fn go_behind(random: &mut Random, flow: &mut Flow) {
+    if random.percent(40) {
+        let (last, ip) = (random.below(4) as u8, &mut flow.ips[random.below(2)]);
+        *ip = match ip.is_ipv4() {
+            true => Ipv4Addr::new(192, 0, 2, last).into(),
+            false => six(9, last.into()).into(),
+        };
     }
 }
 
