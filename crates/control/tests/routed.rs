@@ -343,7 +343,8 @@ fn routes_and_their_ways_are_bounded() {
     assert!(state.prepare(declared(many("s65", 1024))).is_ok());
 }
 
-/// What changes leads nowhere in between, as a larger block would lead elsewhere; what stays does.
+/// A route that changes leads nowhere in between, as a larger block would lead elsewhere. One that
+/// stays does.
 #[test]
 fn a_route_that_changes_leads_nowhere_in_between() {
     let with = |routes: &[(&str, &[&str])]| {

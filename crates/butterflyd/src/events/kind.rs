@@ -214,7 +214,7 @@ kinds! {
     NetworkDeclared = "network-declared", CHANGE;
     /// A network is not declared any more.
     NetworkRemoved = "network-removed", CHANGE;
-    /// A router was declared, was attached or detached, or got or lost a route: the networks that it
+    /// A router was declared, attached or detached, or its routes changed: the networks that it
     /// joins, and its first 16 routes.
     RouterDeclared = "router-declared", CHANGE;
     /// A router was deleted.

@@ -1,10 +1,17 @@
 //! Courses: which of several ways a packet takes, and who may send from behind a machine.
 
-use butterfly_packet::{ipv4::Ipv4, ipv6::Ipv6};
+use butterfly_packet::{
+    ipv4::{self, Ipv4},
+    ipv6::Ipv6,
+};
 
 use crate::engine::batch::Meta;
-use crate::ip::{Address, mapped};
-use crate::stages::{context::Context, route::is_host};
+use crate::ip::{
+    Address,
+    discovery::{is_link_local, is_multicast},
+    is_v4, mapped,
+};
+use crate::stages::context::Context;
 use crate::world::{
     routing::Joined,
     ways::{Course, Leads, Passage},
@@ -45,6 +52,16 @@ fn of((source, destination): (Address, Address), upper: Option<(u8, Option<&[u8]
     };
     let [from, to] = ports;
     Course::new([(source, from), (destination, to)], protocol)
+}
+
+/// Returns whether a machine of another network may have an address: no group has it, and it means
+/// something beyond a link (RFC 1812, 5.3.7; RFC 4291, 2.4).
+pub(super) fn is_host(address: Address) -> bool {
+    match is_v4(address) {
+        true => ipv4::is_host((address as u32).into()),
+        // Unspecified and loopback are 0 and 1.
+        false => address > 1 && !is_multicast(address) && !is_link_local(address),
+    }
 }
 
 /// Returns whether the machine that sent a frame may send from this address, as a router leads to

@@ -20,8 +20,9 @@ use crate::ip::{Address, HEADERS_TOO_LONG, frame::inside};
 use crate::overlay::FORGED_ROUTER;
 use crate::stages::{
     context::Context,
+    course::is_host as is_host_address,
     forward::ROUTER_MAC,
-    route::{FOREIGN_SOURCE, L3, OWN_SOURCE_ROUTED, ROUTE_GROUP, is_host as is_host_address, read},
+    route::{FOREIGN_SOURCE, L3, OWN_SOURCE_ROUTED, ROUTE_GROUP, read},
 };
 use crate::world::rules::address as ip_of;
 

@@ -8,7 +8,7 @@ use butterfly_packet::{
     Error, arp, echo, ethernet,
     icmp::v6,
     icmp_error::IcmpError,
-    ipv4::{self, Ipv4},
+    ipv4::Ipv4,
     ipv6::{self, Ipv6},
     neighbour,
     protocol::{
@@ -37,7 +37,7 @@ use crate::ip::{
 use crate::stages::{
     claims::{IP_CLAIMED, is_claimed, may_be_discovery},
     context::Context,
-    course::{course, is_behind},
+    course::{course, is_behind, is_host},
     far,
     filter::read::read as read_packet,
     forward::{ROUTER_MAC, place_of},
@@ -536,16 +536,6 @@ fn is_later(header: &[u8]) -> bool {
 /// Offset of both addresses in a header of IPv4, and of IPv6.
 const ENDS: usize = 12;
 const ENDS_V6: usize = 8;
-
-/// Returns whether a machine of another network may have an address: no group has it, and it means
-/// something beyond a link (RFC 1812, 5.3.7; RFC 4291, 2.4).
-pub(super) fn is_host(address: Address) -> bool {
-    match is_v4(address) {
-        true => ipv4::is_host((address as u32).into()),
-        // Unspecified and loopback are 0 and 1.
-        false => address > 1 && !is_multicast(address) && !is_link_local(address),
-    }
-}
 
 /// Way that a router chose for a packet.
 struct Choice {

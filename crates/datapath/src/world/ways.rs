@@ -1,8 +1,8 @@
-//! Ways of a route: the machines by which a router leads to a block, and which of them a flow takes.
+//! Ways of a route: the machines by which a router leads to a block, and which one a flow takes.
 //!
 //! Each flow, and its answers, take the way that has the highest score with it (rendezvous hashing:
-//! Thaler, Ravishankar, 1998). So when a way goes, its flows alone move, and they come back with it.
-//! Scores are made of fixed keys: all hosts choose alike, and so does the next process.
+//! Thaler, Ravishankar, 1998). So when a way goes, its flows alone move, and they come back with
+//! it. Scores are made of fixed keys: all hosts choose alike, and so does the next process.
 
 use std::cmp::Reverse;
 
@@ -35,7 +35,7 @@ impl Passage {
     }
 }
 
-/// Where a router leads what is for a block.
+/// Receiver of what is for a block.
 #[derive(Debug)]
 pub(crate) enum Leads {
     /// To the machine that has the address, in the network of this number.

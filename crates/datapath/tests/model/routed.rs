@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use butterfly_packet::{Mac, build};
 
 use crate::{
-    cases::{disagreements, rule, say, vnic},
+    cases::{disagreements, disagreements_among, rule, say, vnic},
     choices::Choices,
     commands::{
         Arrival, Case, Command, Flow, GROUPS, Host, Part, Shot, Step, To, Twist, What, station,
@@ -254,15 +254,27 @@ pub fn case_of_two(seed: u64) -> Case {
     let placed: Vec<usize> = vnics.iter().map(|_| random.below(2)).collect();
     let mut routes: Vec<Change> = nets.iter().cloned().map(Change::Net).collect();
     routes.extend(joins.iter().map(|(at, joins)| router(*at, bytes, joins)));
+    let leads = random.percent(30);
+    if leads {
+        routes.iter_mut().for_each(|change| lead(&mut random, change, &vnics));
+    }
     for (vnic, host) in vnics.iter().zip(&placed) {
         routes.extend(vnic.ips.iter().map(|ip| resident(&mut random, vnic, *ip, *host)));
     }
-    let flows: Vec<Flow> = (0..10).map(|_| flow(&mut random, &vnics, joins)).collect();
+    let mut flows: Vec<Flow> = (0..10).map(|_| flow(&mut random, &vnics, joins)).collect();
+    if leads {
+        flows.iter_mut().for_each(|flow| go_behind(&mut random, flow));
+    }
     let mut now = placed.clone();
     let mut commands =
         generate::commands(&mut random, &vnics, &flows, 40, |random| match random.below(100) {
             0..10 => {
-                let change = route(random, bytes, joins, &nets);
+                let mut change = route(random, bytes, joins, &nets);
+                if let Command::Route(change) = &mut change
+                    && leads
+                {
+                    lead(random, change, &vnics);
+                }
                 vec![if random.percent(50) { on_one(random, change) } else { change }]
             }
             10..25 => vec![told(random, &vnics, &now)],
@@ -839,6 +851,10 @@ fn a_switch_that_is_wrong_is_found_wrong() {
         disagreements(case, |model| model.errs(Mistake::KeepsHops)),
         disagreements(case, |model| model.errs(Mistake::ZoneOfSender)),
         disagreements(case, |model| model.routes.routers.clear()),
+        disagreements(case, |model| {
+            model.routes.routers.iter_mut().for_each(|router| router.routes.clear())
+        }),
+        disagreements_among(400, case, |model| model.errs(Mistake::AnyWay)),
     ];
     assert!(found.iter().all(|cases| *cases >= 5), "{found:?}");
 }

@@ -1,9 +1,9 @@
 //! Declared networks and the routers between them: lists that are searched from their start.
 //!
-//! Written from docs/design/routed.md, docs/routers.md and RFC 1812, of IPv6 from RFC 8200, 4443 and
-//! 4861. Of several reasons for a drop each is right: no document says in which order a router looks for them, except that
-//! nothing of a damaged header is believed, and nothing of one that tells routers the way (RFC
-//! 5095).
+//! Written from docs/design/routed.md, docs/routers.md and RFC 1812, of IPv6 from RFC 8200, 4443
+//! and 4861. Of several reasons for a drop each is right: no document says in which order a router
+//! looks for them, except that nothing of a damaged header is believed, and nothing of one that
+//! tells routers the way (RFC 5095).
 
 use std::{
     cell::RefCell,
@@ -58,7 +58,7 @@ pub struct Led {
     pub via: Vec<IpAddr>,
 }
 
-/// Where a router leads.
+/// Receivers to which a router leads.
 enum Leads<'a> {
     /// Into the network of a block.
     Into(&'a Net, &'a Block),
@@ -779,8 +779,8 @@ impl Model {
         Ok(beyond.into_iter().map(|(router, _)| gateway_mac(router.name)).collect())
     }
 
-    /// Returns whether no machine has an address, to which a router leads by a network: one that its
-    /// block of a network has for nobody, or another router's.
+    /// Returns whether no machine has an address, to which a router leads by a network: it is one
+    /// that its block has for nobody, or another router's.
     fn is_nobodys(&self, router: &Router, there: u32, ip: IpAddr) -> bool {
         let own = self.routes.net_of(router, ip);
         let homes = own.iter().map(|(net, _)| net.vni).chain([there]);
@@ -794,7 +794,7 @@ impl Model {
         router.joins.iter().flat_map(joins).any(|own| own == ip)
     }
 
-    /// Returns the networks beside this one by which routers of it lead to an address, each with its
+    /// Returns the networks beside this one by which its routers lead to an address, each with its
     /// router.
     pub fn beyond(&self, vni: u32, ip: IpAddr) -> Vec<(&Router, u32)> {
         let mut all = Vec::new();
@@ -1111,7 +1111,7 @@ impl Model {
             || vnic.ips.contains(&source)
     }
 
-    /// Returns whether a router leads to a source by its sender. That is the vnic which declares the
+    /// Returns whether a router leads to a source by its sender: the vnic which declares the
     /// address of a way; or who sends from the MAC address of a neighbour that has it, of whom no
     /// host is told, if no vnic has it. Nobody speaks as a filtered vnic of a network.
     fn is_behind(&self, sender: usize, router: &Router, source: IpAddr, mac: &[u8]) -> bool {
@@ -1173,7 +1173,9 @@ impl Model {
                     [] => return None,
                     // What the flow would choose is not to be seen of one.
                     [way] => *way,
-                    _ if self.mistake() == Some(Mistake::AnyWay) => among[0],
+                    among if self.mistake() == Some(Mistake::AnyWay) => {
+                        among[frame.len() % among.len()]
+                    }
                     among => self.taken.choose(course(frame), among, pick),
                 };
                 // Others that lead nowhere are no reason for anything.

@@ -206,7 +206,7 @@ pub enum Mistake {
     ForgedIsBelieved,
     /// The number of the host on which a declared machine is means nothing.
     ResidentsAreHere,
-    /// All flows go by the first way of a route.
+    /// Packets of one flow go by several ways of a route.
     AnyWay,
 }
 

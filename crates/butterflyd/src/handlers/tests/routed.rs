@@ -125,7 +125,10 @@ const FAR: &str = "cidr { address: \"192.0.2.0\" mask_size: 24 }";
 fn routes_are_added_and_taken_back() {
     let mut host = host();
     let by = |via: &str| format!("route_add {{ router: \"r\" {FAR} {via} }}");
-    let route = |via: &str| format!(" route {{ {FAR} {via} }}");
+    let route = |via: &str| match via {
+        "" => format!(" route {{ {FAR} }}"),
+        via => format!(" route {{ {FAR} {via} }}"),
+    };
     let two = "via: \"10.0.0.9\" via: \"10.0.1.9\"";
     let (joins, none) = (vec!["router r: joins 42 50"], vec![]);
     for (request, calls, routes) in [
