@@ -279,7 +279,7 @@ impl Routing {
     pub fn ways_to(&self, address: Address) -> impl Iterator<Item = (u32, Address)> {
         let routes = self.gateways.iter().filter_map(move |it| it.router.route_to(address));
         let ways = |route: &'_ RouteEntry| match &route.leads {
-            Leads::Via(ways) => ways.iter().copied().collect(),
+            Leads::Via(ways) => ways.to_vec(),
             _ => Vec::new(),
         };
         routes.flat_map(ways).map(|way| (way.vni, way.address))

@@ -153,6 +153,21 @@ fn lead(random: &mut Random, change: &mut Change, vnics: &[Declared]) {
         router.routes.retain(|led| (led.to, led.mask) != (to, mask));
         router.routes.push(Led { to, mask, via });
     }
+    if random.percent(50) {
+        // By all that there are, so that flows have a choice.
+        for (to, mask) in [("192.0.2.0", 24), ("2001:db8:0:9::", 64)] {
+            let to: IpAddr = to.parse().unwrap();
+            let joined = |vnic: &&Declared| router.joins.iter().any(|(vni, _)| *vni == vnic.vni);
+            let ips = vnics.iter().filter(joined).flat_map(|vnic| vnic.ips.iter().copied());
+            let mut via: Vec<IpAddr> = Vec::new();
+            for ip in ips.filter(|ip| ip.is_ipv4() == to.is_ipv4()) {
+                via.extend(Some(ip).filter(|ip| !via.contains(ip)));
+            }
+            via.truncate(16);
+            router.routes.retain(|led| (led.to, led.mask) != (to, mask));
+            router.routes.push(Led { to, mask, via });
+        }
+    }
 }
 
 /// Everything of a case but what happens.
@@ -530,7 +545,8 @@ fn flow(random: &mut Random, vnics: &[Declared], joins: Joins) -> Flow {
 /// Has an end of a conversation behind the machine that would have it, now and then.
 fn go_behind(random: &mut Random, flow: &mut Flow) {
     if random.percent(40) {
-        let (last, ip) = (random.below(4) as u8, &mut flow.ips[random.below(2)]);
+        let end = random.pick(&[0, 1, 1, 1]);
+        let (last, ip) = (random.below(4) as u8, &mut flow.ips[end]);
         *ip = match ip.is_ipv4() {
             true => Ipv4Addr::new(192, 0, 2, last).into(),
             false => six(9, last.into()).into(),

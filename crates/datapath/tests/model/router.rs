@@ -91,6 +91,14 @@ impl Taken {
         taken.extend(course.map(|course| (course, among.to_vec(), way)));
         way
     }
+
+    /// Returns another way than the time before, as no switch may.
+    fn by_turns(&self, among: &[IpAddr]) -> IpAddr {
+        let mut taken = self.0.borrow_mut();
+        let way = among[taken.len() % among.len()];
+        taken.push((([(way, 0); 2], 0), Vec::new(), way));
+        way
+    }
 }
 
 /// A machine as an operator tells of it: its MAC address, and the number of its host if that is
@@ -1173,9 +1181,7 @@ impl Model {
                     [] => return None,
                     // What the flow would choose is not to be seen of one.
                     [way] => *way,
-                    among if self.mistake() == Some(Mistake::AnyWay) => {
-                        among[frame.len() % among.len()]
-                    }
+                    among if self.mistake() == Some(Mistake::AnyWay) => self.taken.by_turns(among),
                     among => self.taken.choose(course(frame), among, pick),
                 };
                 // Others that lead nowhere are no reason for anything.
