@@ -215,6 +215,15 @@ def networks_are_joined_by_routers():
         same(client.refused(nic_add=nic(vni=42, ip=["10.0.0.1"])), taken)
         attached = 'router "r" is attached to network 42: detach it first, `butterfly router detach`'
         same(client.refused(network_del=42), attached)
+        block = {"address": "192.0.2.0", "mask_size": 24}
+        client.ask(route_add={"router": "r", "cidr": block, "via": ["10.0.0.9", "10.0.0.8"]})
+        (router,) = client.ask(router_list=True).router_list
+        (route,) = router.route
+        same((route.cidr.address, list(route.via)), ("192.0.2.0", ["10.0.0.9", "10.0.0.8"]), "as it was said")
+        lost = client.refused(router_detach={"router": "r", "vni": 42})
+        same(lost.startswith('10.0.0.9, by which router "r" leads to 192.0.2.0/24, is in no subnet'), True, lost)
+        for _ in range(2):
+            client.ask(route_del={"router": "r", "cidr": block})
         client.ask(router_detach={"router": "r", "vni": 42})
         for _ in range(2):
             client.ask(network_del=42)

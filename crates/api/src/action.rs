@@ -3,7 +3,7 @@
 use crate::proto::{
     AppConfigReq, ApplyReq, Attachment, CaptureReq, DropListReq, EventListReq, ExplainReq,
     FdbListReq, Neighbour, NeighbourListReq, Network, Nic, NicExportToReq, NicImportReq,
-    NicUpdateReq, Request, Router, SessionFilter, SessionListReq, Sg, SgMemberAddReq,
+    NicUpdateReq, Request, Route, Router, SessionFilter, SessionListReq, Sg, SgMemberAddReq,
     SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, TraceReq, TunnelPeer, TunnelShowReq, UpgradeReq,
 };
 
@@ -66,6 +66,8 @@ pub enum Action<'a> {
     RouterList,
     RouterAttach(&'a Attachment),
     RouterDetach(&'a Attachment),
+    RouteAdd(&'a Route),
+    RouteDel(&'a Route),
     NeighbourAdd(&'a Neighbour),
     NeighbourDel(&'a Neighbour),
     NeighbourList(&'a NeighbourListReq),
@@ -128,6 +130,8 @@ impl<'a> Action<'a> {
             .or_else(|| request.router_list.map(|_| Self::RouterList))
             .or_else(|| request.router_attach.as_ref().map(Self::RouterAttach))
             .or_else(|| request.router_detach.as_ref().map(Self::RouterDetach))
+            .or_else(|| request.route_add.as_ref().map(Self::RouteAdd))
+            .or_else(|| request.route_del.as_ref().map(Self::RouteDel))
             .or_else(|| request.neighbour_add.as_ref().map(Self::NeighbourAdd))
             .or_else(|| request.neighbour_del.as_ref().map(Self::NeighbourDel))
             .or_else(|| request.neighbour_list.as_ref().map(Self::NeighbourList))
@@ -153,6 +157,8 @@ impl<'a> Action<'a> {
             | Self::RouterDel(_)
             | Self::RouterAttach(_)
             | Self::RouterDetach(_)
+            | Self::RouteAdd(_)
+            | Self::RouteDel(_)
             | Self::NeighbourAdd(_)
             | Self::NeighbourDel(_)
             | Self::UpgradeCommit => true,
@@ -191,6 +197,8 @@ impl<'a> Action<'a> {
             | Self::RouterDel(_)
             | Self::RouterAttach(_)
             | Self::RouterDetach(_)
+            | Self::RouteAdd(_)
+            | Self::RouteDel(_)
             | Self::NeighbourAdd(_)
             | Self::NeighbourDel(_)
             | Self::UpgradeCommit => true,
@@ -277,6 +285,8 @@ impl<'a> Action<'a> {
             Self::RouterList => "router_list",
             Self::RouterAttach(_) => "router_attach",
             Self::RouterDetach(_) => "router_detach",
+            Self::RouteAdd(_) => "route_add",
+            Self::RouteDel(_) => "route_del",
             Self::NeighbourAdd(_) => "neighbour_add",
             Self::NeighbourDel(_) => "neighbour_del",
             Self::NeighbourList(_) => "neighbour_list",
@@ -290,7 +300,7 @@ mod tests {
     use crate::text;
 
     /// Every field of the request, in number order, as text and as what it must become.
-    const FIELDS: [(&str, &str); 55] = [
+    const FIELDS: [(&str, &str); 57] = [
         (r#"nic_add { id: "x" mac: "m" vni: 1 }"#, "NicAdd"),
         (r#"nic_update { id: "x" }"#, "NicUpdate"),
         (r#"nic_del: "x""#, r#"NicDel("x")"#),
@@ -343,6 +353,8 @@ mod tests {
         ("router_list: false", "RouterList"),
         (r#"router_attach { router: "r" vni: 42 }"#, "RouterAttach"),
         (r#"router_detach { router: "r" vni: 42 }"#, "RouterDetach"),
+        (r#"route_add { router: "r" via: "10.0.0.9" }"#, "RouteAdd"),
+        (r#"route_del { router: "r" }"#, "RouteDel"),
         (r#"neighbour_add { vni: 42 address: "10.0.0.2" }"#, "NeighbourAdd"),
         (r#"neighbour_del { vni: 42 address: "10.0.0.2" }"#, "NeighbourDel"),
         ("neighbour_list { }", "NeighbourList"),

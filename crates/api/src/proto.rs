@@ -15,7 +15,7 @@ pub use payload::{
     ExplainReq, ExplainRes, ExplainWalk, FdbEntry, FdbListReq, FwData, MessageV0, Neighbour,
     NeighbourListReq, Network, Nic, NicAddRes, NicExportRes, NicExportToReq, NicImportReq,
     NicImportRes, NicLimit, NicLimits, NicReleaseRes, NicShow, NicStats, NicUpdateReq, PacketTrace,
-    Pings, Request, Response, Router, Rule, Session, SessionAdmission, SessionFilter,
+    Pings, Request, Response, Route, Router, Rule, Session, SessionAdmission, SessionFilter,
     SessionFlushRes, SessionListReq, SessionListRes, SessionTable, Sg, SgMemberAddReq,
     SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, SgRuleStats, Status, Subnet, TraceOptions,
     TraceReq, TraceRes, TraceTarget, TracedPacket, TunnelPeer, TunnelShow, TunnelShowReq,

@@ -166,6 +166,7 @@ mod tests {
             "peer",
             "network",
             "router",
+            "route",
             "neighbour",
             "request",
             "dump",

@@ -8,7 +8,7 @@ use crate::{
     words::{difference, limit, member_of, rule_of},
 };
 use butterfly_model::{
-    Network, Nic, Router, RouterAddresses, RouterId, SecurityGroup, Vni, canonical,
+    Network, Nic, Route, Router, RouterAddresses, RouterId, SecurityGroup, Vni, canonical,
 };
 use std::collections::{BTreeSet, HashSet};
 
@@ -289,10 +289,29 @@ fn routers(old: &Desired, new: &Desired) -> Vec<Difference> {
     ids.into_iter().filter_map(of).collect()
 }
 
-/// The networks that a router joins, in words.
+/// Most routes of a router that a text names. A router may have many more.
+const ROUTES_NAMED: usize = 16;
+
+/// The networks that a router joins and its routes, in words.
 pub fn about_router(router: &Router) -> String {
-    let parts: Vec<String> = router.attachments().map(attached).collect();
-    if parts.is_empty() { "attached to no network".to_owned() } else { parts.join(", ") }
+    let mut parts: Vec<String> = router.attachments().map(attached).collect();
+    if parts.is_empty() {
+        parts.push("attached to no network".to_owned());
+    }
+    parts.extend(named(router.routes(), ""));
+    parts.join(", ")
+}
+
+/// Routes in words, and how many more there are.
+fn named<'a>(routes: impl Iterator<Item = &'a Route>, sign: &str) -> Vec<String> {
+    let mut routes = routes.peekable();
+    let some = routes.by_ref().take(ROUTES_NAMED).map(|route| format!("{sign}route {route}"));
+    let mut parts: Vec<String> = some.collect();
+    match routes.count() {
+        0 => {}
+        more => parts.push(format!("{sign}{more} more routes")),
+    }
+    parts
 }
 
 fn attached((vni, given): (Vni, RouterAddresses)) -> String {
@@ -309,5 +328,10 @@ fn changed_router(old: &Router, new: &Router) -> String {
     };
     let mut parts = only(new, old, '+');
     parts.extend(only(old, new, '-'));
+    let routes = |of: &Router, other: &Router, sign: &str| -> Vec<String> {
+        named(of.routes().filter(|route| other.route(&route.to()) != Some(*route)), sign)
+    };
+    parts.extend(routes(new, old, "+"));
+    parts.extend(routes(old, new, "-"));
     parts.join(", ")
 }

@@ -192,6 +192,30 @@ pub enum Refused {
         /// One of its routers.
         router: String,
     },
+    /// A route by an address in no subnet of the router's networks.
+    #[error(
+        "{}, by which router {router:?} leads to {to}, is in no subnet of a network that it joins: attach it to the network of that machine, or delete the route first", canonical(*.via)
+    )]
+    ViaNotConnected {
+        /// The router.
+        router: String,
+        /// The block to which the route leads.
+        to: Cidr,
+        /// The address.
+        via: IpAddr,
+    },
+    /// A route by an address of the router itself.
+    #[error(
+        "{}, by which router {router:?} would lead to {to}, is the router's own address: name the machine that leads there", canonical(*.via)
+    )]
+    ViaIsRouter {
+        /// The router.
+        router: String,
+        /// The block to which the route leads.
+        to: Cidr,
+        /// The address.
+        via: IpAddr,
+    },
     /// More than there can be.
     #[error("{owner} would have more than {most} {what}, which is the most: remove others first")]
     TooMany {

@@ -18,6 +18,12 @@ pub(crate) const MAX_SUBNETS: usize = 8;
 pub(crate) const MAX_ROUTERS_OF_NETWORK: usize = 8;
 /// Most networks that a router joins.
 pub(crate) const MAX_NETWORKS_OF_ROUTER: usize = 64;
+/// Most routes of a router.
+pub(crate) const MAX_ROUTES_OF_ROUTER: usize = 1024;
+/// Most routes of a host.
+pub(crate) const MAX_ROUTES: usize = 65_536;
+/// Most ways of a route.
+pub(crate) const MAX_WAYS: usize = 16;
 /// Most neighbours of a host.
 pub(crate) const MAX_NEIGHBOURS: usize = 262_144;
 
@@ -32,6 +38,8 @@ pub struct Routed {
     /// Routers by the networks that they join. Never with an empty set.
     by_vni: BTreeMap<Vni, BTreeSet<RouterId>>,
     neighbours: BTreeMap<(Vni, IpAddr), Neighbour>,
+    /// Number of routes of all routers.
+    routes: usize,
 }
 
 /// Equal if the same is declared.
@@ -119,6 +127,7 @@ impl Routed {
         for router in self.routers_of(vni) {
             let given = router.attachment(vni).unwrap_or_default();
             self.check_addresses(router.id(), given, network, vnics)?;
+            self.check_routes(router, Some(network))?;
         }
         let beside = self.beside(self.routers_of(vni).flat_map(joined).collect(), None);
         let others = beside.iter().filter(|other| **other != vni);
@@ -158,6 +167,13 @@ impl Routed {
             }
             self.check_addresses(id, given, network, vnics)?;
         }
+        bounded(router.routes().len(), MAX_ROUTES_OF_ROUTER, "routes", || {
+            format!("router {:?}", id.as_str())
+        })?;
+        let before = self.routers.get(id).map_or(0, |before| before.routes().len());
+        let routes = self.routes - before + router.routes().len();
+        bounded(routes, MAX_ROUTES, "routes", || "this host".to_owned())?;
+        self.check_routes(router, None)?;
         let mine: BTreeSet<Vni> = joined(router).collect();
         let beside = self.beside(mine.clone(), Some(id));
         let others = beside.difference(&mine);
@@ -194,6 +210,44 @@ impl Routed {
         }
         if none {
             return Err(Refused::NoGateway { router: id.as_str().to_owned(), vni });
+        }
+        Ok(())
+    }
+
+    /// Checks the machines by which a router's routes lead: each has the address of a host in a
+    /// subnet that the router joins, and not the router's own. `other` is a network in place of the
+    /// one with its number.
+    fn check_routes(&self, router: &Router, other: Option<&Network>) -> Result<(), Refused> {
+        if router.routes().len() == 0 {
+            return Ok(());
+        }
+        let network = |vni| other.filter(|it| it.vni() == vni).or_else(|| self.networks.get(&vni));
+        let mut subnets = BTreeMap::new();
+        let mut own = BTreeSet::new();
+        for (vni, given) in router.attachments() {
+            let Some(network) = network(vni) else { continue };
+            let blocks = network.subnets().iter().map(|subnet| subnet.cidr());
+            subnets.extend(blocks.map(|block| (block.network(), block)));
+            own.extend(given.in_network(network));
+        }
+        let id = || router.id().as_str().to_owned();
+        for route in router.routes() {
+            let to = route.to();
+            bounded(route.via().len(), MAX_WAYS, "ways", || {
+                format!("the route of router {:?} to {to}", id())
+            })?;
+            for via in route.via().iter().copied() {
+                // No two subnets of a router overlap.
+                let near = subnets.range(..=via).next_back().map(|(_, block)| block);
+                match near.filter(|block| block.contains(via)) {
+                    None => return Err(Refused::ViaNotConnected { router: id(), to, via }),
+                    Some(block) if !block.is_host(via) => return Err(Refused::NotAHost(via)),
+                    Some(_) if own.contains(&via) => {
+                        return Err(Refused::ViaIsRouter { router: id(), to, via });
+                    }
+                    Some(_) => {}
+                }
+            }
         }
         Ok(())
     }
@@ -260,6 +314,7 @@ impl Routed {
         for vni in joined(&router) {
             self.by_vni.entry(vni).or_default().insert(router.id().clone());
         }
+        self.routes += router.routes().len();
         self.routers.insert(router.id().clone(), router);
     }
 
@@ -276,6 +331,7 @@ impl Routed {
     /// Takes a router out.
     pub(crate) fn remove_router(&mut self, id: &RouterId) {
         let Some(router) = self.routers.remove(id) else { return };
+        self.routes -= router.routes().len();
         for vni in joined(&router) {
             let Some(ids) = self.by_vni.get_mut(&vni) else { continue };
             ids.remove(id);

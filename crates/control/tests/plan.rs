@@ -5,8 +5,8 @@ use butterfly_control::{
 };
 use butterfly_model::{
     Cidr, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Neighbour, Network, Nic, NicId, Peer,
-    Role, Router, RouterAddresses, RouterId, Rule, SecurityGroup, SocketPath, Subnet, TraceOptions,
-    Vni,
+    Role, Route, Router, RouterAddresses, RouterId, Rule, SecurityGroup, SocketPath, Subnet,
+    TraceOptions, Vni,
 };
 use proptest::{collection::vec, prelude::*, sample::select};
 use std::{collections::BTreeSet, path::Path};
@@ -118,8 +118,30 @@ fn any_router() -> impl Strategy<Value = Router> {
         vec!["10.0.2.2"],
         vec!["fd00::2"],
     ]);
-    (select(vec!["r", "s"]), vec((1..5u32, given), 0..4)).prop_map(|(id, attachments)| {
+    // So few blocks that they are in each other, and in subnets.
+    let to = select(vec![
+        "0.0.0.0/0",
+        "10.0.0.0/16",
+        "10.0.0.0/24",
+        "10.0.0.128/25",
+        "10.0.2.0/25",
+        "192.0.2.0/24",
+        "fd00::/65",
+    ]);
+    let via = select(vec![
+        vec![],
+        vec!["10.0.0.7"],
+        vec!["10.0.1.7"],
+        vec!["10.0.0.7", "10.0.1.7"],
+        vec!["10.0.0.9"],
+        vec!["fd00::7"],
+    ]);
+    let all = (select(vec!["r", "s"]), vec((1..5u32, given), 0..4), vec((to, via), 0..4));
+    all.prop_map(|(id, attachments, routes)| {
         let mut router = Router::new(RouterId::new(id).unwrap());
+        for route in routes.iter().filter_map(|(to, via)| Route::parse(to, via).ok()) {
+            router.add_route(route);
+        }
         for (number, given) in attachments {
             router.attach(vni(number), RouterAddresses::parse(given).unwrap());
         }
@@ -243,7 +265,13 @@ fn assert_valid(state: &Desired) {
                 };
                 assert!(!state.vnics().iter().any(has), "{address} {state:#?}");
                 assert_eq!(state.routed().neighbour(vni, address), None, "{state:#?}");
+                assert!(!router.routes().any(|route| route.via().contains(&address)));
             }
+        }
+        for via in router.routes().flat_map(|route| route.via()) {
+            let networks = router.attachments().filter_map(|(vni, _)| state.routed().network(vni));
+            let mut subnets = networks.filter_map(|network| network.subnet_of(*via));
+            assert!(subnets.next().is_some_and(|it| it.cidr().is_host(*via)), "{via} {router:?}");
         }
     }
     for one in state.routed().networks() {
@@ -279,6 +307,35 @@ fn routed(state: &Desired) -> BTreeSet<String> {
                 for subnet in state.routed().network(to).iter().flat_map(|to| to.subnets()) {
                     all.insert(format!("{} from {from} to {} in {to}", router.id(), subnet.cidr()));
                 }
+            }
+        }
+    }
+    all
+}
+
+/// Ways by which routers lead to addresses: that of the longest block that has it, of one length
+/// the network itself.
+fn led(state: &Desired) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for router in state.routed().routers() {
+        for address in ["10.0.0.7", "10.0.0.200", "10.0.2.7", "10.0.2.200", "192.0.2.7", "fd00::7"]
+        {
+            let address = address.parse().unwrap();
+            let networks = router
+                .attachments()
+                .filter_map(|(vni, _)| Some((vni, state.routed().network(vni)?)));
+            let own = networks.flat_map(|(vni, network)| {
+                let blocks = network.subnets().iter().map(|subnet| subnet.cidr());
+                blocks.map(move |block| (block, 1, Some(format!("in {vni}"))))
+            });
+            let routes = router.routes().map(|route| {
+                let via = (!route.via().is_empty()).then(|| format!("via {:?}", route.via()));
+                (route.to(), 0, via)
+            });
+            let has = own.chain(routes).filter(|(block, ..)| block.contains(address));
+            let longest = has.max_by_key(|(block, own, _)| (block.mask_size(), *own));
+            if let Some((block, _, Some(way))) = longest {
+                all.insert(format!("{} to {address} by {block} {way}", router.id()));
             }
         }
     }
@@ -355,6 +412,7 @@ proptest! {
     fn a_plan_leads_from_any_state_to_any_other(old in any_state(), new in any_state()) {
         let may = &admitted(&old) | &admitted(&new);
         let (was, will) = (routed(&old), routed(&new));
+        let led_somewhen = &led(&old) | &led(&new);
         let changes = plan(&old, &new);
         let mut come = false;
         let made = carried_out(&old, changes.clone(), |state| {
@@ -365,6 +423,9 @@ proptest! {
             let now = routed(state);
             come |= !now.is_subset(&was);
             assert!(now.is_subset(if come { &will } else { &was }), "{now:#?}\nin {changes:#?}");
+            // Nothing goes by a way that neither state has.
+            let now = led(state);
+            assert!(now.is_subset(&led_somewhen), "{now:#?}\nin {changes:#?}");
         });
         prop_assert_eq!(&made, &new);
         prop_assert!(plan(&new, &made).is_empty());

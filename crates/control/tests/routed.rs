@@ -1,11 +1,11 @@
 //! Refusals of networks and routers, one by one. Each leaves the state as it was.
 
 use butterfly_control::{
-    Change, Declaration, Desired, Object, Refused, Unnamed, What, differences, plan,
+    Change, Declaration, Desired, Object, Refused, Unnamed, What, about_router, differences, plan,
 };
 use butterfly_model::{
-    Bench, GroupNames, IpSet, Kind, Mac, Neighbour, Network, Nic, NicId, Router, RouterAddresses,
-    RouterId, Subnet, TraceOptions, Vni,
+    Bench, GroupNames, IpSet, Kind, Mac, Neighbour, Network, Nic, NicId, Route, Router,
+    RouterAddresses, RouterId, Subnet, TraceOptions, Vni,
 };
 
 fn vni(number: u32) -> Vni {
@@ -26,6 +26,15 @@ fn router(id: &str, attachments: &[(u32, &[&str])]) -> Router {
     let mut router = Router::new(RouterId::new(id).unwrap());
     for (number, given) in attachments {
         router.attach(vni(*number), RouterAddresses::parse(*given).unwrap());
+    }
+    router
+}
+
+/// The router that joins networks 42 and 50, with routes.
+fn leading(routes: &[(&str, &[&str])]) -> Router {
+    let mut router = router("r", &[(42, &[]), (50, &[])]);
+    for (to, via) in routes {
+        router.add_route(Route::parse(to, *via).unwrap());
     }
     router
 }
@@ -239,6 +248,133 @@ fn two_routers_of_a_network_have_two_mac_addresses() {
     let (router_id, other) = ("costarring".to_owned(), "liquid".to_owned());
     assert_eq!(why, Refused::MacClash { vni: vni(42), router: router_id, other });
     assert!(state.prepare(declared(router("costarring", &[(50, &["10.0.1.3"])]))).is_ok());
+}
+
+/// The machines of a route are hosts in subnets that its router joins, and not the router itself.
+#[test]
+fn a_route_leads_by_hosts_of_the_routers_networks() {
+    let state = joined();
+    let routes: &[(&str, &[&str])] = &[
+        ("192.0.2.0/24", &["10.0.0.9", "10.0.1.9"]),
+        ("0.0.0.0/0", &[]),
+        ("::/0", &["fd00::9"]),
+        ("10.0.0.0/24", &["10.0.1.9"]),
+    ];
+    assert!(state.prepare(declared(leading(routes))).is_ok());
+    let why = |to, via: &[&str]| refused(&state, declared(leading(&[(to, via)]))).to_string();
+    for (to, via, text) in [
+        (
+            "192.0.2.0/24",
+            "10.0.2.9",
+            "10.0.2.9, by which router \"r\" leads to 192.0.2.0/24, is in no subnet",
+        ),
+        ("::/0", "fd01::9", "fd01::9, by which router \"r\" leads to ::/0, is in no subnet"),
+        ("192.0.2.0/24", "10.0.0.0", "10.0.0.0 is not the address of a host"),
+        ("192.0.2.0/24", "10.0.0.255", "10.0.0.255 is not the address of a host"),
+        (
+            "192.0.2.0/24",
+            "10.0.1.1",
+            "10.0.1.1, by which router \"r\" would lead to 192.0.2.0/24, is the router's own",
+        ),
+    ] {
+        assert!(why(to, &[via]).starts_with(text), "{}", why(to, &[via]));
+        assert!(
+            why(to, &[&via.replace(via, if to == "::/0" { "fd00::9" } else { "10.0.0.9" }), via])
+                .starts_with(text)
+        );
+    }
+}
+
+/// Networks and attachments stay while a route needs them.
+#[test]
+fn what_a_route_needs_stays() {
+    let mut state = joined();
+    let with = leading(&[("192.0.2.0/24", &["10.0.1.9"])]);
+    let prepared = state.prepare(declared(with)).unwrap();
+    state.commit(prepared);
+    let mut detached = leading(&[("192.0.2.0/24", &["10.0.1.9"])]);
+    detached.detach(vni(50));
+    let is_missed = |why: Refused| matches!(why, Refused::ViaNotConnected { .. });
+    assert!(is_missed(refused(&state, declared(detached))));
+    let other = network(50, &["10.0.2.0/24 10.0.2.1"]);
+    assert!(is_missed(refused(&state, Change::DeclareNetwork(other))));
+    let gateway = network(50, &["10.0.1.0/24 10.0.1.9"]);
+    let why = refused(&state, Change::DeclareNetwork(gateway));
+    assert!(matches!(why, Refused::ViaIsRouter { .. }), "{why}");
+    let more = network(50, &["10.0.1.0/24 10.0.1.1", "10.0.2.0/24"]);
+    assert!(state.prepare(Change::DeclareNetwork(more)).is_ok());
+}
+
+#[test]
+fn routes_and_their_ways_are_bounded() {
+    let mut state = joined();
+    let ways: Vec<String> = (2..19).map(|n| format!("10.0.0.{n}")).collect();
+    let ways: Vec<&str> = ways.iter().map(String::as_str).collect();
+    assert!(state.prepare(declared(leading(&[("0.0.0.0/0", &ways[..16])]))).is_ok());
+    let why = refused(&state, declared(leading(&[("0.0.0.0/0", &ways)])));
+    assert_eq!(too_many(why), ("the route of router \"r\" to 0.0.0.0/0".into(), "ways", 16));
+    let many = |id: &str, count: u32| {
+        let mut router = router(id, &[]);
+        for n in 0..count {
+            let to = format!("100.{}.{}.0/24", n >> 8, n & 0xff);
+            router.add_route(Route::parse(&to, [""; 0]).unwrap());
+        }
+        router
+    };
+    let why = refused(&state, declared(many("s", 1025)));
+    assert_eq!(too_many(why), ("router \"s\"".into(), "routes", 1024));
+    for n in 0..64 {
+        let prepared = state.prepare(declared(many(&format!("s{n}"), 1024))).unwrap();
+        state.commit(prepared);
+    }
+    let why = refused(&state, declared(many("s64", 1)));
+    assert_eq!(too_many(why), ("this host".into(), "routes", 65_536));
+    // Instead of others there are as many as before.
+    for (router, fits) in
+        [(many("s7", 1023), true), (many("s64", 1), true), (many("s65", 1), false)]
+    {
+        match (state.prepare(declared(router)), fits) {
+            (Ok(prepared), true) => state.commit(prepared),
+            (refused, _) => assert!(refused.is_err() && !fits),
+        }
+    }
+    let prepared = state.prepare(Change::RemoveRouter(RouterId::new("s3").unwrap())).unwrap();
+    state.commit(prepared);
+    assert!(state.prepare(declared(many("s65", 1024))).is_ok());
+}
+
+/// A route that changes leads nowhere in between, as a larger block would lead elsewhere. One that
+/// stays does.
+#[test]
+fn a_route_that_changes_leads_nowhere_in_between() {
+    let with = |routes: &[(&str, &[&str])]| {
+        let mut state = joined();
+        let prepared = state.prepare(declared(leading(routes))).unwrap();
+        state.commit(prepared);
+        state
+    };
+    let default: (&str, &[&str]) = ("0.0.0.0/0", &["10.0.0.9"]);
+    let old = with(&[default, ("192.0.2.0/24", &["10.0.0.8"]), ("192.0.3.0/24", &[])]);
+    let new = with(&[default, ("192.0.2.0/24", &["10.0.0.7"]), ("192.0.4.0/24", &[])]);
+    let between = leading(&[default, ("192.0.2.0/24", &[]), ("192.0.3.0/24", &[])]);
+    let last = new.routed().router("r").unwrap().clone();
+    assert_eq!(plan(&old, &new), [declared(between), declared(last)]);
+    let text = &differences(&old, &new, &[])[0].text;
+    let expected = "+route 192.0.2.0/24 via 10.0.0.7, +route 192.0.4.0/24 blackhole, \
+                    -route 192.0.2.0/24 via 10.0.0.8, -route 192.0.3.0/24 blackhole";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_text_names_some_routes_and_counts_the_rest() {
+    let mut router = router("r", &[]);
+    assert_eq!(about_router(&router), "attached to no network");
+    for n in 0..20 {
+        router.add_route(Route::parse(&format!("10.{n}.0.0/16"), [""; 0]).unwrap());
+    }
+    let text = about_router(&router);
+    assert!(text.starts_with("attached to no network, route 10.0.0.0/16 blackhole, "), "{text}");
+    assert!(text.ends_with(", route 10.15.0.0/16 blackhole, 4 more routes"), "{text}");
 }
 
 #[test]

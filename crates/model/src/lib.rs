@@ -16,6 +16,7 @@ mod netns;
 mod network;
 mod nic;
 mod nic_id;
+mod route;
 mod router;
 mod rule;
 mod security_group;
@@ -32,6 +33,7 @@ pub use netns::{Netns, NetnsError};
 pub use network::{MtuError, Network, Subnet, SubnetError};
 pub use nic::{Bench, Kind, Nic, NicUpdate, Role, TraceOptions};
 pub use nic_id::{NicId, NicIdError};
+pub use route::{Route, RouteError};
 pub use router::{
     Router, RouterAddresses, RouterAddressesError, RouterId, RouterIdError, host_mac,
     is_reserved_mac,

@@ -72,7 +72,7 @@ pub enum SubnetError {
 
 /// Blocks whose addresses are never those of hosts in a network: "this network", loopback,
 /// multicast, broadcast; of IPv6 also mapped IPv4 and link-local addresses, which are not routed.
-const SPECIAL: [(IpAddr, u8); 8] = [
+pub(crate) const SPECIAL: [(IpAddr, u8); 8] = [
     (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8),
     (IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8),
     (IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)), 4),
@@ -82,6 +82,15 @@ const SPECIAL: [(IpAddr, u8); 8] = [
     (IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)), 10),
     (IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0)), 8),
 ];
+
+/// Reads a block of addresses: `10.0.0.0/24`.
+pub(crate) fn parse_block(block: &str) -> Result<Cidr, SubnetError> {
+    let form = || SubnetError::Form(block.to_owned());
+    let (address, length) = block.split_once('/').ok_or_else(form)?;
+    let digits = !length.is_empty() && length.bytes().all(|byte| byte.is_ascii_digit());
+    let mask_size = length.parse().ok().filter(|_| digits).ok_or_else(form)?;
+    Ok(Cidr::new(address, mask_size)?)
+}
 
 impl Subnet {
     /// Makes a subnet of a block. Fails if the block has bits set beyond its length or addresses
@@ -109,11 +118,7 @@ impl Subnet {
 
     /// Reads a subnet of the texts of its block (`10.0.0.0/24`) and its gateway.
     pub fn parse(block: &str, gateway: Option<&str>) -> Result<Self, SubnetError> {
-        let form = || SubnetError::Form(block.to_owned());
-        let (address, length) = block.split_once('/').ok_or_else(form)?;
-        let digits = !length.is_empty() && length.bytes().all(|byte| byte.is_ascii_digit());
-        let mask_size = length.parse().ok().filter(|_| digits).ok_or_else(form)?;
-        Self::new(Cidr::new(address, mask_size)?, gateway.map(parse_ip).transpose()?)
+        Self::new(parse_block(block)?, gateway.map(parse_ip).transpose()?)
     }
 
     /// Returns the block.

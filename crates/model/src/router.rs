@@ -1,8 +1,10 @@
-//! Declared routers: the networks that they join, and their addresses there.
+//! Declared routers: the networks that they join, their addresses there, and their routes.
 
 use crate::{
     address::{AddressError, canonical, parse_ip},
+    cidr::Cidr,
     network::Network,
+    route::Route,
     vni::Vni,
 };
 use std::{
@@ -172,7 +174,7 @@ impl RouterAddresses {
     }
 }
 
-/// A router, and the networks that it joins.
+/// A router, the networks that it joins, and where it leads beyond them.
 ///
 /// ```
 /// use butterfly_model::{Router, RouterAddresses, RouterId, Vni};
@@ -184,12 +186,14 @@ impl RouterAddresses {
 pub struct Router {
     id: RouterId,
     attachments: BTreeMap<Vni, RouterAddresses>,
+    /// By the first addresses of their blocks and the lengths of these.
+    routes: BTreeMap<(IpAddr, u8), Route>,
 }
 
 impl Router {
     /// Makes a router that joins nothing.
     pub fn new(id: RouterId) -> Self {
-        Self { id, attachments: BTreeMap::new() }
+        Self { id, attachments: BTreeMap::new(), routes: BTreeMap::new() }
     }
 
     /// Returns its name.
@@ -216,6 +220,27 @@ impl Router {
     /// Detaches it from a network. Returns whether it was attached.
     pub fn detach(&mut self, vni: Vni) -> bool {
         self.attachments.remove(&vni).is_some()
+    }
+
+    /// Returns its routes, in the order of their blocks, those of IPv4 first.
+    pub fn routes(&self) -> impl ExactSizeIterator<Item = &Route> {
+        self.routes.values()
+    }
+
+    /// Returns the route to exactly this block.
+    pub fn route(&self, to: &Cidr) -> Option<&Route> {
+        self.routes.get(&(to.network(), to.mask_size()))
+    }
+
+    /// Adds a route, in place of the one to the same block. Returns that one.
+    pub fn add_route(&mut self, route: Route) -> Option<Route> {
+        let to = route.to();
+        self.routes.insert((to.network(), to.mask_size()), route)
+    }
+
+    /// Takes out the route to exactly this block. Returns it, if there was one.
+    pub fn remove_route(&mut self, to: &Cidr) -> Option<Route> {
+        self.routes.remove(&(to.network(), to.mask_size()))
     }
 }
 
@@ -283,6 +308,29 @@ mod tests {
         let two = RouterAddresses::parse(["10.0.0.2", "10.0.0.3"]).unwrap_err().to_string();
         assert!(two.starts_with("10.0.0.2 and 10.0.0.3 are of one family"), "{two}");
         assert!(matches!(RouterAddresses::parse(["x"]), Err(RouterAddressesError::Address(_))));
+    }
+
+    #[test]
+    fn a_block_has_one_route() {
+        let mut router = Router::new(RouterId::new("r").unwrap());
+        let route = |to, via: &[&str]| Route::parse(to, via).unwrap();
+        for it in [
+            route("10.9.0.0/16", &["10.0.0.9"]),
+            route("::/0", &[]),
+            route("10.9.0.0/24", &[]),
+            route("0.0.0.0/0", &["10.0.0.1"]),
+        ] {
+            assert_eq!(router.add_route(it), None);
+        }
+        let texts: Vec<String> = router.routes().map(Route::to_string).collect();
+        let expected =
+            ["0.0.0.0/0 via 10.0.0.1", "10.9.0.0/16 via 10.0.0.9", "10.9.0.0/24 blackhole"];
+        assert_eq!(texts, [&expected[..], &["::/0 blackhole"]].concat());
+        let other = route("10.9.0.0/16", &[]);
+        assert_eq!(router.add_route(other.clone()), Some(route("10.9.0.0/16", &["10.0.0.9"])));
+        assert_eq!(router.route(&other.to()), Some(&other));
+        assert_eq!(router.remove_route(&other.to()), Some(other.clone()));
+        assert_eq!((router.remove_route(&other.to()), router.routes().len()), (None, 3));
     }
 
     #[test]

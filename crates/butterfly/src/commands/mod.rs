@@ -13,6 +13,7 @@ mod notes;
 mod peer;
 mod process;
 mod replay;
+mod route;
 mod router;
 mod sessions;
 mod sg;
@@ -57,6 +58,7 @@ pub fn root() -> Node {
             peer::node(),
             network::node(),
             router::node(),
+            route::node(),
             neighbour::node(),
             watch::trace(),
             watch::capture(),

@@ -1,7 +1,7 @@
 //! `butterfly router`: routers, and the networks that they join.
 
 use crate::commands::network::{VNI, ids, network, wants_ids};
-use crate::commands::notes;
+use crate::commands::{notes, route};
 use crate::daemon::session::Session;
 use crate::failure::Failure;
 use crate::line::options::{json, list, word};
@@ -29,14 +29,14 @@ pub fn node() -> Node {
             ),
             Node::run(
                 Command::new("add")
-                    .about("Declares routers that are attached to no network. One that exists is detached from all.")
+                    .about("Declares routers that are attached to no network. One that exists is detached from all, and loses its routes.")
                     .arg(word("ID").num_args(1..).help("id of the router: any text of one line"))
                     .after_help("butterfly router add r1\nbutterfly router add r1 + router attach r1 --vni 42 + router attach r1 --vni 50"),
                 add,
             ),
             Node::run(
                 Command::new("del")
-                    .about("Deletes routers, with their attachments. Unknown ones are no error.")
+                    .about("Deletes routers, with their attachments and routes. Unknown ones are no error.")
                     .arg(routers())
                     .after_help("butterfly router del r1"),
                 del,
@@ -85,6 +85,13 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     for router in before.iter().flatten().filter(|router| ids.iter().any(|id| id == router.id())) {
         let joined: Vec<String> =
             router.attachment.iter().map(|attachment| attachment.vni().to_string()).collect();
+        if !router.route.is_empty() {
+            session.doubt(&format!(
+                "router {} was there and has no routes now: it had {}",
+                router.id(),
+                router.route.len()
+            ));
+        }
         if !joined.is_empty() {
             session.doubt(&format!(
                 "router {} was there and is detached from all networks now: it was attached to {}",
@@ -175,5 +182,6 @@ fn router_json(router: &Router) -> Value {
     json!({
         "id": router.id(),
         "attachments": router.attachment.iter().map(attachment).collect::<Value>(),
+        "routes": router.route.iter().map(|it| route::json_of(None, it)).collect::<Value>(),
     })
 }

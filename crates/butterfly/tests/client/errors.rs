@@ -178,6 +178,12 @@ fn refused_by_the_daemon_is_exit_code_1() {
         ("network del --vni 7 @", "network_del: 7", refused!("no")),
         ("router list @", "router_list: true", refused!("no")),
         ("router del r @", "router_del: \"r\"", refused!("no")),
+        ("route list @", "router_list: true", refused!("no")),
+        (
+            "route del r --to ::/0 @",
+            "route_del { router: \"r\" cidr { address: \"::\" mask_size: 0 } }",
+            refused!("no"),
+        ),
         ("neighbour list @", "neighbour_list {}", refused!("no")),
         (
             "neighbour del --vni 7 --ip ::1 @",

@@ -88,7 +88,7 @@ fn a_word_that_needs_another_prints_its_help() {
     }
 }
 
-const COMMANDS: [&str; 65] = [
+const COMMANDS: [&str; 69] = [
     "show",
     "sg show",
     "log-level",
@@ -135,6 +135,9 @@ const COMMANDS: [&str; 65] = [
     "router del",
     "router attach",
     "router detach",
+    "route list",
+    "route add",
+    "route del",
     "neighbour list",
     "neighbour add",
     "neighbour del",
@@ -148,6 +151,7 @@ const COMMANDS: [&str; 65] = [
     "peer",
     "network",
     "router",
+    "route",
     "neighbour",
     "nic",
     "nic sg",

@@ -117,6 +117,8 @@ fn every_command_that_prints_has_it() {
         "router del",
         "router attach",
         "router detach",
+        "route add",
+        "route del",
         "neighbour add",
         "neighbour del",
         "log-level",

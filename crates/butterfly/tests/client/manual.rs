@@ -140,6 +140,8 @@ fn bash_completes() {
         ("router attach ''", "router list --ids -t 300"),
         ("router attach r1 --vni ''", "network list --ids -t 300"),
         ("router detach r1 --vni ''", "network list --ids -t 300"),
+        ("route add ''", "router list --ids -t 300"),
+        ("route list ''", "router list --ids -t 300"),
         ("network del --vni ''", "network list --ids -t 300"),
         ("nic add --vni ''", "network list --ids -t 300"),
         ("neighbour add --vni ''", "network list --ids -t 300"),

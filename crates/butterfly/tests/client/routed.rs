@@ -11,7 +11,9 @@ const NETWORKS: &str = r#"
     network_list { vni: 1337 }"#;
 const ROUTERS: &str = r#"
     router_list { id: "r1" attachment { vni: 42 }
-        attachment { vni: 50 address: "10.0.1.7" address: "2001:db8:1::7" } }
+        attachment { vni: 50 address: "10.0.1.7" address: "2001:db8:1::7" }
+        route { cidr { address: "0.0.0.0" mask_size: 0 } via: "10.0.0.8" via: "10.0.0.9" }
+        route { cidr { address: "2001:db8:2::" mask_size: 48 } } }
     router_list { id: "r2" }"#;
 
 #[test]
@@ -177,10 +179,100 @@ fn routers_are_declared_attached_listed_and_taken_back() {
         { "id": "r1", "attachments": [
             { "vni": 42, "addresses": [] },
             { "vni": 50, "addresses": ["10.0.1.7", "2001:db8:1::7"] },
+        ], "routes": [
+            { "to": "0.0.0.0/0", "via": ["10.0.0.8", "10.0.0.9"] },
+            { "to": "2001:db8:2::/48", "via": [] },
         ] },
-        { "id": "r2", "attachments": [] },
+        { "id": "r2", "attachments": [], "routes": [] },
     ] });
     assert_eq!(printed("router list --json @", ROUTERS), expected);
+}
+
+#[test]
+fn routes_are_added_listed_and_taken_back() {
+    let cidr = |block: &str, rest: &str| {
+        let (address, mask_size) = block.split_once('/').unwrap();
+        format!("router: \"r1\" cidr {{ address: \"{address}\" mask_size: {mask_size} }} {rest}")
+    };
+    for (options, route) in [
+        ("add r1 --to 10.9.0.0/16 --via 10.0.0.9", cidr("10.9.0.0/16", "via: \"10.0.0.9\"")),
+        (
+            "add r1 --via 10.0.0.9 10.0.0.8 --to 0.0.0.0/0",
+            cidr("0.0.0.0/0", "via: \"10.0.0.9\" via: \"10.0.0.8\""),
+        ),
+        (
+            "add r1 --to 2001:DB8:0::/32 --via FD00::9 --via fd00::8",
+            cidr("2001:db8::/32", "via: \"fd00::9\" via: \"fd00::8\""),
+        ),
+        ("add r1 --to ::/0 --blackhole", cidr("::/0", "")),
+        ("del r1 --to 10.9.0.0/16", cidr("10.9.0.0/16", "")),
+    ] {
+        let kind = options.split(' ').next().unwrap();
+        let (line, asked) = (format!("route {options} @"), format!("route_{kind} {{ {route} }}"));
+        check(&[Row { line: &line, asks: &[&[&asked]], ..Row::default() }]);
+    }
+    let table = "router  to               via\nr1      0.0.0.0/0        10.0.0.8 10.0.0.9\n\
+                 r1      2001:db8:2::/48  blackhole\n";
+    let row = |line, out| Row {
+        line,
+        asks: &[&["router_list: true"]],
+        answers: &[&[ROUTERS]],
+        out,
+        ..Row::default()
+    };
+    check(&[
+        row("route list @", table),
+        row("route list r1 @", table),
+        row("route list r2 @", "router  to  via\n"),
+        Row {
+            err: "there is no router r3: `butterfly router list` has those that there are\nerror in command: route\n",
+            code: 1,
+            ..row("route list r3 @", "")
+        },
+        Row {
+            line: "route add r --to 10.9.0.0/16 --blackhole @",
+            asks: &[&["route_add { router: \"r\" cidr { address: \"10.9.0.0\" mask_size: 16 } }"]],
+            answers: &[&[refused!("there is no router r")]],
+            err: "error in response\ndescription: there is no router r\nerror in command: route\n",
+            code: 1,
+            ..Row::default()
+        },
+    ]);
+    let expected = json!({ "routes": [
+        { "router": "r1", "to": "0.0.0.0/0", "via": ["10.0.0.8", "10.0.0.9"] },
+        { "router": "r1", "to": "2001:db8:2::/48", "via": [] },
+    ] });
+    assert_eq!(printed("route list --json @", ROUTERS), expected);
+}
+
+/// Nothing is sent of what cannot be meant.
+#[test]
+fn what_is_no_route_is_refused_by_the_client() {
+    for (options, why) in [
+        (
+            "r1 --to 10.9.0.0 --via 10.0.0.9",
+            "\"10.9.0.0\" is not a block of addresses; write 10.9.0.0/16",
+        ),
+        ("r1 --to 10.9.0.1/16 --via 10.0.0.9", "write 10.9.0.0/16"),
+        ("r1 --to 10.9.0.0/16 --via fd00::9", "fd00::9 cannot lead to 10.9.0.0/16"),
+        ("r1 --to 10.9.0.0/16 --via x", "x"),
+        (
+            "r1 --to 10.9.0.0/16",
+            "a route needs the machines that lead there, --via, or --blackhole",
+        ),
+        (
+            "r1 --to 10.9.0.0/16 --via 10.0.0.9 --blackhole",
+            "--via and --blackhole exclude each other",
+        ),
+        ("r1 --via 10.0.0.9", "--to is mandatory"),
+    ] {
+        let daemon = Daemon::new();
+        let line = format!("route add {options} @");
+        let ended = daemon.start(&line).end();
+        daemon.assert_silent(&line);
+        assert!(ended.err.contains(why), "{line}: {}", ended.err);
+        assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)), "{line}");
+    }
 }
 
 /// An operator who asks for it learns of changes that changed nothing, or more than was said.
@@ -212,7 +304,14 @@ fn strict_tells_what_was_probably_not_meant() {
             "router_list: true",
             ROUTERS,
             "router_add { id: \"r1\" }",
-            "router r1 was there and is detached from all networks now: it was attached to 42, 50",
+            "router r1 was there and has no routes now: it had 2\nnote: router r1 was there and is detached from all networks now: it was attached to 42, 50",
+        ),
+        (
+            "route del r1 --to 10.9.0.0/16 --strict @",
+            "router_list: true",
+            ROUTERS,
+            "route_del { router: \"r1\" cidr { address: \"10.9.0.0\" mask_size: 16 } }",
+            "router r1 had no route to 10.9.0.0/16: nothing changed",
         ),
         (
             "router detach r1 --vni 7 --strict @",
@@ -231,6 +330,12 @@ fn strict_tells_what_was_probably_not_meant() {
         ("network del --vni 42 --strict @", "network_list: true", NETWORKS, "network_del: 42"),
         ("router add r2 --strict @", "router_list: true", ROUTERS, "router_add { id: \"r2\" }"),
         ("router del r1 --strict @", "router_list: true", ROUTERS, "router_del: \"r1\""),
+        (
+            "route del r1 --to 0.0.0.0/0 --strict @",
+            "router_list: true",
+            ROUTERS,
+            "route_del { router: \"r1\" cidr { address: \"0.0.0.0\" mask_size: 0 } }",
+        ),
     ] {
         let (asks, answers): (&[&[&str]], &[&[&str]]) = (&[&[list], &[asked]], &[&[answered]]);
         check(&[Row { line, asks, answers, ..Row::default() }]);

@@ -214,7 +214,8 @@ kinds! {
     NetworkDeclared = "network-declared", CHANGE;
     /// A network is not declared any more.
     NetworkRemoved = "network-removed", CHANGE;
-    /// A router was declared, or was attached or detached: the networks that it joins.
+    /// A router was declared, attached or detached, or its routes changed: the networks that it
+    /// joins, and its first 16 routes.
     RouterDeclared = "router-declared", CHANGE;
     /// A router was deleted.
     RouterRemoved = "router-removed", CHANGE;

@@ -4,9 +4,9 @@ use butterfly_api::{Failure, proto};
 use butterfly_control::{Refused, TunnelPeer};
 use butterfly_model::{
     Bench, Cidr, Direction, GroupName, GroupNameError, GroupNames, IpSet, Kind, Limit, LimitError,
-    Limits, Mac, Neighbour, Netns, Network, Nic, NicId, NicUpdate, Peer, Protocol, Role, Router,
-    RouterAddresses, RouterId, Rule, RuleError, SecurityGroup, SocketDir, Subnet, TraceOptions,
-    Vni, canonical, parse_ip,
+    Limits, Mac, Neighbour, Netns, Network, Nic, NicId, NicUpdate, Peer, Protocol, Role, Route,
+    Router, RouterAddresses, RouterId, Rule, RuleError, SecurityGroup, SocketDir, Subnet,
+    TraceOptions, Vni, canonical, parse_ip,
 };
 use protobuf::MessageField;
 use tracing::warn;
@@ -357,7 +357,39 @@ pub fn router(declared: &proto::Router) -> Result<Router, Failure> {
                 .with_help("name the network once, with all addresses"));
         }
     }
+    for declared in &declared.route {
+        let route = route(declared)?;
+        if declared.router.as_deref().is_some_and(|other| other != router.id().as_str()) {
+            let text = format!("a route of it is of router {:?}", declared.router());
+            return Err(Failure::new(text).with_help("leave that out, or name the same router"));
+        }
+        if let Some(before) = router.add_route(route) {
+            return Err(Failure::new(format!("it has a route to {} twice", before.to()))
+                .with_help("name the block once, with all machines that lead there"));
+        }
+    }
     Ok(router)
+}
+
+/// Checks a route: the block, and the machines that lead there.
+pub fn route(declared: &proto::Route) -> Result<Route, Failure> {
+    let via = declared.via.iter().map(|via| parse_ip(via));
+    let via = via.collect::<Result<_, _>>().map_err(|error| Failure::new(error.to_string()))?;
+    Route::new(block_of(declared)?, via).map_err(|error| Failure::new(error.to_string()))
+}
+
+/// Checks the block of a route.
+pub fn route_block(declared: &proto::Route) -> Result<Cidr, Failure> {
+    let route = Route::new(block_of(declared)?, Vec::new());
+    route.map(|route| route.to()).map_err(|error| Failure::new(error.to_string()))
+}
+
+fn block_of(declared: &proto::Route) -> Result<Cidr, Failure> {
+    let Some(cidr) = declared.cidr.as_ref() else {
+        return Err(Failure::new("a route needs the block that it leads to: set cidr"));
+    };
+    let cidr = Cidr::new(cidr.address(), cidr.mask_size());
+    cidr.map_err(|error| Failure::new(error.to_string()))
 }
 
 /// A router as it is echoed. Given back as a declaration, it changes nothing.
@@ -367,9 +399,15 @@ pub fn router_details(router: &Router) -> proto::Router {
         address: given.texts(),
         ..Default::default()
     };
+    let route = |route: &Route| proto::Route {
+        cidr: MessageField::some(cidr_details(&route.to())),
+        via: route.via().iter().copied().map(canonical).collect(),
+        ..Default::default()
+    };
     proto::Router {
         id: Some(router.id().as_str().to_owned()),
         attachment: router.attachments().map(attachment).collect(),
+        route: router.routes().map(route).collect(),
         ..Default::default()
     }
 }

@@ -245,6 +245,8 @@ impl<D: Dataplane> Daemon<D> {
             Action::RouterList => self.router_list(),
             Action::RouterAttach(attachment) => self.router_attach(attachment),
             Action::RouterDetach(attachment) => self.router_detach(attachment),
+            Action::RouteAdd(route) => self.route_add(route),
+            Action::RouteDel(route) => self.route_del(route),
             Action::NeighbourAdd(neighbour) => self.neighbour_add(neighbour),
             Action::NeighbourDel(neighbour) => self.neighbour_del(neighbour),
             Action::NeighbourList(request) => self.neighbour_list(request),

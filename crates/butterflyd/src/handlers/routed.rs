@@ -1,4 +1,4 @@
-//! Requests about networks and routers.
+//! Requests about networks, routers and their routes.
 
 use super::Daemon;
 use crate::{dataplane::Dataplane, handlers::convert};
@@ -62,6 +62,22 @@ impl<D: Dataplane> Daemon<D> {
         let vni = convert::network_of(attachment)?;
         let mut router = self.router(attachment.router())?.clone();
         router.detach(vni);
+        self.declare_router(router)
+    }
+
+    pub(super) fn route_add(&mut self, declared: &proto::Route) -> Answer {
+        let route = convert::route(declared)?;
+        let mut router = self.router(declared.router())?.clone();
+        router.add_route(route);
+        self.declare_router(router)
+    }
+
+    pub(super) fn route_del(&mut self, declared: &proto::Route) -> Answer {
+        let to = convert::route_block(declared)?;
+        let mut router = self.router(declared.router())?.clone();
+        if router.remove_route(&to).is_none() {
+            warn!("router {} has no route to {to}, which is deleted all the same", router.id());
+        }
         self.declare_router(router)
     }
 

@@ -5,7 +5,8 @@
 //! vnic meets an address of a router that is gone, or not there yet.
 
 use crate::{change::Change, routed::Routed};
-use butterfly_model::{Network, Router};
+use butterfly_model::{Cidr, Network, Route, Router, Vni};
+use std::net::IpAddr;
 
 /// Changes of networks, routers and neighbours, by when they are made.
 #[derive(Default)]
@@ -23,8 +24,9 @@ impl Routing {
             return routing;
         }
         let network = |was: &Network| new.network(was.vni()).map(|network| was.in_common(network));
-        let router =
-            |was: &Router| new.router(was.id().as_str()).map(|new| kept(was, new, network, old));
+        let router = |was: &Router| {
+            new.router(was.id().as_str()).map(|will| kept(was, will, network, (old, new)))
+        };
         let gone = old.neighbours().filter(|was| new.neighbour(was.vni(), was.address()).is_none());
         routing.go.extend(gone.map(|was| Change::RemoveNeighbour(was.vni(), was.address())));
         for was in old.routers() {
@@ -59,12 +61,12 @@ impl Routing {
 }
 
 /// A router with the attachments that it has in both states, as far as they are valid with what is
-/// left of their networks.
+/// left of their networks, and with the routes that it has in both.
 fn kept(
     was: &Router,
     will: &Router,
     network: impl Fn(&Network) -> Option<Network>,
-    old: &Routed,
+    (old, new): (&Routed, &Routed),
 ) -> Router {
     let mut left = Router::new(was.id().clone());
     for (vni, given) in
@@ -77,5 +79,43 @@ fn kept(
             left.attach(vni, given);
         }
     }
+    let subnets = |of: &Router, network: &dyn Fn(Vni) -> Option<Network>| -> Vec<Cidr> {
+        let networks = of.attachments().filter_map(|(vni, _)| network(vni));
+        let blocks = networks.flat_map(|network| network.subnets().to_vec());
+        blocks.map(|subnet| subnet.cidr()).collect()
+    };
+    let stays = subnets(&left, &|vni| old.network(vni).and_then(&network));
+    let after = subnets(will, &|vni| new.network(vni).cloned());
+    // Blocks to which the router leads in both states, but not in between.
+    let before = subnets(was, &|vni| old.network(vni).cloned());
+    let mut comes_back = before.clone();
+    comes_back.retain(|block| after.contains(block) && !stays.contains(block));
+    keep_routes(&mut left, was, will, &stays, &comes_back);
+    // Of a block that comes, a part that is behind a machine comes with it.
+    let new = |block: &&Cidr| !before.contains(block) || !stays.contains(block);
+    let coming: Vec<&Cidr> = after.iter().filter(new).collect();
+    let comes = |route: &&Route| coming.iter().any(|it| it.contains(route.to().network()));
+    for route in will.routes().filter(|route| was.route(&route.to()).is_none()).filter(comes) {
+        left.add_route(route.closed());
+    }
     left
+}
+
+/// Gives a router the routes that it has in both states, if their machines are in a block that
+/// stays. All others that it had are blackholes until the new state is there: without them, a
+/// larger block would lead somewhere else. So are those that would catch a block that comes back.
+fn keep_routes(
+    left: &mut Router,
+    was: &Router,
+    will: &Router,
+    stays: &[Cidr],
+    comes_back: &[Cidr],
+) {
+    for route in was.routes() {
+        let is_same = will.route(&route.to()) == Some(route);
+        let leads = |via: &IpAddr| stays.iter().any(|block| block.contains(*via));
+        let hides = comes_back.iter().any(|block| route.to().contains(block.network()));
+        let kept = is_same && route.via().iter().all(leads) && !hides;
+        left.add_route(if kept { route.clone() } else { route.closed() });
+    }
 }

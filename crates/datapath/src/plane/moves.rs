@@ -26,6 +26,7 @@ use crate::world::{
     fdb::{Learning, MAX_PER_NETWORK},
     rules::number as number_of_ip,
     snapshot::{Network, Snapshot, Vnic},
+    ways::Course,
 };
 
 /// Attempts to note a peer: a worker may be adding one.
@@ -366,11 +367,11 @@ impl Import<'_> {
             track.fins = track.fins & !ADRIFT | if adrift { ADRIFT } else { 0 };
         }
         let mut state = state;
-        let home = match routed {
-            true => self.beyond(other).ok_or("no router here leads to its other end")?,
-            false => self.network,
+        let (home, next) = match routed {
+            true => self.beyond(other, tuple).ok_or("no router here leads to its other end")?,
+            false => (self.network, other),
         };
-        let slot = match self.other(home, other).ok_or("its other end is not here")? {
+        let slot = match self.other(home, next).ok_or("its other end is not here")? {
             Other::At(slot) => slot,
             Other::Filtered(slot) => {
                 // What that vnic has agreed to is in its own record.
@@ -411,11 +412,14 @@ impl Import<'_> {
         self.plane.shared.clock.now()
     }
 
-    /// Returns the network beside the vnic's that a router joins to it and that has an address.
-    fn beyond(&self, address: Address) -> Option<&Network> {
+    /// Returns the network beside the vnic's by which a router leads to the other end of a
+    /// conversation, and the address of the machine that gets its packets there.
+    fn beyond(&self, address: Address, tuple: &Tuple) -> Option<(&Network, Address)> {
         let routing = self.network.routing.as_ref()?;
-        let (_, vni) = routing.beyond(address, self.vnic.vni)?;
-        self.snapshot.network(vni).map(|network| &**network)
+        let ends = [(tuple.source, tuple.source_port), (tuple.destination, tuple.destination_port)];
+        let course = Course::new(ends, tuple.protocol);
+        let (vni, next) = routing.next(address, self.vnic.vni, course)?;
+        self.snapshot.network(vni).map(|network| (&**network, next))
     }
 
     /// Returns the other end of a session, by its address in a network.

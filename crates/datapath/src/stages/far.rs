@@ -20,8 +20,9 @@ use crate::ip::{Address, HEADERS_TOO_LONG, frame::inside};
 use crate::overlay::FORGED_ROUTER;
 use crate::stages::{
     context::Context,
+    course::is_host as is_host_address,
     forward::ROUTER_MAC,
-    route::{FOREIGN_SOURCE, L3, OWN_SOURCE_ROUTED, ROUTE_GROUP, is_host as is_host_address, read},
+    route::{FOREIGN_SOURCE, L3, OWN_SOURCE_ROUTED, ROUTE_GROUP, read},
 };
 use crate::world::rules::address as ip_of;
 
@@ -102,19 +103,38 @@ fn from(source: Address, context: &Context<'_>) -> Result<Hop, DropReason> {
     // A network that is not declared here may be on other hosts, with routers.
     let stays = NetworkRef(context.sender.network);
     let Some(routing) = &context.entry.routing else { return Ok(Hop::from_far(None, stays)) };
-    let (gateway, vni) = routing.beyond(source, context.entry.vni).ok_or(FOREIGN_SOURCE)?;
-    if gateway.router.has(source) {
+    let (gateway, _) = routing.beyond(source, context.entry.vni).ok_or(FOREIGN_SOURCE)?;
+    if routing.gateways.iter().any(|gateway| gateway.router.has(source)) {
         return Err(FOREIGN_SOURCE);
     }
+    // Of several routers and ways nobody knows by which it came, so none may be wrong.
+    for (gateway, vni) in routing.all_beyond(source, context.entry.vni) {
+        let connected = gateway.router.connected(source);
+        is_believed(source, (vni, connected == Some(vni)), context)?;
+        // A part of a network may be behind a machine of another one.
+        if let Some(connected) = connected.filter(|connected| *connected != vni) {
+            is_believed(source, (connected, true), context)?;
+        }
+    }
+    Ok(Hop::from_far(Some(address(gateway.mac).0), stays))
+}
+
+/// Checks that a source may be of a machine on another host, in a network or behind a machine of
+/// it. `own` tells whether it is in a block of the network.
+fn is_believed(
+    source: Address,
+    (vni, own): (u32, bool),
+    context: &Context<'_>,
+) -> Result<(), DropReason> {
     let network = context.snapshot.network(vni);
     let home = network.and_then(|network| network.routing.as_ref());
-    if home.is_some_and(|home| !home.owns(source) || home.by_address(source).is_some()) {
+    if home.is_some_and(|home| own && !home.owns(source) || home.by_address(source).is_some()) {
         return Err(FOREIGN_SOURCE); // nobody's, or another router's
     }
     // A filtered vnic whose machine runs here speaks here alone.
     let holding = network.and_then(|network| network.holders.get(source));
-    if holding.is_some_and(|holding| holding.excludes(context.sender, context.snapshot)) {
-        return Err(OWN_SOURCE_ROUTED);
+    match holding.is_some_and(|holding| holding.excludes(context.sender, context.snapshot)) {
+        true => Err(OWN_SOURCE_ROUTED),
+        false => Ok(()),
     }
-    Ok(Hop::from_far(Some(address(gateway.mac).0), stays))
 }

@@ -4,6 +4,7 @@ pub(crate) mod answers;
 pub(crate) mod antispoof;
 pub(crate) mod claims;
 pub(crate) mod context;
+pub(crate) mod course;
 #[cfg(feature = "every-second")]
 pub(crate) mod crossover;
 pub(crate) mod deliver;

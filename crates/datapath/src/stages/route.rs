@@ -8,7 +8,7 @@ use butterfly_packet::{
     Error, arp, echo, ethernet,
     icmp::v6,
     icmp_error::IcmpError,
-    ipv4::{self, Ipv4},
+    ipv4::Ipv4,
     ipv6::{self, Ipv6},
     neighbour,
     protocol::{
@@ -37,6 +37,7 @@ use crate::ip::{
 use crate::stages::{
     claims::{IP_CLAIMED, is_claimed, may_be_discovery},
     context::Context,
+    course::{course, is_behind, is_host},
     far,
     filter::read::read as read_packet,
     forward::{ROUTER_MAC, place_of},
@@ -45,8 +46,9 @@ use crate::stages::{
 };
 use crate::world::{
     bindings::Voice,
-    routing::{Gateway, Routing},
+    routing::{Gateway, RouteEntry, Routing},
     snapshot::Network,
+    ways::{Course, Leads},
 };
 
 drop_reasons! { 10;
@@ -84,8 +86,8 @@ drop_reasons! { 10;
     }
     /// The source of the packet that is to be routed is not of its network.
     FOREIGN_SOURCE = "foreign-source" {
-        cause: "a machine that forwards for others, or has an address that its network does not have; or one that sends from its link-local address, which is never routed. Of a network: another host routed the packet here, and no router of this host leads back to its source",
-        remedy: "compare the packet's source with `butterfly network list`: add the subnet, or give the machine an address of it; of a network compare `butterfly network list` and `butterfly router list` on both hosts",
+        cause: "a machine that forwards for others to which no route leads by it, or has an address that its network does not have; or one that sends from its link-local address, which is never routed. Of a network: another host routed the packet here, and no router of this host leads back to its source",
+        remedy: "compare the packet's source with `butterfly network list`: add the subnet, or give the machine an address of it; if it forwards, lead to the others by it with `butterfly route add`; of a network compare `butterfly network list` and `butterfly router list` on both hosts",
         charged: "the sender, or the network if the frame came from another host",
     }
     /// Another host routed a packet from the address of a filtered vnic that runs here.
@@ -102,14 +104,14 @@ drop_reasons! { 10;
     }
     /// No network of the router has the destination.
     NO_ROUTE = "no-route" {
-        cause: "a destination that no network of the router has",
-        remedy: "`butterfly router list` tells the networks: attach the missing one with `butterfly router attach`",
+        cause: "a destination that no network of the router has, and no route leads to",
+        remedy: "`butterfly router list` tells the networks, `butterfly route list` the routes: attach the missing network with `butterfly router attach`, or lead there with `butterfly route add`",
         charged: "the sender",
     }
-    /// The destination is in the network from which the packet came.
+    /// The destination is in the network from which the packet came, or behind a machine of it.
     ROUTE_BACK = "route-back" {
-        cause: "a machine that sends to its gateway what is for itself, or for a neighbour in its own network",
-        remedy: "look at the machine's routes: what is in its own network needs no gateway",
+        cause: "a machine that sends to its gateway what is for itself, or for a neighbour in its own network; or a route by a machine of the sender's network",
+        remedy: "look at the machine's routes: what is in its own network needs no gateway, and what is behind a machine of it is sent to that machine",
         charged: "the sender",
     }
     /// The packet has passed as many routers as it may (RFC 1812, 5.3.1; RFC 8200, 3).
@@ -134,6 +136,12 @@ drop_reasons! { 10;
     NEXT_HOP_UNKNOWN = "next-hop-unknown" {
         cause: "an address that nobody has, that several vnics have or one with `--shared-ip`, whose machine is not started, or whose machine is on another host and not declared, or on one that cannot be reached: the daemon has no tunnel (`-i`), or the neighbour's `--host` is this host, or of the other family",
         remedy: "declare the address with its vnic (`butterfly nic update --id NIC --ip ADDRESS..`) and start the machine; if it is on another host: `butterfly neighbour add --vni VNI --ip ADDRESS --mac MAC --host HOST`",
+        charged: "the sender",
+    }
+    /// A route of the router says that nobody has the destination.
+    ROUTE_BLACKHOLE = "route-blackhole" {
+        cause: "a destination that is in the block of a route without machines",
+        remedy: "nothing if that is meant; else look for the block in `butterfly route list` and take the route back with `butterfly route del`",
         charged: "the sender",
     }
     /// The packet has a routing header of type 0, which tells routers where to send it (RFC 5095).
@@ -180,6 +188,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     // Packets of a batch tend to have the same way as the one before.
     let (mut v4, mut v6) = (Known::<8>::NONE, Known::<32>::NONE);
     let mut extended = false;
+    let mut of_several;
     loop {
         let (mut routed, mut answers, mut deep) = (0, 0, 0);
         let (frames, metas, hops) = batch.parts_and_hops();
@@ -197,8 +206,13 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
                 let Some(gateway) = routing.by_mac(meta.destination) else { continue };
                 let offload = meta.offload;
                 match decide((frames.head(index), frame.len), meta, (gateway, routing), context) {
-                    Ok((Ends::V4(ends), way)) => v4.note(ends, meta, way),
-                    Ok((Ends::V6(ends), way)) => v6.note(ends, meta, way),
+                    // Packets with the same ends may have other ways.
+                    Ok(Decided { way, several: true, .. }) => {
+                        of_several = way;
+                        &of_several
+                    }
+                    Ok(Decided { ends: Ends::V4(ends), way, .. }) => v4.note(ends, meta, way),
+                    Ok(Decided { ends: Ends::V6(ends), way, .. }) => v6.note(ends, meta, way),
                     Err(Verdict::Drop(HEADERS_TOO_LONG, _)) if !extended => {
                         meta.offload = offload;
                         deep |= 1 << index;
@@ -233,6 +247,14 @@ struct Onward {
     verdict: Verdict,
     /// Longest packet in bytes, with what may be behind it.
     mtu: u32,
+}
+
+/// Way of a packet with these ends.
+struct Decided {
+    ends: Ends,
+    way: Onward,
+    /// The route has several ways, of which this is the flow's.
+    several: bool,
 }
 
 /// Way of packets with the same ends to the same gateway. Source and destination, as they stand in
@@ -337,7 +359,7 @@ fn decide(
     meta: &mut Meta,
     (gateway, routing): (&Gateway, &Routing),
     context: &Context<'_>,
-) -> Result<(Ends, Onward), Verdict> {
+) -> Result<Decided, Verdict> {
     let way = match meta.inside {
         _ if is_reserved(meta.source) => Err(ROUTER_MAC),
         _ if context.sender.is_trunk() => Err(GATEWAY_FROM_WIRE),
@@ -384,7 +406,7 @@ pub(crate) enum Inner {
 pub(crate) fn error_about(reason: DropReason, inner: Inner, mtu: u32) -> Option<IcmpError> {
     match (reason, inner) {
         (TTL_EXPIRED, _) => Some(IcmpError::Expired),
-        (NO_ROUTE, _) => Some(IcmpError::NoNetwork),
+        (NO_ROUTE | ROUTE_BLACKHOLE, _) => Some(IcmpError::NoNetwork),
         (NEXT_HOP_UNKNOWN, _) => Some(IcmpError::NoHost),
         (ROUTE_TOO_BIG, _) => Some(IcmpError::TooBig(mtu)),
         (GATEWAY_NO_SERVICE, Inner::Ports) => Some(IcmpError::NoPort),
@@ -399,9 +421,11 @@ fn pass_on(
     meta: &Meta,
     (gateway, routing): (&Gateway, &Routing),
     context: &Context<'_>,
-) -> Result<(Ends, Onward), DropReason> {
+) -> Result<Decided, DropReason> {
     let packet = read(head, len)?;
-    let owned = routing.owns(packet.source) || context.sender.rules.owns(packet.source);
+    let owned = routing.owns(packet.source)
+        || context.sender.rules.owns(packet.source)
+        || is_behind(packet.source, meta, &gateway.router, context);
     // RFC 4291, 2.5.6.
     let is_near = is_link_local(packet.source);
     if !owned || is_near || routing.by_address(packet.source).is_some() {
@@ -410,7 +434,8 @@ fn pass_on(
     if gateway.router.has(packet.destination) {
         return Err(GATEWAY_NO_SERVICE); // also if it has no hop left: it is there
     }
-    let way = resolve(gateway, packet.destination, context)?;
+    let course = || course(head.get(L3..).unwrap_or_default());
+    let Choice { way, several, .. } = resolve(gateway, packet.destination, course, context)?;
     // Here the filter asks whose the source is, if the receiver has one. Another host cannot know.
     let sender = context.sender;
     let is_far = matches!(way.verdict, Verdict::Tunnel(_));
@@ -427,7 +452,7 @@ fn pass_on(
     if longest(meta, len) > way.mtu {
         return Err(ROUTE_TOO_BIG);
     }
-    Ok((packet.ends, way))
+    Ok(Decided { ends: packet.ends, way, several })
 }
 
 /// Returns the length in bytes of the packet in a frame of `len` bytes, or of the longest that it
@@ -512,26 +537,64 @@ fn is_later(header: &[u8]) -> bool {
 const ENDS: usize = 12;
 const ENDS_V6: usize = 8;
 
-/// Returns whether a machine of another network may have an address: no group has it, and it means
-/// something beyond a link (RFC 1812, 5.3.7; RFC 4291, 2.4).
-pub(super) fn is_host(address: Address) -> bool {
-    match is_v4(address) {
-        true => ipv4::is_host((address as u32).into()),
-        // Unspecified and loopback are 0 and 1.
-        false => address > 1 && !is_multicast(address) && !is_link_local(address),
-    }
+/// Way that a router chose for a packet.
+struct Choice {
+    way: Onward,
+    /// Address of the machine to which the packet goes next.
+    next: Address,
+    /// There are several, of which another packet may have another one.
+    several: bool,
 }
 
-/// Finds the way to an address from a gateway.
+/// Finds the way to an address from a gateway, of a packet with this course.
 fn resolve(
     gateway: &Gateway,
     destination: Address,
+    course: impl FnOnce() -> Course,
     context: &Context<'_>,
-) -> Result<Onward, DropReason> {
+) -> Result<Choice, DropReason> {
     if !is_host(destination) {
         return Err(ROUTE_GROUP);
     }
-    let vni = gateway.router.network_of(destination).ok_or(NO_ROUTE)?;
+    let leave = |vni, next, several| {
+        leave(gateway, (vni, next), context).map(|way| Choice { way, next, several })
+    };
+    match &gateway.router.route_to(destination).ok_or(NO_ROUTE)?.leads {
+        Leads::Connected(vni) => leave(*vni, destination, false),
+        Leads::Nowhere => Err(ROUTE_BLACKHOLE),
+        Leads::Via(ways) => match &ways[..] {
+            [way] => leave(way.vni, way.address, false),
+            ways => {
+                let order = course().order(ways);
+                let mut tried = order.iter().map(|way| leave(way.vni, way.address, true));
+                let first = tried.next().unwrap_or(Err(NEXT_HOP_UNKNOWN));
+                // One of a machine that is not known, or of the sender's own network, is no way.
+                first.or_else(|why| tried.find_map(Result::ok).ok_or(why))
+            }
+        },
+    }
+}
+
+/// Returns the route that decides on a packet to a gateway, and the address of the machine to which
+/// the packet goes next, if one is known.
+pub(crate) fn decided_by<'a>(
+    head: &[u8],
+    meta: &Meta,
+    context: &Context<'a>,
+) -> Option<(&'a RouteEntry, Option<Address>)> {
+    let gateway = context.entry.routing.as_ref()?.by_mac(meta.destination)?;
+    let packet = read(head, u32::MAX).ok()?;
+    let course = || course(head.get(L3..).unwrap_or_default());
+    let next = resolve(gateway, packet.destination, course, context).map(|choice| choice.next);
+    Some((gateway.router.route_to(packet.destination)?, next.ok()))
+}
+
+/// Finds the way from a gateway to a machine with an address in a network.
+fn leave(
+    gateway: &Gateway,
+    (vni, next): (u32, Address),
+    context: &Context<'_>,
+) -> Result<Onward, DropReason> {
     // Without a tunnel, a network without vnics here leads nowhere.
     let exit = context.snapshot.network_ref(vni).ok_or(NEXT_HOP_UNKNOWN)?;
     let network = context.other(exit).ok_or(NEXT_HOP_UNKNOWN)?;
@@ -539,10 +602,10 @@ fn resolve(
     if network.vni == context.entry.vni {
         return Err(ROUTE_BACK);
     }
-    if !routing.owns(destination) {
+    if !routing.owns(next) {
         return Err(ROUTE_GROUP); // the network's broadcast
     }
-    let (mac, verdict) = next_hop(destination, network, context).ok_or(NEXT_HOP_UNKNOWN)?;
+    let (mac, verdict) = next_hop(next, network, context).ok_or(NEXT_HOP_UNKNOWN)?;
     let from = match (verdict, context.tunnel) {
         (Verdict::Tunnel(_), Some(tunnel)) => tunnel.router_mac,
         _ => address(gateway.mac),
@@ -596,12 +659,8 @@ pub(crate) fn refused<'a>(
         };
         (mapped(ip.source()), mapped(ip.destination()), inner)
     };
-    let exit = gateway.router.network_of(destination);
-    let network = exit.and_then(|vni| context.snapshot.network(vni));
-    let mtu = network.and_then(|network| {
-        let (_, verdict) = next_hop(destination, network, context)?;
-        Some(mtu_of(verdict, network.routing.as_ref()?, context))
-    });
+    let way = resolve(gateway, destination, || course(bytes), context);
+    let mtu = way.map(|choice| choice.way.mtu);
     Some(Undeliverable { gateway, source, inner, mtu: mtu.unwrap_or(u32::MAX) })
 }
 

@@ -1,13 +1,17 @@
 //! Routing: what joins the networks of this host, as workers see it.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use butterfly_model as model;
 use butterfly_packet::Mac;
 
 use crate::engine::mac::number;
 use crate::ip::{Address, is_v4};
-use crate::world::rules::number as number_of_ip;
+use crate::world::{
+    prefixes::{PrefixBuilder, Prefixes},
+    rules::{address as ip_of, number as number_of_ip},
+    ways::{Course, Leads, Passage},
+};
 
 /// A block of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,6 +30,12 @@ impl Block {
         Block { first, last: first | beyond }
     }
 
+    /// Number of leading bits that its addresses have in common, in their family.
+    fn bits(&self) -> u32 {
+        let free = (self.last - self.first).count_ones();
+        if is_v4(self.first) { 32 - free.min(32) } else { 128 - free }
+    }
+
     /// Returns whether an address is in the block.
     #[inline(always)]
     pub fn has(&self, address: Address) -> bool {
@@ -42,6 +52,12 @@ impl Block {
     }
 }
 
+impl fmt::Display for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", model::canonical(ip_of(self.first)), self.bits())
+    }
+}
+
 /// Place of a router in a network that it joins.
 #[derive(Debug)]
 struct Interface {
@@ -49,13 +65,30 @@ struct Interface {
     vni: u32,
 }
 
-/// A router: the networks that it joins.
+/// A block of addresses that a router knows.
+#[derive(Debug)]
+pub(crate) struct RouteEntry {
+    pub block: Block,
+    pub leads: Leads,
+}
+
+/// A router: the networks that it joins, and where it leads beyond them.
 #[derive(Debug)]
 pub(crate) struct Joined {
     /// Blocks of all its networks, ascending. No two of them overlap.
     interfaces: Box<[Interface]>,
     /// Its own addresses in them, ascending.
     addresses: Box<[Address]>,
+    /// Blocks of its networks, and those of its routes.
+    entries: Box<[RouteEntry]>,
+    /// Places in [`Self::entries`], of both families.
+    v4: Prefixes,
+    v6: Prefixes,
+}
+
+/// Returns an address as a table of its family has it.
+fn key(address: Address) -> u128 {
+    if is_v4(address) { address << 96 } else { address }
 }
 
 impl Joined {
@@ -77,7 +110,38 @@ impl Joined {
         });
         let mut addresses: Vec<Address> = given.flatten().collect();
         addresses.sort_unstable();
-        Joined { interfaces: interfaces.into(), addresses: addresses.into() }
+        let connected = |address: Address| {
+            let network = interfaces.iter().find(|interface| interface.block.has(address));
+            network.map(|interface| Passage::new(address, interface.vni))
+        };
+        let declared = router.routes().map(|route| {
+            let via = route.via().iter().copied().map(number_of_ip);
+            let leads = match route.via() {
+                [] => Leads::Nowhere,
+                _ => Leads::Via(via.filter_map(connected).collect()),
+            };
+            RouteEntry { block: Block::new(&route.to()), leads }
+        });
+        // Of one block, the network itself comes before a route.
+        let own = interfaces
+            .iter()
+            .map(|it| RouteEntry { block: it.block, leads: Leads::Connected(it.vni) });
+        let entries: Box<[RouteEntry]> = declared.chain(own).collect();
+        let (mut v4, mut v6) = (PrefixBuilder::new(), PrefixBuilder::new());
+        for (at, RouteEntry { block, .. }) in entries.iter().enumerate() {
+            let table = if is_v4(block.first) { &mut v4 } else { &mut v6 };
+            table.insert(key(block.first), block.bits(), at as u32);
+        }
+        let (v4, v6) = (v4.finish(), v6.finish());
+        Joined { interfaces: interfaces.into(), addresses: addresses.into(), entries, v4, v6 }
+    }
+
+    /// Returns the smallest block that it knows and that has an address: of one of its networks, or
+    /// of a route. `None` if there is none.
+    #[inline]
+    pub fn route_to(&self, address: Address) -> Option<&RouteEntry> {
+        let table = if is_v4(address) { &self.v4 } else { &self.v6 };
+        self.entries.get(table.longest(key(address))? as usize)
     }
 
     /// Returns whether an address is the router's own, in any of its networks.
@@ -86,10 +150,10 @@ impl Joined {
         self.addresses.binary_search(&address).is_ok()
     }
 
-    /// Returns the network to which an address belongs, by its number. `None` if no network of the
-    /// router has it.
+    /// Returns the network to which an address belongs, by its number, whatever routes there are.
+    /// `None` if no network of the router has it.
     #[inline]
-    pub fn network_of(&self, address: Address) -> Option<u32> {
+    pub fn connected(&self, address: Address) -> Option<u32> {
         let after = self.interfaces.partition_point(|it| it.block.first <= address);
         let nearest = self.interfaces.get(after.checked_sub(1)?)?;
         nearest.block.has(address).then_some(nearest.vni)
@@ -104,6 +168,18 @@ pub(crate) struct Gateway {
     /// Its addresses there.
     pub addresses: Box<[Address]>,
     pub router: Arc<Joined>,
+}
+
+impl Gateway {
+    /// Returns the networks by which the router leads to an address.
+    fn networks_to(&self, address: Address) -> impl Iterator<Item = u32> {
+        let (connected, ways) = match self.router.route_to(address).map(|route| &route.leads) {
+            Some(Leads::Connected(vni)) => (Some(*vni), &[][..]),
+            Some(Leads::Via(ways)) => (None, &ways[..]),
+            Some(Leads::Nowhere) | None => (None, &[][..]),
+        };
+        connected.into_iter().chain(ways.iter().map(|way| way.vni))
+    }
 }
 
 /// Declaration of a network, and those who route there.
@@ -163,7 +239,7 @@ impl Routing {
             return Some(gateway.mac);
         }
         let inside = self.subnets.iter().any(|block| block.has(address));
-        let leads = |gateway: &&Gateway| gateway.router.network_of(address).is_some();
+        let leads = |gateway: &&Gateway| gateway.router.route_to(address).is_some();
         let speaks =
             |gateway: &&Gateway| gateway.addresses.iter().any(|own| is_v4(*own) == is_v4(address));
         let mut gateways = self.gateways.iter().filter(speaks);
@@ -171,12 +247,42 @@ impl Routing {
         best.filter(|_| !inside).map(|gateway| gateway.mac)
     }
 
-    /// Returns the network beside this one, of number `own`, that has an address, and the gateway
-    /// that leads there. `None` if no router leads to it.
+    /// Returns the network beside this one, of number `own`, by which a router leads to an address,
+    /// and the gateway of that router. `None` if none does.
     pub fn beyond(&self, address: Address, own: u32) -> Option<(&Gateway, u32)> {
-        let leads = |gateway: &'_ Gateway| gateway.router.network_of(address);
-        let each = self.gateways.iter().filter_map(|gateway| Some((gateway, leads(gateway)?)));
-        each.into_iter().find(|(_, vni)| *vni != own)
+        self.all_beyond(address, own).next()
+    }
+
+    /// Returns that network, and the address of the machine there that gets what a flow has for an
+    /// address, if it is known.
+    pub fn next(&self, address: Address, own: u32, course: Course) -> Option<(u32, Address)> {
+        let (gateway, vni) = self.beyond(address, own)?;
+        match &gateway.router.route_to(address)?.leads {
+            Leads::Via(ways) => {
+                let order = course.order(ways);
+                let way = order.iter().find(|way| way.vni != own)?;
+                Some((way.vni, way.address))
+            }
+            _ => Some((vni, address)),
+        }
+    }
+
+    /// Returns all such networks and gateways.
+    pub fn all_beyond(&self, address: Address, own: u32) -> impl Iterator<Item = (&Gateway, u32)> {
+        let each = self.gateways.iter();
+        each.flat_map(move |it| it.networks_to(address).map(move |vni| (it, vni)))
+            .filter(move |(_, vni)| *vni != own)
+    }
+
+    /// Returns the machines by which routers of the network lead to an address: the networks that
+    /// they are in, and their addresses.
+    pub fn ways_to(&self, address: Address) -> impl Iterator<Item = (u32, Address)> {
+        let routes = self.gateways.iter().filter_map(move |it| it.router.route_to(address));
+        let ways = |route: &'_ RouteEntry| match &route.leads {
+            Leads::Via(ways) => ways.to_vec(),
+            _ => Vec::new(),
+        };
+        routes.flat_map(ways).map(|way| (way.vni, way.address))
     }
 
     /// Returns the networks that its routers join, each once, this one too, ascending.

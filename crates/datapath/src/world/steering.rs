@@ -174,7 +174,7 @@ fn word(head: &[u8], at: usize, len: usize) -> u64 {
 
 /// Mixes two words with a key.
 #[inline(always)]
-fn mix([a, b]: [u64; 2], [high, low]: [u64; 2]) -> u64 {
+pub(crate) fn mix([a, b]: [u64; 2], [high, low]: [u64; 2]) -> u64 {
     let product = u128::from(high ^ a) * u128::from(low ^ b);
     (product >> 64) as u64 ^ product as u64
 }

@@ -560,7 +560,7 @@ fn what_arrives_where_no_router_leads_is_found() {
     }
     let joined = |joins: &[u32]| {
         let joins = joins.iter().map(|vni| (*vni, vec![])).collect();
-        Change::Router(Router { name: "r", joins })
+        Change::Router(Router { name: "r", joins, routes: vec![] })
     };
     let checked = |name, routes: &Routes| stays_among_joined(&declared, 0, &got(name), routes);
     for (joins, leads) in [(&[][..], false), (&[1, 3], false), (&[2], false), (&[1, 2], true)] {

@@ -138,8 +138,8 @@ impl Model {
     /// hosts by a router is of the other network.
     pub fn speaks_as(&self, vnic: &Vnic, packet: &Packet, across: bool) -> bool {
         if across && vnic.is_trunk() {
-            let beyond = self.beyond(vnic.declared.vni, packet.source);
-            return beyond.iter().any(|(_, vni)| self.speaks_here(*vni, packet.source));
+            let homes = self.homes(vnic.declared.vni, packet.source);
+            return homes.iter().any(|vni| self.speaks_here(*vni, packet.source));
         }
         // Those of other hosts have its address, too.
         let is_gateway = !vnic.is_trunk()

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use butterfly_packet::{Mac, build};
 
 use crate::{
-    cases::{disagreements, rule, say, vnic},
+    cases::{disagreements, disagreements_among, rule, say, vnic},
     choices::Choices,
     commands::{
         Arrival, Case, Command, Flow, GROUPS, Host, Part, Shot, Step, To, Twist, What, station,
@@ -13,7 +13,7 @@ use crate::{
     generate,
     policy::{Declared, Direction::Inbound, Group, Peer, Rule},
     random::Random,
-    router::{Block, Change, Net, ROUTERS, Resident, Router, gateway_mac},
+    router::{Block, Change, Led, Net, ROUTERS, Resident, Router, gateway_mac},
     switch::{Mistake, Model},
 };
 
@@ -115,7 +115,59 @@ pub fn router(at: usize, bytes: Bytes, joins: &[u32]) -> Change {
         if at > 0 { vec![four.into(), six.into()] } else { Vec::new() }
     };
     let joins = joins.iter().map(|vni| (*vni, own(vni))).collect();
-    Change::Router(Router { name: ROUTERS[at], joins })
+    Change::Router(Router { name: ROUTERS[at], joins, routes: Vec::new() })
+}
+
+/// Blocks of routes: in each other, parts of networks, and the networks themselves.
+const BLOCKS: [(&str, u8); 11] = [
+    ("0.0.0.0", 0),
+    ("10.0.0.0", 16),
+    ("10.0.1.0", 24),
+    ("10.0.1.2", 31),
+    ("10.0.2.1", 32),
+    ("192.0.2.0", 24),
+    ("192.0.2.0", 31),
+    ("::", 0),
+    ("2001:db8:0:9::", 64),
+    ("2001:db8:0:1::2", 127),
+    ("2001:db8:0:1::", 64),
+];
+
+/// Gives a router some routes, by machines of its networks and by addresses that nobody has.
+fn lead(random: &mut Random, change: &mut Change, vnics: &[Declared]) {
+    let Change::Router(router) = change else { return };
+    for _ in 0..random.below(5) {
+        let (to, mask) = random.pick(&BLOCKS);
+        let to: IpAddr = to.parse().unwrap();
+        let joined = |vnic: &&Declared| router.joins.iter().any(|(vni, _)| *vni == vnic.vni);
+        let ips = vnics.iter().filter(joined).flat_map(|vnic| vnic.ips.iter().copied());
+        let nobody = host(random.below(2) as u8, 77);
+        let odd = random.percent(20).then(|| [nobody.0.into(), nobody.1.into()]);
+        let all = ips.chain(odd.into_iter().flatten());
+        let all: Vec<IpAddr> = all.filter(|ip| ip.is_ipv4() == to.is_ipv4()).collect();
+        let mut via: Vec<IpAddr> = Vec::new();
+        for _ in 0..random.pick(&[0, 1, 1, 1, 2, 3, 4]) {
+            let way = all.get(random.below(all.len().max(1)));
+            via.extend(way.filter(|way| !via.contains(way)));
+        }
+        router.routes.retain(|led| (led.to, led.mask) != (to, mask));
+        router.routes.push(Led { to, mask, via });
+    }
+    if random.percent(50) {
+        // By all that there are, so that flows have a choice.
+        for (to, mask) in [("192.0.2.0", 24), ("2001:db8:0:9::", 64)] {
+            let to: IpAddr = to.parse().unwrap();
+            let joined = |vnic: &&Declared| router.joins.iter().any(|(vni, _)| *vni == vnic.vni);
+            let ips = vnics.iter().filter(joined).flat_map(|vnic| vnic.ips.iter().copied());
+            let mut via: Vec<IpAddr> = Vec::new();
+            for ip in ips.filter(|ip| ip.is_ipv4() == to.is_ipv4()) {
+                via.extend(Some(ip).filter(|ip| !via.contains(ip)));
+            }
+            via.truncate(16);
+            router.routes.retain(|led| (led.to, led.mask) != (to, mask));
+            router.routes.push(Led { to, mask, via });
+        }
+    }
 }
 
 /// Everything of a case but what happens.
@@ -173,10 +225,25 @@ pub fn case(seed: u64) -> Case {
     if random.percent(95) {
         routes.extend(routers.clone());
     }
-    let flows: Vec<Flow> = (0..8).map(|_| flow(&mut random, &vnics, joins)).collect();
+    let leads = random.percent(60);
+    if leads {
+        routes.iter_mut().for_each(|change| lead(&mut random, change, &vnics));
+    }
+    let mut flows: Vec<Flow> = (0..8).map(|_| flow(&mut random, &vnics, joins)).collect();
+    if leads {
+        flows.iter_mut().for_each(|flow| go_behind(&mut random, flow));
+    }
     let mut commands =
         generate::commands(&mut random, &vnics, &flows, 20, |random| match random.below(100) {
-            0..25 => vec![route(random, bytes, joins, &nets)],
+            0..25 => {
+                let mut change = route(random, bytes, joins, &nets);
+                if let Command::Route(change) = &mut change
+                    && leads
+                {
+                    lead(random, change, &vnics);
+                }
+                vec![change]
+            }
             25..50 => vec![speak(random, &flows)],
             _ => vec![changed(random, &vnics, &byte_of, bytes, outbound)],
         });
@@ -202,15 +269,27 @@ pub fn case_of_two(seed: u64) -> Case {
     let placed: Vec<usize> = vnics.iter().map(|_| random.below(2)).collect();
     let mut routes: Vec<Change> = nets.iter().cloned().map(Change::Net).collect();
     routes.extend(joins.iter().map(|(at, joins)| router(*at, bytes, joins)));
+    let leads = random.percent(30);
+    if leads {
+        routes.iter_mut().for_each(|change| lead(&mut random, change, &vnics));
+    }
     for (vnic, host) in vnics.iter().zip(&placed) {
         routes.extend(vnic.ips.iter().map(|ip| resident(&mut random, vnic, *ip, *host)));
     }
-    let flows: Vec<Flow> = (0..10).map(|_| flow(&mut random, &vnics, joins)).collect();
+    let mut flows: Vec<Flow> = (0..10).map(|_| flow(&mut random, &vnics, joins)).collect();
+    if leads {
+        flows.iter_mut().for_each(|flow| go_behind(&mut random, flow));
+    }
     let mut now = placed.clone();
     let mut commands =
         generate::commands(&mut random, &vnics, &flows, 40, |random| match random.below(100) {
             0..10 => {
-                let change = route(random, bytes, joins, &nets);
+                let mut change = route(random, bytes, joins, &nets);
+                if let Command::Route(change) = &mut change
+                    && leads
+                {
+                    lead(random, change, &vnics);
+                }
                 vec![if random.percent(50) { on_one(random, change) } else { change }]
             }
             10..25 => vec![told(random, &vnics, &now)],
@@ -460,6 +539,18 @@ fn flow(random: &mut Random, vnics: &[Declared], joins: Joins) -> Flow {
         vlan: random.percent(3).then(|| random.pick(&[5, 0])),
         stations,
         via: Some(via),
+    }
+}
+
+/// Has an end of a conversation behind the machine that would have it, now and then.
+fn go_behind(random: &mut Random, flow: &mut Flow) {
+    if random.percent(40) {
+        let end = random.pick(&[0, 1, 1, 1]);
+        let (last, ip) = (random.below(4) as u8, &mut flow.ips[end]);
+        *ip = match ip.is_ipv4() {
+            true => Ipv4Addr::new(192, 0, 2, last).into(),
+            false => six(9, last.into()).into(),
+        };
     }
 }
 
@@ -776,6 +867,10 @@ fn a_switch_that_is_wrong_is_found_wrong() {
         disagreements(case, |model| model.errs(Mistake::KeepsHops)),
         disagreements(case, |model| model.errs(Mistake::ZoneOfSender)),
         disagreements(case, |model| model.routes.routers.clear()),
+        disagreements(case, |model| {
+            model.routes.routers.iter_mut().for_each(|router| router.routes.clear())
+        }),
+        disagreements_among(400, case, |model| model.errs(Mistake::AnyWay)),
     ];
     assert!(found.iter().all(|cases| *cases >= 5), "{found:?}");
 }

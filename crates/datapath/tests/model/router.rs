@@ -1,16 +1,18 @@
 //! Declared networks and the routers between them: lists that are searched from their start.
 //!
-//! Written from docs/design/routed.md and RFC 1812, of IPv6 from RFC 8200, 4443 and 4861. Subnets
-//! of one router do not overlap, so there is no longest prefix to look for. Of several reasons for
-//! a drop each is right: no document says in which order a router looks for them, except that
-//! nothing of a damaged header is believed, and nothing of one that tells routers the way (RFC
-//! 5095).
+//! Written from docs/design/routed.md, docs/routers.md and RFC 1812, of IPv6 from RFC 8200, 4443
+//! and 4861. Of several reasons for a drop each is right: no document says in which order a router
+//! looks for them, except that nothing of a damaged header is believed, and nothing of one that
+//! tells routers the way (RFC 5095).
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    cell::RefCell,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use butterfly_datapath::RoutingChange;
 use butterfly_model::{
-    Neighbour, Network, Router as Declaration, RouterAddresses, RouterId, Subnet, Vni,
+    Neighbour, Network, Route, Router as Declaration, RouterAddresses, RouterId, Subnet, Vni,
 };
 
 use crate::{
@@ -45,6 +47,58 @@ pub struct Net {
 pub struct Router {
     pub name: &'static str,
     pub joins: Vec<(u32, Vec<IpAddr>)>,
+    pub routes: Vec<Led>,
+}
+
+/// A route: a block, and the machines that lead there; none if nobody does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Led {
+    pub to: IpAddr,
+    pub mask: u8,
+    pub via: Vec<IpAddr>,
+}
+
+/// Receivers to which a router leads.
+enum Leads<'a> {
+    /// Into the network of a block.
+    Into(&'a Net, &'a Block),
+    By(&'a Led),
+}
+
+/// Ends of a flow, in order, and its protocol; of a fragment the addresses alone.
+type Course = ([(IpAddr, u16); 2], u8);
+
+/// Ways that flows took: each by one of these machines, which were those that could be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Taken(RefCell<Vec<(Course, Vec<IpAddr>, IpAddr)>>);
+
+impl Taken {
+    /// Returns the machine by which a flow goes, of several that may lead there. A flow prefers one
+    /// machine to another, or the other way round, for ever. `pick` chooses what is open.
+    fn choose(
+        &self,
+        course: Option<Course>,
+        among: &[IpAddr],
+        pick: &mut dyn FnMut(usize) -> usize,
+    ) -> IpAddr {
+        let mut taken = self.0.borrow_mut();
+        let mut open = among.to_vec();
+        let known = taken.iter().filter(|(other, ..)| Some(*other) == course);
+        for (_, were, took) in known.filter(|(.., took)| among.contains(took)) {
+            open.retain(|way| way == took || !were.contains(way));
+        }
+        let way = if open.len() > 1 { open[pick(open.len())] } else { open[0] };
+        taken.extend(course.map(|course| (course, among.to_vec(), way)));
+        way
+    }
+
+    /// Returns another way than the time before, as no switch may.
+    fn by_turns(&self, among: &[IpAddr]) -> IpAddr {
+        let mut taken = self.0.borrow_mut();
+        let way = among[taken.len() % among.len()];
+        taken.push((([(way, 0); 2], 0), Vec::new(), way));
+        way
+    }
 }
 
 /// A machine as an operator tells of it: its MAC address, and the number of its host if that is
@@ -111,14 +165,31 @@ impl Block {
     }
 }
 
+impl Block {
+    /// Returns whether an address is the first one of the block, or of IPv4 the last one, where
+    /// there are more than two.
+    fn is_first_or_last(&self, ip: IpAddr) -> bool {
+        match (self.first, ip) {
+            (IpAddr::V4(_), IpAddr::V4(_)) => self.is_nobodys(ip),
+            _ => self.mask < 127 && ip == self.first,
+        }
+    }
+}
+
 impl Routes {
     /// Carries out a change, unless an operator is refused it. Returns whether it was.
     pub fn apply(&mut self, change: &Change) -> bool {
         let is_there = |routes: &Routes, vni: u32| routes.net(vni).is_some();
         match change {
             Change::Net(net) => {
-                self.nets.retain(|other| other.vni != net.vni);
-                self.nets.push(net.clone());
+                let mut after = self.clone();
+                after.nets.retain(|other| other.vni != net.vni);
+                after.nets.push(net.clone());
+                let joined: Vec<&Router> = after.routers_of(net.vni).collect();
+                if !joined.iter().all(|router| after.has_ways(router)) {
+                    return false;
+                }
+                self.nets = after.nets;
             }
             Change::NoNet(vni) => {
                 let joined = self.routers.iter().flat_map(|router| &router.joins);
@@ -128,7 +199,8 @@ impl Routes {
                 self.nets.retain(|net| net.vni != *vni);
             }
             Change::Router(router) => {
-                if !router.joins.iter().all(|(vni, _)| is_there(self, *vni)) {
+                let joins_all = router.joins.iter().all(|(vni, _)| is_there(self, *vni));
+                if !joins_all || !self.has_ways(router) {
                     return false;
                 }
                 self.routers.retain(|other| other.name != router.name);
@@ -155,6 +227,39 @@ impl Routes {
 
     fn net(&self, vni: u32) -> Option<&Net> {
         self.nets.iter().find(|net| net.vni == vni)
+    }
+
+    /// Returns whether all machines by which a router leads are hosts in its networks, and not the
+    /// router itself.
+    fn has_ways(&self, router: &Router) -> bool {
+        let is_host = |via: &IpAddr| {
+            let net = self.net_of(router, *via);
+            net.is_some_and(|(_, block)| !block.is_first_or_last(*via))
+        };
+        let is_own = |via: &IpAddr| {
+            router.joins.iter().any(|(vni, _)| self.addresses(router, *vni).contains(via))
+        };
+        router.routes.iter().flat_map(|led| &led.via).all(|via| is_host(via) && !is_own(via))
+    }
+
+    /// Returns the network of a router that has an address in a block, whatever routes there are.
+    fn net_of(&self, router: &Router, ip: IpAddr) -> Option<(&Net, &Block)> {
+        let nets = router.joins.iter().filter_map(|(vni, _)| self.net(*vni));
+        let mut blocks = nets.flat_map(|net| net.blocks.iter().map(move |block| (net, block)));
+        blocks.find(|(_, block)| block.has(ip))
+    }
+
+    /// Returns where a router leads what is for an address: by the longest block that has it (RFC
+    /// 1812, 5.2.4.3); of two that are one, into its own network.
+    fn leads(&self, router: &Router, ip: IpAddr) -> Option<Leads<'_>> {
+        let router = self.routers.iter().find(|other| other.name == router.name)?;
+        let into = self.net_of(router, ip);
+        let led = router.routes.iter().filter(|led| is_in(ip, led.to, led.mask));
+        match (into, led.max_by_key(|led| led.mask)) {
+            (Some((_, block)), Some(led)) if led.mask > block.mask => Some(Leads::By(led)),
+            (Some((net, block)), _) => Some(Leads::Into(net, block)),
+            (None, led) => led.map(Leads::By),
+        }
     }
 
     /// Returns whether one router joins two networks.
@@ -209,6 +314,10 @@ pub fn declaration(change: &Change) -> RoutingChange {
             for (number, address) in &router.joins {
                 let given = address.iter().map(IpAddr::to_string);
                 declared.attach(vni(*number), RouterAddresses::parse(given).unwrap());
+            }
+            for Led { to, mask, via } in &router.routes {
+                let via = via.iter().map(IpAddr::to_string);
+                declared.add_route(Route::parse(&format!("{to}/{mask}"), via).unwrap());
             }
             RoutingChange::DeclareRouter(declared)
         }
@@ -440,7 +549,15 @@ fn echo(frame: &[u8]) -> Option<Vec<u8>> {
 
 impl Model {
     /// Returns what the routers of a vnic's network make of its frame.
-    pub fn at_routers(&self, sender: usize, frame: &[u8], carries: &Carries) -> Fate {
+    ///
+    /// `pick` chooses one of so many ways, each of which is right.
+    pub fn at_routers(
+        &self,
+        sender: usize,
+        frame: &[u8],
+        carries: &Carries,
+        pick: &mut dyn FnMut(usize) -> usize,
+    ) -> Fate {
         let vni = self.vnics[sender].declared.vni;
         if self.routes.net(vni).is_none() {
             return Fate::NotMine;
@@ -479,8 +596,8 @@ impl Model {
         }
         let tagged = ![14, usize::MAX].contains(&begins(frame, carries));
         match carries {
-            Carries::Ip(14, _) if frame[14] >> 4 == 6 => self.route6(sender, router, frame),
-            Carries::Ip(14, _) => self.route(sender, router, frame),
+            Carries::Ip(14, _) if frame[14] >> 4 == 6 => self.route6(sender, router, frame, pick),
+            Carries::Ip(14, _) => self.route(sender, router, frame, pick),
             Carries::Ip(..) => Fate::Dropped(vec!["gateway-tagged"]),
             // It may be called IP behind something, or not IP at all.
             Carries::Hidden => Fate::Dropped(vec!["gateway-tagged", "gateway-not-ip"]),
@@ -525,7 +642,13 @@ impl Model {
     }
 
     /// Passes a packet on, or says why not: all that is wrong with it.
-    fn route(&self, sender: usize, router: &Router, frame: &[u8]) -> Fate {
+    fn route(
+        &self,
+        sender: usize,
+        router: &Router,
+        frame: &[u8],
+        pick: &mut dyn FnMut(usize) -> usize,
+    ) -> Fate {
         let packet = &frame[14..];
         // RFC 1812, 5.2.2.
         let header = usize::from(packet[0] & 15) * 4;
@@ -542,7 +665,7 @@ impl Model {
             return Fate::Dropped(vec!["ip-checksum", "truncated"]);
         }
         let ends = [ip(packet, 12), ip(packet, 16)];
-        match self.way(sender, router, (packet.len(), packet[8]), ends, || echo(frame)) {
+        match self.way((sender, frame), router, (packet.len(), packet[8]), ends, pick) {
             Fate::Routed(to, _) => {
                 let mut frame = self.passed(to, router, frame);
                 if self.mistake() != Some(Mistake::KeepsHops) {
@@ -556,7 +679,13 @@ impl Model {
     }
 
     /// Does the same for IPv6, whose header has no sum (RFC 8200).
-    fn route6(&self, sender: usize, router: &Router, frame: &[u8]) -> Fate {
+    fn route6(
+        &self,
+        sender: usize,
+        router: &Router,
+        frame: &[u8],
+        pick: &mut dyn FnMut(usize) -> usize,
+    ) -> Fate {
         let packet = &frame[14..];
         if packet.len() < 40 || 40 + usize::from(be16(packet, 4)) > packet.len() {
             return Fate::Dropped(vec!["ip-checksum"]);
@@ -565,7 +694,7 @@ impl Model {
             return Fate::Dropped(reasons);
         }
         let ends = [ip6(packet, 8), ip6(packet, 24)];
-        match self.way(sender, router, (packet.len(), packet[7]), ends, || echo6(frame)) {
+        match self.way((sender, frame), router, (packet.len(), packet[7]), ends, pick) {
             Fate::Routed(to, _) => {
                 let mut frame = self.passed(to, router, frame);
                 if self.mistake() != Some(Mistake::KeepsHops) {
@@ -636,12 +765,16 @@ impl Model {
             _ if is_no_unicast(source) => true,
             Some(_) if near.peek().is_none() => true,
             // No machine of the source's network has it.
-            Some(_) if beyond.iter().any(|(_, there)| !self.has_machine(*there, source)) => true,
+            Some(_)
+                if beyond.iter().any(|(router, there)| self.is_nobodys(router, *there, source)) =>
+            {
+                true
+            }
             // No gateway sends anything by a router.
             Some(_) => beyond.is_empty() || near.any(|router| self.is_routers(router, source)),
             None => false,
         };
-        let is_here = beyond.iter().any(|(_, there)| self.speaks_here(*there, source));
+        let is_here = self.homes(vni, source).iter().any(|home| self.speaks_here(*home, source));
         match self.mistake() {
             Some(Mistake::AnyFarSource) => {}
             _ if is_foreign => wrong.push("foreign-source"),
@@ -654,11 +787,13 @@ impl Model {
         Ok(beyond.into_iter().map(|(router, _)| gateway_mac(router.name)).collect())
     }
 
-    /// Returns whether a machine of a network may have an address.
-    fn has_machine(&self, vni: u32, ip: IpAddr) -> bool {
-        let owns =
-            |net: &Net| net.blocks.iter().any(|block| block.has(ip) && !block.is_nobodys(ip));
-        self.routes.net(vni).is_none_or(owns) && self.routes.with_address(vni, ip).is_none()
+    /// Returns whether no machine has an address, to which a router leads by a network: it is one
+    /// that its block has for nobody, or another router's.
+    fn is_nobodys(&self, router: &Router, there: u32, ip: IpAddr) -> bool {
+        let own = self.routes.net_of(router, ip);
+        let homes = own.iter().map(|(net, _)| net.vni).chain([there]);
+        own.is_some_and(|(_, block)| block.is_nobodys(ip))
+            || homes.into_iter().any(|home| self.routes.with_address(home, ip).is_some())
     }
 
     /// Returns whether a router has an address, in any of its networks.
@@ -667,17 +802,30 @@ impl Model {
         router.joins.iter().flat_map(joins).any(|own| own == ip)
     }
 
-    /// Returns the network of an address beside this one, and a router that leads there: all that
-    /// there are.
+    /// Returns the networks beside this one by which its routers lead to an address, each with its
+    /// router.
     pub fn beyond(&self, vni: u32, ip: IpAddr) -> Vec<(&Router, u32)> {
-        let leads = |router: &Router| {
-            let mut others = router.joins.iter().map(|(other, _)| *other);
-            others.find(|other| {
-                let net = self.routes.net(*other).filter(|net| net.vni != vni);
-                net.is_some_and(|net| net.blocks.iter().any(|block| block.has(ip)))
-            })
-        };
-        self.routes.routers_of(vni).filter_map(|router| Some((router, leads(router)?))).collect()
+        let mut all = Vec::new();
+        for router in self.routes.routers_of(vni) {
+            let there: Vec<u32> = match self.routes.leads(router, ip) {
+                Some(Leads::Into(net, _)) => vec![net.vni],
+                Some(Leads::By(led)) => {
+                    let nets = led.via.iter().filter_map(|via| self.routes.net_of(router, *via));
+                    nets.map(|(net, _)| net.vni).collect()
+                }
+                None => Vec::new(),
+            };
+            all.extend(there.into_iter().filter(|there| *there != vni).map(|it| (router, it)));
+        }
+        all
+    }
+
+    /// Returns the networks in which a machine may have an address that routers of a network lead
+    /// to, beside this one: also those of a block of which a part is behind a machine elsewhere.
+    pub fn homes(&self, vni: u32, ip: IpAddr) -> Vec<u32> {
+        let beyond = self.beyond(vni, ip);
+        let own = beyond.iter().filter_map(|(router, _)| self.routes.net_of(router, ip));
+        own.map(|(net, _)| net.vni).chain(beyond.iter().map(|(_, there)| *there)).collect()
     }
 
     /// Returns whether a filtered vnic of this host has an address alone.
@@ -727,19 +875,20 @@ impl Model {
     /// Decides on a packet of so many bytes, with so many hops to go.
     fn way(
         &self,
-        sender: usize,
+        (sender, frame): (usize, &[u8]),
         router: &Router,
         (len, hops): (usize, u8),
         [source, destination]: [IpAddr; 2],
-        echo: impl Fn() -> Option<Vec<u8>>,
+        pick: &mut dyn FnMut(usize) -> usize,
     ) -> Fate {
+        let echo = || if source.is_ipv6() { echo6(frame) } else { echo(frame) };
         let mut wrong = Vec::new();
         let declared = &self.vnics[sender].declared;
         let is_gateway = self.routes.with_address(declared.vni, source).is_some();
         let is_near = source.is_ipv6() && is_no_unicast(source);
-        if (is_gateway || is_near || !self.is_of(declared, source))
-            && self.mistake() != Some(Mistake::AnySource)
-        {
+        let is_of =
+            self.is_of(declared, source) || self.is_behind(sender, router, source, &frame[6..12]);
+        if (is_gateway || is_near || !is_of) && self.mistake() != Some(Mistake::AnySource) {
             wrong.push("foreign-source");
         }
         if self.is_routers(router, destination) {
@@ -753,7 +902,7 @@ impl Model {
         if hops <= 1 {
             wrong.push("ttl-expired");
         }
-        let hop = self.hop(declared, router, destination, &mut wrong);
+        let hop = self.hop((declared, frame), router, destination, &mut wrong, pick);
         // Bytes behind the packet go along with it.
         if let Some((_, Some(mtu))) = hop
             && len > usize::from(mtu)
@@ -828,8 +977,14 @@ impl Model {
 
     /// Returns whether a router tells a sender of packets that it drops for this reason, if it may.
     pub fn is_told(reason: &str) -> bool {
-        let told =
-            ["ttl-expired", "no-route", "next-hop-unknown", "route-too-big", "gateway-no-service"];
+        let told = [
+            "ttl-expired",
+            "no-route",
+            "route-blackhole",
+            "next-hop-unknown",
+            "route-too-big",
+            "gateway-no-service",
+        ];
         told.contains(&reason)
     }
 
@@ -849,7 +1004,7 @@ impl Model {
         let (source, destination) = (ip(packet, 12), ip(packet, 16));
         let says = match reason {
             "ttl-expired" => [11, 0],
-            "no-route" => [3, 0],
+            "no-route" | "route-blackhole" => [3, 0],
             "next-hop-unknown" => [3, 1],
             "gateway-no-service" if [6, 17].contains(&packet[9]) => [3, 3],
             "gateway-no-service" if packet[9] != 1 => [3, 2],
@@ -868,7 +1023,7 @@ impl Model {
         let IpAddr::V4(from) = self.told_from(router, declared.vni, source)? else { return None };
         let IpAddr::V4(source) = source else { return None };
         let mtu = match says {
-            [3, 4] => self.mtu_towards(router, destination)?,
+            [3, 4] => self.mtu_towards((declared, frame), router, destination)?,
             _ => 0,
         };
         let mut message = [&says[..], &[0, 0, 0, 0], &mtu.to_be_bytes(), quote].concat();
@@ -898,13 +1053,15 @@ impl Model {
         let named = chain.named as u32;
         let (kind, code, rest) = match (reason, chain.protocol) {
             ("ttl-expired", _) => (3, 0, 0),
-            ("no-route", _) => (1, 0, 0),
+            ("no-route" | "route-blackhole", _) => (1, 0, 0),
             ("next-hop-unknown", _) => (1, 3, 0),
             ("gateway-no-service", 6 | 17) => (1, 4, 0),
             // It speaks ICMPv6, and there may be nothing.
             ("gateway-no-service", 58 | 59) => return None,
             ("gateway-no-service", _) => (4, 1, named),
-            ("route-too-big", _) => (2, 0, self.mtu_towards(router, ends[1])?.into()),
+            ("route-too-big", _) => {
+                (2, 0, self.mtu_towards((declared, frame), router, ends[1])?.into())
+            }
             _ => return None,
         };
         // As much as there is room for, of a frame that is not larger than any on a wire.
@@ -935,12 +1092,15 @@ impl Model {
         near.or(own.first()).copied()
     }
 
-    /// Returns the longest packet of the network that has an address, if it is declared.
-    fn mtu_towards(&self, router: &Router, destination: IpAddr) -> Option<u16> {
-        let nets = router.joins.iter().filter_map(|(vni, _)| self.routes.net(*vni));
-        let mut nets = nets.filter(|net| net.blocks.iter().any(|it| it.has(destination)));
-        let net = nets.next()?;
-        self.mtu_of(net, self.next_hop(net.vni, destination)?)
+    /// Returns the longest packet of the network by which a router leads to an address, if it is
+    /// declared. The flow has its way by now.
+    fn mtu_towards(
+        &self,
+        sent: (&Declared, &[u8]),
+        router: &Router,
+        destination: IpAddr,
+    ) -> Option<u16> {
+        self.hop(sent, router, destination, &mut Vec::new(), &mut |_| 0)?.1
     }
 
     /// Returns the longest packet that a network carries to a machine, if there is a longest one.
@@ -959,25 +1119,91 @@ impl Model {
             || vnic.ips.contains(&source)
     }
 
-    /// Finds the machine that has an address, and the longest packet that its network carries. Else
-    /// says why there is none.
+    /// Returns whether a router leads to a source by its sender: the vnic which declares the
+    /// address of a way; or who sends from the MAC address of a neighbour that has it, of whom no
+    /// host is told, if no vnic has it. Nobody speaks as a filtered vnic of a network.
+    fn is_behind(&self, sender: usize, router: &Router, source: IpAddr, mac: &[u8]) -> bool {
+        let Declared { vni, .. } = self.vnics[sender].declared;
+        let Some(Leads::By(led)) = self.routes.leads(router, source) else { return false };
+        let has = |vnic: &Vnic, vni: u32, ip: &IpAddr| {
+            vnic.declared.vni == vni && vnic.declared.ips.contains(ip)
+        };
+        let is_neighbour = |via: &IpAddr| {
+            let mut residents = self.routes.residents.iter();
+            let is_it = |it: &Resident| (it.vni, it.ip, it.host) == (vni, *via, None);
+            residents.any(|it| is_it(it) && it.mac == *mac)
+                && !self.vnics.iter().any(|vnic| has(vnic, vni, via))
+        };
+        let is_sender = |via: &IpAddr| {
+            let net = self.routes.net_of(router, *via);
+            net.is_some_and(|(net, _)| net.vni == vni)
+                && (has(&self.vnics[sender], vni, via) || is_neighbour(via))
+        };
+        let is_anothers = self.routes.net_of(router, source).is_some_and(|(net, _)| {
+            let mut holders = self.vnics.iter().filter(|vnic| has(vnic, net.vni, &source));
+            holders.any(|vnic| !vnic.declared.bypass)
+        });
+        led.via.iter().any(is_sender)
+            && !is_no_unicast(source)
+            && !self.is_routers(router, source)
+            && !is_anothers
+    }
+
+    /// Finds the machine to which a packet goes next, and the longest packet that its network
+    /// carries. Else says why there is none.
     fn hop(
         &self,
-        sender: &Declared,
+        (sender, frame): (&Declared, &[u8]),
         router: &Router,
         destination: IpAddr,
         wrong: &mut Vec<&'static str>,
+        pick: &mut dyn FnMut(usize) -> usize,
     ) -> Option<(SentOn, Option<u16>)> {
         if is_no_unicast(destination) {
             wrong.push("route-group");
             return None;
         }
-        let nets = router.joins.iter().filter_map(|(vni, _)| self.routes.net(*vni));
-        let mut blocks = nets.flat_map(|net| net.blocks.iter().map(move |block| (net, block)));
-        let Some((net, block)) = blocks.find(|(_, block)| block.has(destination)) else {
-            wrong.push("no-route");
-            return None;
-        };
+        match self.routes.leads(router, destination) {
+            None => wrong.push("no-route"),
+            Some(Leads::By(led)) if led.via.is_empty() => wrong.push("route-blackhole"),
+            Some(Leads::By(led)) => {
+                let mut ways = Vec::new();
+                for via in &led.via {
+                    let (net, _) = self.routes.net_of(router, *via).expect("it was checked");
+                    match self.next_hop(net.vni, *via) {
+                        _ if net.vni == sender.vni => wrong.push("route-back"),
+                        None => wrong.push("next-hop-unknown"),
+                        Some(to) => ways.push((*via, (to, self.mtu_of(net, to)))),
+                    }
+                }
+                let among: Vec<IpAddr> = ways.iter().map(|(via, _)| *via).collect();
+                let way = match &among[..] {
+                    [] => return None,
+                    // What the flow would choose is not to be seen of one.
+                    [way] => *way,
+                    among if self.mistake() == Some(Mistake::AnyWay) => self.taken.by_turns(among),
+                    among => self.taken.choose(course(frame), among, pick),
+                };
+                // Others that lead nowhere are no reason for anything.
+                wrong.retain(|why| !["route-back", "next-hop-unknown"].contains(why));
+                return ways.into_iter().find(|(via, _)| *via == way).map(|(_, hop)| hop);
+            }
+            Some(Leads::Into(net, block)) => {
+                return self.into(sender, net, block, destination, wrong);
+            }
+        }
+        None
+    }
+
+    /// Does the same of a machine in a network of the router.
+    fn into(
+        &self,
+        sender: &Declared,
+        net: &Net,
+        block: &Block,
+        destination: IpAddr,
+        wrong: &mut Vec<&'static str>,
+    ) -> Option<(SentOn, Option<u16>)> {
         let is_back = net.vni == sender.vni;
         if is_back {
             wrong.push("route-back");
@@ -997,6 +1223,18 @@ impl Model {
             }
         }
     }
+}
+
+/// Returns the course of a packet: both directions have one. Of what cannot be read nothing is
+/// expected.
+fn course(frame: &[u8]) -> Option<Course> {
+    let packet = wire::packet(frame, 14, None).ok()?;
+    let is_part = packet.fragment.is_some_and(|fragment| fragment.offset > 0 || fragment.more);
+    let has_ports = [6, 17, 132].contains(&packet.protocol) && packet.upper.len() >= 4;
+    let port = |at| if has_ports && !is_part { be16(&packet.upper, at) } else { 0 };
+    let mut ends = [(packet.source, port(0)), (packet.destination, port(2))];
+    ends.sort();
+    Some((ends, if is_part { 0 } else { packet.protocol }))
 }
 
 /// Returns the byte at which the contents of a frame begin, if they are behind tags or not.

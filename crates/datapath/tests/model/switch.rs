@@ -12,7 +12,7 @@ use crate::{
     claims::Bound,
     dhcp::{self, Dhcp},
     policy::{self, Declared, Group, Verdict},
-    router::{Fate, NextPlace, Routes, is_reserved},
+    router::{Fate, NextPlace, Routes, Taken, is_reserved},
     tcp::{Connection, Judgement, Segment},
     wire::{self, Carries, Packet, Reasons, be16},
     world::{ELSEWHERE, TRUNKS},
@@ -172,6 +172,8 @@ pub struct Model {
     pub vnics: Vec<Vnic>,
     pub groups: Vec<Group>,
     pub routes: Routes,
+    /// Ways of flows, by routes that have several.
+    pub taken: Taken,
     learnt: Vec<Learnt>,
     sessions: Vec<Session>,
     /// Sessions forgotten since the last look at all sessions: their places are free from then on.
@@ -204,6 +206,8 @@ pub enum Mistake {
     ForgedIsBelieved,
     /// The number of the host on which a declared machine is means nothing.
     ResidentsAreHere,
+    /// Packets of one flow go by several ways of a route.
+    AnyWay,
 }
 
 /// Reasons for the drop of a frame, each with the vnic that is charged: each of these is right.
@@ -256,6 +260,7 @@ impl Model {
             vnics: Vec::new(),
             groups: Vec::new(),
             routes: Routes::default(),
+            taken: Taken::default(),
             learnt: Vec::new(),
             sessions: Vec::new(),
             dead: Vec::new(),
@@ -510,7 +515,11 @@ impl Model {
         if !is_far {
             self.bind(sender, &carries, frame);
         }
-        let fate = if is_far { Fate::NotMine } else { self.at_routers(sender, frame, &carries) };
+        let mut pick = |ways: usize| (0..ways - 1).find(|_| choices.either()).unwrap_or(ways - 1);
+        let fate = match is_far {
+            true => Fate::NotMine,
+            false => self.at_routers(sender, frame, &carries, &mut pick),
+        };
         match fate {
             Fate::NotMine => {}
             Fate::Dropped(reasons) => {

@@ -10,6 +10,21 @@ fn net() -> Net {
     Net::new(&[A, B, C], true)
 }
 
+/// Whichever network the packet is from; the sender is told.
+#[test]
+fn route_blackhole() {
+    let mut net = Net::new(&[A, B], true);
+    net.host.change_routing(leading("r", &[42, 50], &[("192.0.2.0/24", &[])]));
+    let far = ("far", B.1, 50, [192, 0, 2, 5]);
+    for _ in 0..2 {
+        let [sent, _] = routed(A, far, |ip| ip.udp(1000, 53, b"x"));
+        net.refuses(A, &sent, "route-blackhole", (3, 0, 0));
+    }
+    // It leads from the other network, too.
+    let [sent, _] = routed(B, far, |ip| ip.udp(1000, 53, b"x"));
+    net.refuses(B, &sent, "route-blackhole", (3, 0, 0));
+}
+
 #[test]
 fn no_route() {
     let frame = build::ethernet(A.1, gateway()).ipv4(A.3, [192, 0, 2, 1]).udp(1, 2, b"x");

@@ -9,5 +9,6 @@ mod hostile;
 mod hosts;
 mod moves;
 mod net;
+mod routes;
 mod six;
 mod walks;

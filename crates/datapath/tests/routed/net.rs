@@ -6,7 +6,8 @@ use butterfly_datapath::{
     GroupChange, Mac, RoutingChange, SessionConfig, SessionFilter, VnicPolicy, harness::Host,
 };
 use butterfly_model::{
-    Cidr, Direction, GroupName, Network, Router, RouterAddresses, RouterId, Rule, Subnet, Vni,
+    Cidr, Direction, GroupName, Network, Route, Router, RouterAddresses, RouterId, Rule, Subnet,
+    Vni,
 };
 use butterfly_packet::build;
 use butterfly_vhost::net::NetHeader;
@@ -37,10 +38,18 @@ pub fn network(number: u32, block: &str, gateway: &str, mtu: Option<u32>) -> Rou
 }
 
 pub fn router(id: &str, networks: &[u32]) -> RoutingChange {
+    leading(id, networks, &[])
+}
+
+/// A router with routes: a block, and the machines by which it leads there.
+pub fn leading(id: &str, networks: &[u32], routes: &[(&str, &[&str])]) -> RoutingChange {
     let id = RouterId::new(id).unwrap();
     let mut router = Router::new(id);
     for number in networks {
         router.attach(vni(*number), RouterAddresses::default());
+    }
+    for (to, via) in routes {
+        router.add_route(Route::parse(to, *via).unwrap());
     }
     RoutingChange::DeclareRouter(router)
 }

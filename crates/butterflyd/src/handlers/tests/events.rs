@@ -137,6 +137,15 @@ fn each_change_is_an_event_and_what_changes_nothing_is_none() {
         ),
         ("router_attach { router: \"r\" vni: 42 address: \"10.7.7.7\" }".into(), ""),
         (
+            "route_add { router: \"r\" cidr { address: \"192.0.2.0\" mask_size: 24 } via: \"10.7.7.8\" }".into(),
+            "router-declared route_add: router \"r\": network 42 as 10.7.7.7, route 192.0.2.0/24 via 10.7.7.8",
+        ),
+        ("route_add { router: \"r\" cidr { address: \"192.0.2.0\" mask_size: 24 } via: \"10.7.7.8\" }".into(), ""),
+        (
+            "route_del { router: \"r\" cidr { address: \"192.0.2.0\" mask_size: 24 } }".into(),
+            "router-declared route_del: router \"r\": network 42 as 10.7.7.7",
+        ),
+        (
             "neighbour_add { vni: 42 address: \"10.7.7.9\" mac: \"02:00:00:00:00:09\" host: \"192.0.2.2\" }".into(),
             "neighbour-declared neighbour_add: neighbour 10.7.7.9 of network 42: MAC 02:00:00:00:00:09, host 192.0.2.2",
         ),

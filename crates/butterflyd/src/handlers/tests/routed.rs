@@ -118,12 +118,118 @@ fn what_is_refused_says_why_and_changes_nothing() {
     }
 }
 
+const FAR: &str = "cidr { address: \"192.0.2.0\" mask_size: 24 }";
+
+/// Each row: the request, what the data path is asked, the routes of the router then.
+#[test]
+fn routes_are_added_and_taken_back() {
+    let mut host = host();
+    let by = |via: &str| format!("route_add {{ router: \"r\" {FAR} {via} }}");
+    let route = |via: &str| match via {
+        "" => format!(" route {{ {FAR} }}"),
+        via => format!(" route {{ {FAR} {via} }}"),
+    };
+    let two = "via: \"10.0.0.9\" via: \"10.0.1.9\"";
+    let (joins, none) = (vec!["router r: joins 42 50"], vec![]);
+    for (request, calls, routes) in [
+        (by("via: \"10.0.0.9\""), &joins, route("via: \"10.0.0.9\"")),
+        (by("via: \"10.0.0.9\""), &none, route("via: \"10.0.0.9\"")),
+        (by(two), &joins, route(two)),
+        (by(""), &joins, route("")),
+        ("router_detach { router: \"r\" vni: 7 }".into(), &none, route("")),
+        (
+            "route_add { router: \"r\" cidr { address: \"::\" mask_size: 0 } via: \"FD00::9\" }"
+                .into(),
+            &joins,
+            route("") + " route { cidr { address: \"::\" mask_size: 0 } via: \"fd00::9\" }",
+        ),
+        (
+            "route_del { router: \"r\" cidr { address: \"::\" mask_size: 0 } via: \"x\" }".into(),
+            &joins,
+            route(""),
+        ),
+        (format!("route_del {{ router: \"r\" {FAR} }}"), &joins, String::new()),
+        (format!("route_del {{ router: \"r\" {FAR} }}"), &none, String::new()),
+    ] {
+        host.succeeds(&request);
+        assert_eq!(host.fake().take_calls(), *calls, "{request}");
+        let routers = format!(
+            "router_list {{ id: \"r\" attachment {{ vni: 42 }} attachment {{ vni: 50 }}{routes} }}"
+        );
+        assert_eq!(host.succeeds("router_list: true"), routers, "{request}");
+    }
+}
+
+#[test]
+fn what_is_no_route_is_refused() {
+    let mut host = host();
+    host.succeeds(&format!("route_add {{ router: \"r\" {FAR} via: \"10.0.1.9\" }}"));
+    host.fake().take_calls();
+    let before = listed(&mut host);
+    let add = |rest: &str| format!("route_add {{ router: \"r\" {rest} }}");
+    for (request, description, help) in [
+        (add(""), "a route needs the block that it leads to: set cidr", ""),
+        ("route_del { router: \"r\" }".into(), "a route needs the block", ""),
+        (add("cidr { address: \"x\" mask_size: 0 }"), "", ""),
+        (
+            add("cidr { address: \"10.0.0.0\" mask_size: 33 }"),
+            "mask size 33 of 10.0.0.0 is out of range",
+            "",
+        ),
+        (
+            add("cidr { address: \"10.0.0.1\" mask_size: 24 }"),
+            "10.0.0.1/24 is an address in a block, not the block; write 10.0.0.0/24",
+            "",
+        ),
+        (
+            add("cidr { address: \"224.0.0.0\" mask_size: 8 }"),
+            "224.0.0.0/8 is no block that a router leads to",
+            "",
+        ),
+        (add(&format!("{FAR} via: \"fd00::9\"")), "fd00::9 cannot lead to 192.0.2.0/24", ""),
+        (add(&format!("{FAR} via: \"10.0.0.9\" via: \"10.0.0.9\"")), "10.0.0.9 stands twice", ""),
+        (
+            add(&format!("{FAR} via: \"10.0.2.9\"")),
+            "10.0.2.9, by which router \"r\" leads to 192.0.2.0/24, is in no subnet",
+            "",
+        ),
+        (
+            add(&format!("{FAR} via: \"10.0.0.1\"")),
+            "10.0.0.1, by which router \"r\" would lead to",
+            "",
+        ),
+        (format!("route_add {{ router: \"rr\" {FAR} }}"), "there is no router \"rr\"", ""),
+        (format!("route_del {{ router: \"x\" {FAR} }}"), "there is no router \"x\"", ""),
+        (
+            "router_detach { router: \"r\" vni: 50 }".into(),
+            "10.0.1.9, by which router \"r\" leads",
+            "",
+        ),
+        (
+            format!("router_add {{ id: \"s\" route {{ router: \"r\" {FAR} }} }}"),
+            "a route of it is of router \"r\"",
+            "leave that out",
+        ),
+        (
+            format!("router_add {{ id: \"s\" route {{ {FAR} }} route {{ {FAR} }} }}"),
+            "it has a route to 192.0.2.0/24 twice",
+            "name the block once",
+        ),
+    ] {
+        let (why, more) = host.fails(&request);
+        assert!(why.starts_with(description) && more.contains(help), "{request}: {why}; {more}");
+        assert_eq!(listed(&mut host), before, "{request}");
+        assert_eq!(host.fake().take_calls(), [""; 0], "{request}");
+    }
+}
+
 #[test]
 fn a_file_declares_networks_and_routers() {
     let mut host = Host::new();
     let state = format!(
         "network {{ vni: 42 {BOTH} }} network {{ vni: 50 {FOUR} }} \
-         router {{ id: \"r\" attachment {{ vni: 42 }} attachment {{ vni: 50 }} }} \
+         router {{ id: \"r\" attachment {{ vni: 42 }} attachment {{ vni: 50 }} \
+                  route {{ {FAR} via: \"10.0.0.8\" }} }} \
          nic {{ id: \"n\" mac: \"02:00:00:00:00:01\" vni: 42 ip: \"10.0.0.9\" }}"
     );
     let objects = |host: &mut Host, options: &str| -> Vec<String> {
@@ -137,7 +243,7 @@ fn a_file_declares_networks_and_routers() {
     let all = [
         "NETWORK 42 ADDED: subnet 10.0.0.0/24 gateway 10.0.0.1, subnet fd00::/64 gateway fd00::1",
         "NETWORK 50 ADDED: subnet 10.0.1.0/24 gateway 10.0.1.1",
-        "ROUTER r ADDED: network 42, network 50",
+        "ROUTER r ADDED: network 42, network 50, route 192.0.2.0/24 via 10.0.0.8",
         "NIC n ADDED: MAC 02:00:00:00:00:01, VNI 42, ip 10.0.0.9",
     ];
     assert_eq!(objects(&mut host, "dry_run: true"), all);
@@ -180,6 +286,10 @@ fn keys() -> [Key; 3] {
 fn what_is_kept_is_read_as_it_was() {
     let mut host = host();
     host.succeeds("router_attach { router: \"r\" vni: 42 address: \"10.0.0.2\" }");
+    host.succeeds(&format!(
+        "route_add {{ router: \"r\" {FAR} via: \"10.0.0.9\" via: \"10.0.1.9\" }}"
+    ));
+    host.succeeds("route_add { router: \"r\" cidr { address: \"::\" mask_size: 0 } }");
     let sockets = SocketDir::new("/run/b".into());
     let state: Desired = host.envelope.handler_mut().desired.clone();
     let mut all = butterfly_control::Declaration::default();

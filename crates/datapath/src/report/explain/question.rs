@@ -203,7 +203,10 @@ fn elsewhere(source: IpAddr, network: &Network, snapshot: &Snapshot) -> Mac {
     let routing = network.routing.as_ref();
     let beyond = routing.and_then(|routing| routing.beyond(number(source), network.vni));
     let Some((_, vni)) = beyond else { return ELSEWHERE };
-    let neighbour = snapshot.neighbours.get(vni, number(source));
+    let ways = routing.into_iter().flat_map(|routing| routing.ways_to(number(source)));
+    let places = [(vni, number(source))].into_iter().chain(ways);
+    let mut found = places.filter_map(|(vni, address)| snapshot.neighbours.get(vni, address));
+    let neighbour = found.next();
     let host = neighbour.and_then(|found| found.host).map(address);
     Mac(host_mac(host.unwrap_or(IpAddr::from([0; 4]))))
 }

@@ -37,7 +37,7 @@ use crate::stages::{
     offload::Offload,
     pipeline::{self, Observer, Scratches},
     reasons::info,
-    route::Route,
+    route::{NEXT_HOP_UNKNOWN, ROUTE_BLACKHOLE, Route},
     stage::Stage,
 };
 use crate::world::snapshot::Vnic;
@@ -192,6 +192,9 @@ impl<'a> Recorder<'a> {
         let mut step = told::dropped(name, reason);
         if let (Claims::NAME, Some(address)) = (stage, self.claimed) {
             step.details.extend(told::owner(address, context));
+        }
+        if [ROUTE_BLACKHOLE, NEXT_HOP_UNKNOWN].contains(&reason) {
+            step.details.extend(told::undelivered(self.frame, context));
         }
         self.steps.push(step);
     }

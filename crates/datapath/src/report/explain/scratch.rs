@@ -91,7 +91,9 @@ impl<'a> World<'a> {
     /// pass on what is for an address.
     pub fn take_neighbours(&self, vni: u32, of: Address) {
         let routing = self.snapshot.network(vni).and_then(|network| network.routing.as_ref());
-        for vni in routing.into_iter().flat_map(|routing| routing.joined()) {
+        let Some(routing) = routing else { return };
+        let joined = routing.joined().into_iter().map(|vni| (vni, of));
+        for (vni, of) in joined.chain(routing.ways_to(of)) {
             if let Some(found) = self.snapshot.neighbours.get(vni, of) {
                 self.take_stations(vni, [address(found.mac); 2]);
             }

@@ -10,8 +10,9 @@ use butterfly_packet::{
 };
 
 use crate::engine::{
-    batch::{Batch, Hop, Verdict},
+    batch::{Batch, Hop, Meta, Verdict},
     inside::Inside,
+    mac::number,
     place::PeerRef,
     reason::DropReason,
 };
@@ -30,10 +31,13 @@ use crate::stages::{
     context::Context,
     filter::{self, EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, SPOOFED_IP},
     reasons::info,
+    route::decided_by,
 };
 use crate::world::{
+    routing::RouteEntry,
     rules::address,
     snapshot::{Snapshot, Vnic},
+    ways::Leads,
 };
 
 fn step(stage: &'static str, mark: Mark, text: impl Into<String>) -> Step {
@@ -137,8 +141,14 @@ pub(super) fn route(batch: &Batch<'_>, context: &Context<'_>) -> Option<Step> {
     }
     let hop = batch.hop(0).filter(Hop::is_routed)?;
     let exit = context.other(hop.exit)?;
-    let text =
+    let mut text =
         format!("the gateway of VNI {} passes it on to VNI {}", context.sender.vni, exit.vni);
+    let meta = batch.metas().first()?;
+    if let Some((RouteEntry { block, leads: Leads::Via(_) }, Some(next))) =
+        decided_by(batch.frames.head(0), meta, context)
+    {
+        text.push_str(&format!(", by the route {block} via {}", address(next)));
+    }
     Some(step("route", Mark::Pass, text))
 }
 
@@ -149,6 +159,21 @@ pub(super) fn rewritten(batch: &Batch<'_>, context: &Context<'_>) -> Option<Rewr
     let [_, _, _, _, _, _, source @ ..] = hop.macs;
     let vni = context.other(hop.exit)?.vni;
     Some(Rewritten { vni, source: Mac(source), destination: Mac(destination) })
+}
+
+/// Returns what a router knows of a packet that it does not pass on.
+pub(super) fn undelivered(frame: &[u8], context: &Context<'_>) -> Option<String> {
+    let meta = Meta { destination: number(Mac(*frame.first_chunk()?)), ..Meta::NEW };
+    let (RouteEntry { block, leads }, _) = decided_by(frame, &meta, context)?;
+    match leads {
+        Leads::Connected(_) => None,
+        Leads::Nowhere => Some(format!("the route {block} is a blackhole")),
+        Leads::Via(ways) => {
+            let ways: Vec<String> =
+                ways.iter().map(|way| address(way.address).to_string()).collect();
+            Some(format!("the route {block} leads there via {}", ways.join(", ")))
+        }
+    }
 }
 
 /// Returns the step that tells what a router wrote.
