@@ -19,8 +19,9 @@ use crate::engine::{
 use crate::ip::{Address, HEADERS_TOO_LONG, frame::inside};
 use crate::overlay::FORGED_ROUTER;
 use crate::stages::{
+    asks::of_far_router,
     context::Context,
-    forward::ROUTER_MAC,
+    forward::{ROUTER_MAC, learn_router},
     route::{FOREIGN_SOURCE, L3, OWN_SOURCE_ROUTED, ROUTE_GROUP, is_host as is_host_address, read},
 };
 use crate::world::rules::address as ip_of;
@@ -52,6 +53,16 @@ fn check(batch: &mut Batch<'_>, of: u64, context: &Context<'_>) {
         left &= left - 1;
         let Some(meta) = batch.metas().get(index).copied() else { break };
         if meta.verdict != Verdict::Undecided {
+            continue;
+        }
+        if is_of(meta.source, meta.peer, context)
+            && let Some(verdict) = of_far_router(batch.frames.head(index), &meta, context)
+        {
+            // By that its answers find the host.
+            let learnt = learn_router(meta.source, meta.peer, context);
+            let drop = |reason| Verdict::Drop(reason, context.sender.place.slot);
+            let verdict = learnt.and(verdict).unwrap_or_else(drop);
+            batch.parts().1.get_mut(index).into_iter().for_each(|meta| meta.verdict = verdict);
             continue;
         }
         let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);

@@ -35,6 +35,7 @@ use crate::ip::{
     is_v4, mapped,
 };
 use crate::stages::{
+    asks,
     claims::{IP_CLAIMED, is_claimed, may_be_discovery},
     context::Context,
     far,
@@ -44,7 +45,9 @@ use crate::stages::{
     stage::{Stage, StageConfig},
 };
 use crate::world::{
+    asking::Place,
     bindings::Voice,
+    found::may_be_asked_for,
     routing::{Gateway, Routing},
     snapshot::Network,
 };
@@ -130,10 +133,18 @@ drop_reasons! { 10;
         remedy: "give the machine the address of a server; a gateway answers ARP, neighbour discovery and ICMP echo alone, echo in packets of 1,514 bytes at most, whole and without options or extension headers",
         charged: "the sender",
     }
-    /// No machine that runs here has the destination, and nobody said where it is.
+    /// No machine that runs here has the destination, nobody said where it is, and nobody who was
+    /// asked answered.
     NEXT_HOP_UNKNOWN = "next-hop-unknown" {
-        cause: "an address that nobody has, that several vnics have or one with `--shared-ip`, whose machine is not started, or whose machine is on another host and not declared, or on one that cannot be reached: the daemon has no tunnel (`-i`), or the neighbour's `--host` is this host, or of the other family",
+        cause: "an address that nobody has, that several vnics have or one with `--shared-ip`, whose machine is not started, or whose machine is on another host and neither declared nor answering, or on one that cannot be reached: the daemon has no tunnel (`-i`), or the neighbour's `--host` is this host, or of the other family",
         remedy: "declare the address with its vnic (`butterfly nic update --id NIC --ip ADDRESS..`) and start the machine; if it is on another host: `butterfly neighbour add --vni VNI --ip ADDRESS --mac MAC --host HOST`",
+        charged: "the sender",
+    }
+    /// The router has no room to ask for the destination's machine, to keep it, or to let the packet
+    /// wait for it.
+    NEXT_HOP_LIMIT = "next-hop-limit" {
+        cause: "a machine that looks for addresses which nobody has, as a scan does; or one that sends much to an address, in large frames, while its machine is asked for",
+        remedy: "nothing if it passes within seconds; else look at what the machine sends, and declare machines that are there: `butterfly neighbour add --vni VNI --ip ADDRESS --mac MAC --host HOST`",
         charged: "the sender",
     }
     /// The packet has a routing header of type 0, which tells routers where to send it (RFC 5095).
@@ -175,7 +186,7 @@ impl Stage for Route {
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     if batch.unusual {
-        asks(batch, routing, context);
+        hear(batch, routing, context);
     }
     // Packets of a batch tend to have the same way as the one before.
     let (mut v4, mut v6) = (Known::<8>::NONE, Known::<32>::NONE);
@@ -350,6 +361,9 @@ fn decide(
     way.map_err(|reason| {
         meta.offload = false; // nobody will look at what it claims
         let fits = len as usize <= KEPT_MAX;
+        if reason == NEXT_HOP_UNKNOWN {
+            return asks::seek(wanted((head, len), gateway, context), context);
+        }
         let echo = echo::request(head).filter(|len| *len <= ANSWER && fits);
         if reason == GATEWAY_NO_SERVICE && echo.is_some() {
             Verdict::Consumed(Consumed::Echo)
@@ -553,6 +567,22 @@ fn resolve(
     Ok(Onward { hop: Hop { macs, exit }, verdict, mtu })
 }
 
+/// Returns the address to be asked for, and its network, for a packet without a next hop: none if
+/// it is declared who has it.
+fn wanted((head, len): (&[u8], u32), gateway: &Gateway, context: &Context<'_>) -> Option<Place> {
+    let address = read(head, len).ok()?.destination;
+    let vni = gateway.router.network_of(address)?;
+    may_be_asked_for((vni, address), context.snapshot).then_some((vni, address))
+}
+
+/// Returns the same for a packet of a batch.
+pub(crate) fn next_hop_of(batch: &Batch<'_>, index: usize, context: &Context<'_>) -> Option<Place> {
+    let meta = batch.metas().get(index)?;
+    let gateway = context.entry.routing.as_ref()?.by_mac(meta.destination)?;
+    let len = batch.frames.frames().get(index)?.len;
+    wanted((batch.frames.head(index), len), gateway, context)
+}
+
 /// Returns the longest packet in bytes that may leave by a network with this verdict.
 fn mtu_of(verdict: Verdict, routing: &Routing, context: &Context<'_>) -> u32 {
     match (verdict, context.tunnel) {
@@ -623,7 +653,12 @@ fn next_hop(address: Address, network: &Network, context: &Context<'_>) -> Optio
         here = Some((slot, number(vnic.mac)));
     }
     let found = context.snapshot.neighbours.get(network.vni, address);
-    let mac = found.map(|found| found.mac).or(here.map(|(_, mac)| mac))?;
+    let mac = found.map(|found| found.mac).or(here.map(|(_, mac)| mac));
+    let mac = mac.or_else(|| {
+        let answered = context.snapshot.found.get(network.vni, address)?;
+        context.asking.goes_to(answered, context.now);
+        Some(answered.mac)
+    })?;
     let host = found.and_then(|found| found.host).zip(context.tunnel);
     let verdict = match host.filter(|(host, tunnel)| *host != tunnel.own) {
         Some((host, tunnel)) => Verdict::Tunnel(tunnel.peers.find(host)?),
@@ -639,9 +674,9 @@ fn next_hop(address: Address, network: &Network, context: &Context<'_>) -> Optio
 }
 
 #[cold]
-fn drop_at(batch: &mut Batch<'_>, index: usize, reason: DropReason, context: &Context<'_>) {
+fn set(batch: &mut Batch<'_>, index: usize, verdict: Verdict) {
     if let Some(meta) = batch.parts().1.get_mut(index) {
-        meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
+        meta.verdict = verdict;
         meta.offload = false; // nobody will look at what it claims
     }
 }
@@ -649,7 +684,8 @@ fn drop_at(batch: &mut Batch<'_>, index: usize, reason: DropReason, context: &Co
 /// Hears ARP and neighbour discovery of machines that ask for a gateway, or say that they are one.
 #[cold]
 #[inline(never)]
-fn asks(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
+fn hear(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
+    let own = number(asks::router_of(context.tunnel));
     for index in 0..batch.frames.len() {
         let Some(meta) = batch.metas().get(index).copied() else { return };
         if meta.verdict != Verdict::Undecided || is_reserved(meta.source) {
@@ -662,23 +698,35 @@ fn asks(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             }
             _ => continue,
         };
+        if !context.sender.is_trunk() {
+            asks::note_probe(batch, index, &meta, context);
+        }
         let verdict = match told {
-            Told::Nothing => continue,
             Told::Claims => Err(GATEWAY_CLAIMED),
+            // Nobody else hears it, and it is not answered.
+            _ if meta.destination == own => match asks::hear(batch, index, &meta, context) {
+                Ok(false) => continue,
+                Ok(true) => {
+                    set(batch, index, Verdict::Consumed(consumed));
+                    continue;
+                }
+                Err(reason) => Err(reason),
+            },
+            Told::Nothing => continue,
             // To a gateway that is not asked for: an answer that it did not ask for.
             Told::Other if routing.by_mac(meta.destination).is_none() => continue,
             _ if context.sender.is_trunk() => Err(GATEWAY_FROM_WIRE),
             _ if usize::from(at) != L3 => Err(GATEWAY_TAGGED),
             _ => Ok(Verdict::Consumed(consumed)),
         };
-        match (verdict, batch.parts().1.get_mut(index)) {
-            (Ok(verdict), Some(meta)) => {
-                meta.verdict = verdict;
-                meta.offload = false; // nobody will look at what it claims
+        match verdict {
+            Ok(verdict) => {
+                set(batch, index, verdict);
                 batch.answers |= 1 << index;
             }
-            (Err(reason), Some(_)) => drop_at(batch, index, reason, context),
-            (_, None) => {}
+            Err(reason) => {
+                set(batch, index, Verdict::Drop(reason, context.sender.place.slot));
+            }
         }
     }
 }
@@ -760,7 +808,7 @@ fn may_ask(source: Address) -> bool {
 }
 
 /// Returns whether the checksum of ICMPv6 is right, or one that the sender leaves to others.
-fn is_sum_right_of(batch: &mut Batch<'_>, index: usize, at: u16) -> bool {
+pub(super) fn is_sum_right_of(batch: &mut Batch<'_>, index: usize, at: u16) -> bool {
     let offload = batch.metas().get(index).is_some_and(|meta| meta.offload);
     let frame = batch.parts().0.keep(index).and_then(|frame| frame.get(usize::from(at)..));
     offload || frame.is_some_and(neighbour::is_sum_right)

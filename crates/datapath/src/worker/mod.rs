@@ -26,6 +26,7 @@ mod bill;
 mod fair;
 mod halves;
 mod handle;
+mod hops;
 mod later;
 mod orders;
 mod patience;
