@@ -58,10 +58,10 @@ fn check(batch: &mut Batch<'_>, of: u64, context: &Context<'_>) {
         if is_of(meta.source, meta.peer, context)
             && let Some(verdict) = of_far_router(batch.frames.head(index), &meta, context)
         {
-            // By that its answers find the host.
-            let learnt = learn_router(meta.source, meta.peer, context);
+            // By what is learnt its answers find the host.
+            let learn = |_: &Verdict| learn_router(meta.source, meta.peer, context);
             let drop = |reason| Verdict::Drop(reason, context.sender.place.slot);
-            let verdict = learnt.and(verdict).unwrap_or_else(drop);
+            let verdict = verdict.inspect(learn).unwrap_or_else(drop);
             batch.parts().1.get_mut(index).into_iter().for_each(|meta| meta.verdict = verdict);
             continue;
         }

@@ -265,12 +265,8 @@ pub(crate) fn learn_source(
 /// Learns the router address of another host, which asks for a machine. The caller compared it with
 /// where it came from.
 #[cold]
-pub(super) fn learn_router(
-    source: u64,
-    peer: PeerRef,
-    context: &Context<'_>,
-) -> Result<Learning, DropReason> {
-    note_place(source, peer, context)
+pub(super) fn learn_router(source: u64, peer: PeerRef, context: &Context<'_>) {
+    let _ = note_place(source, peer, context);
 }
 
 /// Learns an address that is no vnic's.
