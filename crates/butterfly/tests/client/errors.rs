@@ -178,7 +178,7 @@ fn refused_by_the_daemon_is_exit_code_1() {
         ("network del --vni 7 @", "network_del: 7", refused!("no")),
         ("router list @", "router_list: true", refused!("no")),
         ("router del r @", "router_del: \"r\"", refused!("no")),
-        ("neighbour list @", "neighbour_list {}", refused!("no")),
+        ("neighbour list @", "neighbour_list { sought: true }", refused!("no")),
         (
             "neighbour del --vni 7 --ip ::1 @",
             "neighbour_del { vni: 7 address: \"::1\" }",

@@ -477,3 +477,145 @@ fn forged_questions_are_dropped() {
     assert!(two.leaves(B, &stray).is_empty());
     assert_eq!(two.drops_counted(), [("b.drop.gateway-not-here".to_owned(), 1)]);
 }
+
+const SIX_A: [u16; 8] = [0xfd00, 0x42, 0, 0, 0, 0, 0, 0xa];
+const SIX_X: [u16; 8] = [0xfd00, 0x50, 0, 0, 0, 0, 0x12, 0x3456];
+/// Link-local address of [`OWN`].
+const OWN_LINK: [u16; 8] = [0xfe80, 0, 0, 0, 0xb0f1, 0x00ff, 0xfe00, 0];
+
+/// Body of a neighbour message about [`SIX_X`], with a MAC address.
+fn about_x(option: u8, mac: Mac) -> Vec<u8> {
+    let target = std::net::Ipv6Addr::from(SIX_X).octets();
+    [&target[..], &[option, 1], &mac.0].concat()
+}
+
+fn advertisement(mac: Mac, to: [u16; 8]) -> build::Ip {
+    build::ethernet(mac, OWN).ipv6(SIX_X, to).ttl(255)
+}
+
+/// The same by neighbour discovery.
+#[test]
+fn a_machine_is_found_by_neighbour_discovery() {
+    let mut net = net();
+    for (vni, block, own) in
+        [(42, "fd00:42::/64", "fd00:42::1"), (50, "fd00:50::/64", "fd00:50::1")]
+    {
+        net.host.change_routing(network(vni, block, own, None));
+    }
+    let ips = vec![A.3.into(), std::net::Ipv6Addr::from(SIX_A).into()];
+    net.host.update(A.0, &VnicPolicy { ips, ..policy(A.3, false) }).unwrap();
+    net.host.settle();
+    net.host.moved();
+    let sent = build::ethernet(A.1, gateway()).ipv6(SIX_A, SIX_X).udp(1, 2, b"x");
+    let arrives = build::ethernet(gateway(), X.1).ipv6(SIX_A, SIX_X).ttl(63).udp(1, 2, b"x");
+    assert_eq!(net.send(A, &sent), Got::new());
+    let group = [0xff02, 0, 0, 0, 0, 1, 0xff12, 0x3456];
+    let asked = build::ethernet(OWN, Mac([0x33, 0x33, 0xff, 0x12, 0x34, 0x56]))
+        .ipv6(OWN_LINK, group)
+        .ttl(255)
+        .icmp(135, 0, 0, &about_x(1, OWN));
+    assert_eq!(net.seeks(), one("open", asked));
+    let flags = 0x6000_0000;
+    let right = advertisement(X.1, OWN_LINK).icmp(136, 0, flags, &about_x(2, X.1));
+    let mut bad_sum = right.clone();
+    bad_sum[56] ^= 1;
+    let other = Mac([2, 0, 0, 0, 0, 0x66]);
+    for wrong in [
+        bad_sum,
+        advertisement(X.1, OWN_LINK).ttl(254).icmp(136, 0, flags, &about_x(2, X.1)),
+        advertisement(X.1, OWN_LINK).icmp(136, 1, flags, &about_x(2, X.1)),
+        advertisement(X.1, OWN_LINK).icmp(136, 0, flags, &about_x(1, X.1)),
+        advertisement(X.1, OWN_LINK).icmp(136, 0, flags, &about_x(2, other)),
+        advertisement(X.1, OWN_LINK).icmp(136, 0, flags, &about_x(2, X.1)[..16]),
+        advertisement(X.1, OWN_LINK).icmp(135, 0, 0, &about_x(1, X.1)),
+        advertisement(X.1, SIX_A).icmp(136, 0, flags, &about_x(2, X.1)),
+        right[..right.len() - 8].to_vec(),
+        build::ethernet(X.1, OWN).arp_reply([10, 1, 0, 20], [0; 4]),
+    ] {
+        net.host.send(X.0, &wrong, NetHeader::default()).unwrap();
+        assert_eq!(net.seeks(), Got::new(), "{wrong:x?}");
+        let states: Vec<_> = net.states().into_iter().map(|(_, state)| state).collect();
+        assert_eq!(states, [SoughtState::Asked], "{wrong:x?}");
+    }
+    net.host.moved();
+    assert_eq!(net.send(X, &right), Got::new());
+    assert_eq!(net.seeks(), one("open", arrives.clone()));
+    net.passes(A, &sent, X, &arrives);
+}
+
+/// The answer comes by another worker than the one at which the packet waits.
+#[test]
+fn workers_share_what_was_found() {
+    let mut host = butterfly_datapath::harness::Host::with(Default::default(), None, 2).unwrap();
+    let open = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+    host.vnic(A.0, A.1, A.2, &policy(A.3, true)).unwrap();
+    host.vnic(C.0, C.1, C.2, &policy(C.3, true)).unwrap();
+    host.vnic(X.0, X.1, X.2, &open).unwrap();
+    host.settle();
+    for (id, worker) in [(A.0, 0), (C.0, 1), (X.0, 1)] {
+        host.move_to(id, worker);
+    }
+    let mut net = Net { host };
+    net.join();
+    net.host.begin_seeking();
+    net.host.pass(20);
+    net.host.settle();
+    net.got();
+    let [from_a, arrives_a] = routed(A, X, udp(53));
+    let [from_c, arrives_c] = routed(C, X, udp(54));
+    for (from, frame) in [(A, &from_a), (C, &from_c)] {
+        assert_eq!(net.send(from, frame), Got::new());
+    }
+    assert_eq!(net.seeks(), one("open", question(Mac::BROADCAST)));
+    net.send(X, &answer(X.1));
+    let mut got = net.seeks();
+    let mut expected = vec![arrives_a, arrives_c];
+    expected.sort();
+    got.values_mut().for_each(|frames| frames.sort());
+    assert_eq!(got, BTreeMap::from([("open".to_owned(), expected)]));
+}
+
+/// Explanations say what is known, and what would be asked; they ask nobody.
+#[test]
+fn an_explanation_tells_who_would_be_asked() {
+    use butterfly_datapath::{Fate, Origin, Question, Target};
+    let mut net = net();
+    let question_of = Question {
+        from: Origin::Vnic("a".into()),
+        to: Target::Address(X.3.into()),
+        source: None,
+        source_mac: None,
+        destination_mac: None,
+        protocol: 17,
+        source_port: Some(1000),
+        destination_port: Some(53),
+        flags: None,
+        icmp: None,
+        length: None,
+        reply: false,
+    };
+    let told = |net: &Net| {
+        let told = net.host.explain(&question_of).unwrap();
+        let steps = told.walks[0].steps.iter();
+        let texts = steps.map(|step| format!("{}: {:?}", step.text, step.details));
+        (told.walks[0].fate.clone(), texts.collect::<Vec<_>>().join("\n"))
+    };
+    for _ in 0..2 {
+        let (fate, text) = told(&net);
+        assert_eq!(fate, Fate::Waits);
+        assert!(
+            text.contains("the router of VNI 50 asks who has 10.1.0.20: nobody told"),
+            "{text}"
+        );
+        assert_eq!((net.states(), net.seeks()), (vec![], Got::new()));
+    }
+    let [sent, _] = routed(A, X, udp(53));
+    net.send(A, &sent);
+    net.seeks();
+    assert_eq!(told(&net).0, Fate::Waits);
+    net.send(X, &answer(X.1));
+    net.seeks();
+    let (fate, text) = told(&net);
+    assert_eq!(fate, Fate::Delivered("open".into()), "{text}");
+    assert!(text.contains("02:00:00:00:00:0e answered for 10.1.0.20"), "{text}");
+}
