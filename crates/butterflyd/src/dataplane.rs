@@ -106,8 +106,8 @@ pub trait Dataplane {
     /// Changes what is routed.
     fn change_routing(&mut self, change: RoutingChange);
 
-    /// Returns the machines that routers of this host found or ask for, though nobody declared them,
-    /// by network and address.
+    /// Returns machines that routers of this host found or ask for, though nobody declared them, by
+    /// network and address.
     fn sought_neighbours(&self) -> Vec<SoughtNeighbour>;
 
     /// Gives what outlasts the process the layout in force.

@@ -1,4 +1,4 @@
-//! Declared neighbours.
+//! Neighbours: declared ones, and those that routers asked for.
 
 use crate::refused;
 use crate::support::{Daemon, Row, answer, asked_for, check, in_full};
@@ -6,13 +6,23 @@ use serde_json::{Value, json};
 
 const NEIGHBOURS: &str = r#"
     neighbour_list { vni: 42 address: "10.0.0.9" mac: "52:54:00:00:00:09" host: "192.0.2.2" }
+    neighbour_list { vni: 1337 address: "2001:db8::9" mac: "52:54:00:00:00:0A" }"#;
+
+/// The same with those that routers asked for.
+const ALL: &str = r#"
+    neighbour_list { vni: 42 address: "10.0.0.9" mac: "52:54:00:00:00:09" host: "192.0.2.2" }
     neighbour_list { vni: 1337 address: "2001:db8::9" mac: "52:54:00:00:00:0A" }
     neighbour_sought { vni: 42 address: "10.0.0.7" source: "asked" state: "silent" }
     neighbour_sought {
         vni: 42 address: "10.0.0.30" mac: "52:54:00:00:00:1E" source: "asked" state: "found" age_s: 7
     }"#;
 
-const TABLE: &str = "";
+const TABLE: &str = r#" vni  address      mac                host       source    state   age
+  42  10.0.0.7     -                  -          asked     silent    -
+  42  10.0.0.9     52:54:00:00:00:09  192.0.2.2  declared  -         -
+  42  10.0.0.30    52:54:00:00:00:1E  -          asked     found   7 s
+1337  2001:db8::9  52:54:00:00:00:0A  -          declared  -         -
+"#;
 
 #[test]
 fn neighbours_are_declared_listed_and_taken_back() {
@@ -43,7 +53,7 @@ fn neighbours_are_declared_listed_and_taken_back() {
         Row {
             line: "neighbour list @",
             asks: &[&["neighbour_list { sought: true }"]],
-            answers: &[&[NEIGHBOURS]],
+            answers: &[&[ALL]],
             out: TABLE,
             ..Row::default()
         },
@@ -63,7 +73,7 @@ fn neighbours_are_declared_listed_and_taken_back() {
     let daemon = Daemon::new();
     let mut client = daemon.start("neighbour list --json @");
     daemon.receive("neighbour list");
-    daemon.send(&answer(&[NEIGHBOURS]));
+    daemon.send(&answer(&[ALL]));
     let printed: Value = serde_json::from_str(&client.end().out).unwrap();
     let expected = json!({ "neighbours": [
         { "vni": 42, "address": "10.0.0.7", "mac": null, "host": null, "source": "asked",

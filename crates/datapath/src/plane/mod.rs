@@ -18,6 +18,7 @@ pub(crate) mod policies;
 pub(crate) mod routed;
 mod routing;
 pub(crate) mod seek;
+mod seeker;
 pub(crate) mod sessions;
 mod trunks;
 pub(crate) mod updates;
@@ -47,7 +48,7 @@ use crate::engine::{
 use crate::overlay::Tunnel;
 use crate::plane::{
     board::Board, departed::Departed, drop_window::DropWindow, gone::Gone, routed::Routed,
-    seek::Seeker, updates::Updates,
+    seeker::Seeker, updates::Updates,
 };
 use crate::session::{
     self, FIRST_STAMP, FormerTable, HashKey, SessionConfig, SessionTimes, Shares, tally::Tally,

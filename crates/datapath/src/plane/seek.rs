@@ -7,14 +7,11 @@
 //! where packets wait are told. A machine that is used is asked again by unicast after a minute;
 //! one that is not used, or answers no more, is forgotten.
 //!
-//! What is declared is never asked for: not vnics of this host, neighbours or gateways.
+//! Declared addresses are never asked for: those of vnics of this host, neighbours and gateways.
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{
-        Arc, PoisonError,
-        atomic::{AtomicU32, Ordering::Relaxed},
-    },
+    sync::{Arc, PoisonError, atomic::Ordering::Relaxed},
 };
 
 use butterfly_packet::{
@@ -27,18 +24,17 @@ use butterfly_packet::{
 use crate::engine::{
     mac::address as mac_address,
     place::{PollSource, PortRef},
-    quota::Quota,
 };
 use crate::ip::{
     Address,
     discovery::{link_local, solicited_node},
     is_v4,
 };
-use crate::plane::{Plane, State, policies::rules};
-use crate::stages::asks::{may_hear, router_of};
+use crate::plane::{Plane, State, policies::rules, seeker::Seeker};
+use crate::stages::asks::{may_be_asked_for, may_hear, router_of};
 use crate::world::{
-    asking::Place,
-    found::{CAPACITY, FoundNeighbour, MAX_PER_NETWORK, may_be_asked_for},
+    asking::AskPlace,
+    found::CAPACITY,
     policy::VnicPolicy,
     rules::address as ip_of,
     snapshot::{Network, PortKind, Snapshot, Vnic},
@@ -49,55 +45,6 @@ const FRESH: u32 = 60;
 /// Smallest Ethernet frame without its checksum.
 const SMALLEST: usize = 60;
 const ND_HOP_LIMIT: u8 = 255;
-
-/// State of the search.
-pub(super) struct Seeker {
-    /// Senders of questions, by network.
-    askers: HashMap<u32, Arc<Vnic>>,
-    /// Number of machines found, by network.
-    held: BTreeMap<u32, AtomicU32>,
-    quota: Quota,
-    /// Second of the last look at what was found.
-    looked: u32,
-    /// Number of addresses that were asked for after the last pass.
-    asked: usize,
-}
-
-impl Default for Seeker {
-    fn default() -> Seeker {
-        Seeker {
-            askers: HashMap::new(),
-            held: BTreeMap::new(),
-            quota: Quota::new(CAPACITY),
-            looked: 0,
-            asked: 0,
-        }
-    }
-}
-
-impl Seeker {
-    /// Adds a machine, if there is room. Returns whether there was.
-    fn keep(&mut self, at: Place, mac: u64, now: u32, next: &mut Snapshot) -> bool {
-        let held = self.held.entry(at.0).or_default();
-        if next.found.get(at.0, at.1).is_none() {
-            let count = held.load(Relaxed);
-            if count >= MAX_PER_NETWORK || !self.quota.has_room(count) {
-                return false;
-            }
-            self.quota.take(held);
-        }
-        next.found.insert(at, FoundNeighbour::new(mac, now));
-        true
-    }
-
-    fn forget(&mut self, at: Place, next: &mut Snapshot) -> bool {
-        let known = next.found.remove(at);
-        if known && let Some(held) = self.held.get(&at.0) {
-            self.quota.give_back(held);
-        }
-        known
-    }
-}
 
 impl Plane {
     /// Has due questions sent, takes what was heard, and forgets what is old. Returns whether
@@ -143,7 +90,7 @@ impl Plane {
     fn take_answer(
         &self,
         seeker: &mut Seeker,
-        (at, mac): (Place, u64),
+        (at, mac): (AskPlace, u64),
         now: u32,
         next: &mut Snapshot,
     ) -> bool {
@@ -182,7 +129,7 @@ impl Plane {
         let networks = next.networks.iter().filter(|(_, network)| network.routing.is_some());
         let held: Vec<u32> = seeker.held.values().map(|held| held.load(Relaxed)).collect();
         if let Some(most) = seeker.quota.settle(CAPACITY, networks.count() as u32, &held, 0) {
-            let mut all: Vec<(Place, u32)> =
+            let mut all: Vec<(AskPlace, u32)> =
                 next.found.iter().map(|(at, found)| (at, found.ages(now).0)).collect();
             all.sort_unstable_by_key(|(_, heard)| *heard);
             let mut kept = HashMap::<u32, u32>::new();
@@ -236,7 +183,7 @@ impl Plane {
     }
 
     /// Has questions sent: those of a network by one worker, one in a turn.
-    fn ask(&self, seeker: &Seeker, due: &[(Place, Option<u64>)]) {
+    fn ask(&self, seeker: &Seeker, due: &[(AskPlace, Option<u64>)]) {
         let snapshot = self.shared.snapshot.load();
         let now = self.shared.clock.now();
         let mut frames = BTreeMap::<u32, Vec<Vec<u8>>>::new();
@@ -293,7 +240,7 @@ pub struct SoughtNeighbour {
     pub address: std::net::IpAddr,
     /// Its MAC address, once it answered.
     pub mac: Option<Mac>,
-    /// Where the search stands.
+    /// State of the search.
     pub state: SoughtState,
     /// Seconds since its last answer.
     pub age: Option<u32>,
@@ -302,11 +249,11 @@ pub struct SoughtNeighbour {
 /// State of the search for a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SoughtState {
-    /// It is asked for.
+    /// Asked for, and not answered yet.
     Asked,
-    /// It answered within the last minute.
+    /// Answered within the last minute.
     Found,
-    /// It answered before, and is asked again.
+    /// Answered before, and is asked again.
     Old,
     /// Nobody answered; for some seconds it is not asked for.
     Silent,

@@ -9,10 +9,10 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use butterfly_model::host_mac;
-use butterfly_packet::{Mac, arp, icmp::v6, ipv6, protocol::ICMPV6};
+use butterfly_packet::{Mac, arp, ethernet, icmp::v6, ipv6, neighbour, protocol::ICMPV6};
 
 use crate::engine::{
-    batch::{Batch, Consumed, Meta, Verdict},
+    batch::{Batch, Meta, Verdict},
     inside::Inside,
     mac::number,
     reason::DropReason,
@@ -30,13 +30,14 @@ use crate::stages::{
     context::Context,
     filter::read::read as read_packet,
     forward::{NO_RECEIVER, learn_source},
-    route::{L3, NEXT_HOP_LIMIT, NEXT_HOP_UNKNOWN, is_sum_right_of},
 };
 use crate::world::{
-    asking::{Place, Wanted},
-    snapshot::Vnic,
+    asking::AskPlace,
+    snapshot::{Snapshot, Vnic},
 };
 
+/// Offset of ARP and IP behind Ethernet.
+const L3: usize = ethernet::HEADER_LEN;
 /// Seconds in which a guest that attached, or probed for an address, hears no questions: it would
 /// take one for the probe of a machine that wants its address (RFC 5227, 2.1.1).
 const PROBING: u32 = 10;
@@ -58,17 +59,18 @@ pub(crate) fn may_hear(vnic: &Vnic, now: u32) -> bool {
     is_long_ago(shared.attached.load(Relaxed)) && is_long_ago(shared.probed.load(Relaxed))
 }
 
-/// Returns the verdict on a packet for which no next hop is known: it waits until it was asked for,
-/// or is dropped.
-pub(super) fn seek(at: Option<Place>, context: &Context<'_>) -> Verdict {
-    let sender = context.sender;
-    let drop = |reason: DropReason| Verdict::Drop(reason, sender.place.slot);
-    let Some(at) = at else { return drop(NEXT_HOP_UNKNOWN) };
-    match context.asking.want(at, sender.place, &sender.shared.asks, context.now) {
-        Wanted::Asked => Verdict::Consumed(Consumed::Waits),
-        Wanted::Silent => drop(NEXT_HOP_UNKNOWN),
-        Wanted::Limit => drop(NEXT_HOP_LIMIT),
-    }
+/// Returns whether routers may ask for an address: a machine of a declared network may have it, and
+/// nothing of this host says who does.
+pub(crate) fn may_be_asked_for((vni, address): AskPlace, snapshot: &Snapshot) -> bool {
+    let Some(network) = snapshot.network(vni) else { return false };
+    let declared = || {
+        snapshot.neighbours.get(vni, address).is_some() || network.holders.get(address).is_some()
+    };
+    let owned = network
+        .routing
+        .as_ref()
+        .is_some_and(|routing| routing.owns(address) && routing.by_address(address).is_none());
+    owned && (network.open || network.remote.is_some()) && !declared()
 }
 
 /// Hears what a machine says to the router address of this host. Returns whether it is ARP or
@@ -138,6 +140,13 @@ fn said_by_discovery(
         && found.link_source.is_some_and(|mac| number(mac) == meta.source);
     // Last, as it takes the whole packet.
     Some((is_answer && is_sum_right_of(batch, index, at)).then_some(found.target))
+}
+
+/// Returns whether the checksum of ICMPv6 is right, or one that the sender leaves to others.
+pub(super) fn is_sum_right_of(batch: &mut Batch<'_>, index: usize, at: u16) -> bool {
+    let offload = batch.metas().get(index).is_some_and(|meta| meta.offload);
+    let frame = batch.parts().0.keep(index).and_then(|frame| frame.get(usize::from(at)..));
+    offload || frame.is_some_and(neighbour::is_sum_right)
 }
 
 /// Notes that a guest probes for an address.

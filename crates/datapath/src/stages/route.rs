@@ -10,7 +10,6 @@ use butterfly_packet::{
     icmp_error::IcmpError,
     ipv4::{self, Ipv4},
     ipv6::{self, Ipv6},
-    neighbour,
     protocol::{
         AUTHENTICATION, DESTINATION_OPTIONS, FRAGMENT, HOP_BY_HOP, ICMP, ICMPV6, NO_NEXT_HEADER,
         ROUTING, TCP, UDP,
@@ -45,9 +44,8 @@ use crate::stages::{
     stage::{Stage, StageConfig},
 };
 use crate::world::{
-    asking::Place,
+    asking::{AskPlace, Wanted},
     bindings::Voice,
-    found::may_be_asked_for,
     routing::{Gateway, Routing},
     snapshot::Network,
 };
@@ -140,8 +138,8 @@ drop_reasons! { 10;
         remedy: "declare the address with its vnic (`butterfly nic update --id NIC --ip ADDRESS..`) and start the machine; if it is on another host: `butterfly neighbour add --vni VNI --ip ADDRESS --mac MAC --host HOST`",
         charged: "the sender",
     }
-    /// The router has no room to ask for the destination's machine, to keep it, or to let the packet
-    /// wait for it.
+    /// The router has no room to ask for the destination's machine, to keep it, or to have the
+    /// packet wait for it.
     NEXT_HOP_LIMIT = "next-hop-limit" {
         cause: "a machine that looks for addresses which nobody has, as a scan does; or one that sends much to an address, in large frames, while its machine is asked for",
         remedy: "nothing if it passes within seconds; else look at what the machine sends, and declare machines that are there: `butterfly neighbour add --vni VNI --ip ADDRESS --mac MAC --host HOST`",
@@ -362,7 +360,7 @@ fn decide(
         meta.offload = false; // nobody will look at what it claims
         let fits = len as usize <= KEPT_MAX;
         if reason == NEXT_HOP_UNKNOWN {
-            return asks::seek(wanted((head, len), gateway, context), context);
+            return seek(wanted((head, len), gateway, context), context);
         }
         let echo = echo::request(head).filter(|len| *len <= ANSWER && fits);
         if reason == GATEWAY_NO_SERVICE && echo.is_some() {
@@ -569,14 +567,31 @@ fn resolve(
 
 /// Returns the address to be asked for, and its network, for a packet without a next hop: none if
 /// it is declared who has it.
-fn wanted((head, len): (&[u8], u32), gateway: &Gateway, context: &Context<'_>) -> Option<Place> {
+fn wanted((head, len): (&[u8], u32), gateway: &Gateway, context: &Context<'_>) -> Option<AskPlace> {
     let address = read(head, len).ok()?.destination;
     let vni = gateway.router.network_of(address)?;
-    may_be_asked_for((vni, address), context.snapshot).then_some((vni, address))
+    asks::may_be_asked_for((vni, address), context.snapshot).then_some((vni, address))
+}
+
+/// Returns the verdict on a packet for which no next hop is known: it waits until it was asked for,
+/// or is dropped.
+fn seek(at: Option<AskPlace>, context: &Context<'_>) -> Verdict {
+    let sender = context.sender;
+    let drop = |reason: DropReason| Verdict::Drop(reason, sender.place.slot);
+    let Some(at) = at else { return drop(NEXT_HOP_UNKNOWN) };
+    match context.asking.want(at, sender.place, &sender.shared.asks, context.now) {
+        Wanted::Asked => Verdict::Consumed(Consumed::Waits),
+        Wanted::Silent => drop(NEXT_HOP_UNKNOWN),
+        Wanted::Limit => drop(NEXT_HOP_LIMIT),
+    }
 }
 
 /// Returns the same for a packet of a batch.
-pub(crate) fn next_hop_of(batch: &Batch<'_>, index: usize, context: &Context<'_>) -> Option<Place> {
+pub(crate) fn next_hop_of(
+    batch: &Batch<'_>,
+    index: usize,
+    context: &Context<'_>,
+) -> Option<AskPlace> {
     let meta = batch.metas().get(index)?;
     let gateway = context.entry.routing.as_ref()?.by_mac(meta.destination)?;
     let len = batch.frames.frames().get(index)?.len;
@@ -783,7 +798,7 @@ fn by_discovery(
         false => return Told::Nothing,
     };
     // Last, as it takes the whole packet.
-    if found.valid && is_sum_right_of(batch, index, at) { told } else { Told::Nothing }
+    if found.valid && asks::is_sum_right_of(batch, index, at) { told } else { Told::Nothing }
 }
 
 /// Returns whether a message says that its sender has the address of a gateway, or the MAC address
@@ -805,13 +820,6 @@ fn claims(found: &Discovery, routing: &Routing) -> bool {
 /// looks whether the address is free (RFC 4861, 7.1.1 and 7.2.4).
 fn may_ask(source: Address) -> bool {
     source != 1 && !is_multicast(source)
-}
-
-/// Returns whether the checksum of ICMPv6 is right, or one that the sender leaves to others.
-pub(super) fn is_sum_right_of(batch: &mut Batch<'_>, index: usize, at: u16) -> bool {
-    let offload = batch.metas().get(index).is_some_and(|meta| meta.offload);
-    let frame = batch.parts().0.keep(index).and_then(|frame| frame.get(usize::from(at)..));
-    offload || frame.is_some_and(neighbour::is_sum_right)
 }
 
 /// Reads the addresses that an ARP packet says its sender has, as loosely as any host reads them:

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use butterfly_packet::udp;
 use butterfly_vhost::{net::NetHeader, ring::Finish};
 
-use super::later::{LONGEST, copy};
+use super::copies::{LONGEST, copy};
 use crate::engine::{
     batch::{Batch, BatchOrigin, Consumed, Verdict},
     place::PortRef,
@@ -18,7 +18,7 @@ use crate::stages::{
     context::Context,
     route::{NEXT_HOP_LIMIT, next_hop_of},
 };
-use crate::world::asking::{Asking, Place};
+use crate::world::asking::{AskPlace, Asking};
 use crate::world::snapshot::Snapshot;
 
 /// Most packets that wait, of all senders, of one, and for one address.
@@ -31,7 +31,7 @@ pub(super) struct PennedHop {
     /// The vnic that sent it.
     pub(super) from: PortRef,
     /// Its next hop.
-    to: Place,
+    to: AskPlace,
     /// The wait is over.
     due: bool,
     pub(super) frame: Vec<u8>,

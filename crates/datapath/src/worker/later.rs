@@ -17,7 +17,11 @@ use std::{collections::VecDeque, sync::Arc};
 
 use butterfly_vhost::ring::{BATCH, Frames};
 
-use super::{hops::HopPen, pen::FragmentPen};
+use super::{
+    copies::{LONGEST, copy},
+    hops::HopPen,
+    pen::FragmentPen,
+};
 use crate::engine::writer::Writer;
 use crate::engine::{
     batch::{Batch, Verdict},
@@ -31,8 +35,6 @@ use crate::world::snapshot::{Snapshot, Vnic};
 /// Most floods that wait, of all networks and of one.
 const FLOODS: usize = 64;
 const PER_NETWORK: usize = 8;
-/// Longest of them: a jumbo frame of 9,000 bytes, behind Ethernet and two VLAN tags.
-pub(super) const LONGEST: usize = 9022;
 /// Most frames that are passed on at once: a batch.
 pub(super) const RELAYED: usize = BATCH;
 /// Most vnics that wait to be announced. Others have their turn in a later tick of housekeeping.
@@ -276,19 +278,4 @@ fn lose(flood: &Flood, (snapshot, worker, when): (&Snapshot, Writer<'_>, u32)) {
         let dropped = Dropped { head: &flood.frame, len, when };
         trunk.shared.counters.drop(worker, FLOOD_LIMIT, &dropped);
     }
-}
-
-/// Copies a frame, unless it is too long. The buffer has room for the longest. Its first bytes are
-/// those of the slot, by which it was judged.
-pub(super) fn copy(frames: &Frames<'_>, index: usize, to: &mut Vec<u8>) -> bool {
-    let len = frames.frames().get(index).map_or(0, |frame| frame.len as usize);
-    let head = frames.head(index);
-    if len > LONGEST {
-        return false;
-    }
-    to.clear();
-    to.extend_from_slice(head);
-    to.resize(len, 0); // within its capacity
-    let rest = to.get_mut(head.len()..).unwrap_or_default();
-    frames.copy_to(index, head.len() as u32, rest, None)
 }

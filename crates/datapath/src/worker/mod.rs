@@ -23,6 +23,7 @@
 //! descriptor arrives, as the last one may have gone to the old descriptor.
 
 mod bill;
+mod copies;
 mod fair;
 mod halves;
 mod handle;

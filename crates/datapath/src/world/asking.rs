@@ -32,7 +32,7 @@ const BETWEEN: u32 = 10;
 const SILENCE: u32 = 50;
 
 /// An address in a network.
-pub(crate) type Place = (u32, Address);
+pub(crate) type AskPlace = (u32, Address);
 
 /// Budgets of a vnic whose packets have no next hop.
 #[derive(Default)]
@@ -72,7 +72,7 @@ struct Ask {
 
 #[derive(Clone)]
 struct Asks {
-    all: HashMap<Place, Ask>,
+    all: HashMap<AskPlace, Ask>,
     /// Number of them by vnic, and by network. Never 0.
     of: HashMap<PortRef, u32>,
     within: HashMap<u32, u32>,
@@ -86,7 +86,7 @@ pub(crate) struct Asking {
     is_copy: bool,
 }
 
-/// What a packet without a next hop is to do.
+/// Fate of a packet without a next hop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Wanted {
     /// Its next hop is being asked for: it waits.
@@ -101,11 +101,11 @@ pub(crate) enum Wanted {
 #[derive(Default)]
 pub(crate) struct AskPass {
     /// Questions to be sent now, and the machine that is asked, if it is known.
-    pub due: Vec<(Place, Option<u64>)>,
+    pub due: Vec<(AskPlace, Option<u64>)>,
     /// Addresses and those who answered.
-    pub answered: Vec<(Place, u64)>,
+    pub answered: Vec<(AskPlace, u64)>,
     /// Machines that were found before and answer no more.
-    pub lost: Vec<Place>,
+    pub lost: Vec<AskPlace>,
     /// True if nobody answered for an address.
     pub silent: bool,
     /// Addresses that are left.
@@ -127,7 +127,7 @@ impl Asks {
         self.all.len() < MOST && self.within.get(&vni).is_none_or(|held| *held < MOST_IN_NETWORK)
     }
 
-    fn add(&mut self, at: Place, ask: Ask) {
+    fn add(&mut self, at: AskPlace, ask: Ask) {
         *self.within.entry(at.0).or_default() += 1;
         if let Some(asker) = ask.asker {
             *self.of.entry(asker).or_default() += 1;
@@ -135,7 +135,7 @@ impl Asks {
         self.all.insert(at, ask);
     }
 
-    fn end(&mut self, at: &Place) {
+    fn end(&mut self, at: &AskPlace) {
         let Some(ask) = self.all.remove(at) else { return };
         less(&mut self.within, at.0);
         if let Some(asker) = ask.asker {
@@ -197,7 +197,7 @@ impl Asking {
 
     /// Has an address asked for, unless it is, or was a moment ago. `now` is in seconds. Never
     /// waits or allocates.
-    pub fn want(&self, at: Place, asker: PortRef, paces: &AskPaces, now: u32) -> Wanted {
+    pub fn want(&self, at: AskPlace, asker: PortRef, paces: &AskPaces, now: u32) -> Wanted {
         if self.keeper.get().is_none() {
             return Wanted::Silent;
         }
@@ -225,7 +225,7 @@ impl Asking {
 
     /// Notes an answer, if the address is asked for and nobody answered before. Returns whether it
     /// counts. Never waits or allocates.
-    pub fn hear(&self, at: Place, mac: u64) -> bool {
+    pub fn hear(&self, at: AskPlace, mac: u64) -> bool {
         let Some(mut asks) = self.try_hold() else { return false };
         let Some(ask) = asks.all.get_mut(&at) else { return false };
         if !matches!(ask.state, AskState::Asked { questions: 1.., .. }) {
@@ -245,14 +245,14 @@ impl Asking {
     }
 
     /// Returns whether an address is being asked for.
-    pub fn is_asked(&self, at: Place) -> bool {
+    pub fn is_asked(&self, at: AskPlace) -> bool {
         let state = self.try_hold().and_then(|asks| asks.all.get(&at).map(|ask| ask.state));
         matches!(state, Some(AskState::Asked { .. } | AskState::Answered(_)))
     }
 
     /// Has a machine asked that was found before, whether it is still there. Returns whether there
     /// was room.
-    pub fn ask_again(&self, at: Place, mac: u64) -> bool {
+    pub fn ask_again(&self, at: AskPlace, mac: u64) -> bool {
         let mut asks = self.hold();
         if asks.all.contains_key(&at) {
             return true;
@@ -266,7 +266,7 @@ impl Asking {
     }
 
     /// Notes that there was no room for a machine that answered. `now` is in tenths of a second.
-    pub fn had_no_room(&self, at: Place, now: u32) {
+    pub fn had_no_room(&self, at: AskPlace, now: u32) {
         let mut asks = self.hold();
         if asks.has_room(at.0) && !asks.all.contains_key(&at) {
             let state = AskState::NoRoom { until: now.wrapping_add(SILENCE) };
@@ -275,9 +275,10 @@ impl Asking {
     }
 
     /// Forgets addresses of networks in which nobody is asked any more.
-    pub fn keep(&self, is_asked: impl Fn(Place) -> bool) {
+    pub fn keep(&self, is_asked: impl Fn(AskPlace) -> bool) {
         let mut asks = self.hold();
-        let gone: HashSet<Place> = asks.all.keys().copied().filter(|at| !is_asked(*at)).collect();
+        let gone: HashSet<AskPlace> =
+            asks.all.keys().copied().filter(|at| !is_asked(*at)).collect();
         gone.iter().for_each(|at| asks.end(at));
     }
 
@@ -319,7 +320,7 @@ impl Asking {
     }
 
     /// Returns all addresses with their states, for the operator, in no order.
-    pub fn list(&self) -> Vec<(Place, AskState)> {
+    pub fn list(&self) -> Vec<(AskPlace, AskState)> {
         self.hold().all.iter().map(|(at, ask)| (*at, ask.state)).collect()
     }
 }

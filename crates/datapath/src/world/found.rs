@@ -10,7 +10,6 @@ use std::sync::{
 };
 
 use crate::ip::Address;
-use crate::world::{asking::Place, snapshot::Snapshot};
 
 /// Most neighbours found, of all networks and of one. Half of them are reserved for networks, in
 /// equal parts.
@@ -72,18 +71,4 @@ impl FoundTable {
     pub fn iter(&self) -> impl Iterator<Item = ((u32, Address), &Arc<FoundNeighbour>)> {
         self.0.iter().map(|(at, found)| (*at, found))
     }
-}
-
-/// Returns whether routers may ask for an address: a machine of a declared network may have it, and
-/// nothing of this host says who does.
-pub(crate) fn may_be_asked_for((vni, address): Place, snapshot: &Snapshot) -> bool {
-    let Some(network) = snapshot.network(vni) else { return false };
-    let declared = || {
-        snapshot.neighbours.get(vni, address).is_some() || network.holders.get(address).is_some()
-    };
-    let owned = network
-        .routing
-        .as_ref()
-        .is_some_and(|routing| routing.owns(address) && routing.by_address(address).is_none());
-    owned && (network.open || network.remote.is_some()) && !declared()
 }

@@ -175,7 +175,7 @@ pub(crate) struct VnicShared {
     pub dhcp: DhcpState,
     /// Messages of neighbour and listener discovery that it may send, by their receivers.
     pub discovery: Crowd<Pace>,
-    /// What its packets without a next hop may ask for.
+    /// Budgets of its packets without a next hop.
     pub asks: AskPaces,
     /// Second in which its guest last probed for an address; 0 if it never did.
     pub probed: AtomicU32,

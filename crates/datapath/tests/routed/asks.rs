@@ -17,7 +17,7 @@ const OWN: Mac = Mac([0xb2, 0xf1, 0, 0, 0, 0]);
 type Got = BTreeMap<String, Vec<Vec<u8>>>;
 
 impl Net {
-    /// What machines got since the last look.
+    /// Frames that machines got since the last look.
     fn got(&mut self) -> Got {
         let received = self.host.received().unwrap();
         let frames = |all: Vec<(NetHeader, Vec<u8>)>| all.into_iter().map(|(_, frame)| frame);
@@ -180,7 +180,8 @@ fn forged_answers_do_not_count() {
     net.passes(A, &sent, X, &arrives);
 }
 
-/// Who may be probing for its own address hears no question: it would take it for a conflict.
+/// A guest that may be probing for its own address hears no question: it would take it for a
+/// conflict.
 #[test]
 fn nobody_is_asked_within_ten_seconds_of_an_attach_or_a_probe() {
     let mut net = net();
@@ -216,7 +217,7 @@ fn nobody_is_asked_within_ten_seconds_of_an_attach_or_a_probe() {
     assert_eq!(net.second(), Got::new());
 }
 
-/// What is declared here is never asked for, and counts before what was found.
+/// Declared addresses are never asked for, and count before what was found.
 #[test]
 fn what_is_declared_is_not_overridden() {
     let mut net = net();
@@ -256,7 +257,7 @@ fn what_is_declared_is_not_overridden() {
     assert_eq!(net.states(), []);
 }
 
-/// A machine that is used is asked again, itself; one that is not, or answers no more, is forgotten.
+/// A machine that is used is asked again, itself. One that is not, or is silent, is forgotten.
 #[test]
 fn what_was_found_is_asked_again() {
     let mut net = net();

@@ -251,8 +251,8 @@ fn a_neighbour_that_is_refused_leaves_the_others() {
     assert_eq!(state.routed().neighbours().len(), 2 + 20_000 - 1);
 }
 
-/// What routers asked for is listed beside what is declared, to those who want it. A dump has none
-/// of it.
+/// Neighbours that routers asked for are listed beside declared ones, to those who want them. No
+/// dump has them.
 #[test]
 fn neighbours_that_were_asked_for_are_listed_apart() {
     let mut host = host();
