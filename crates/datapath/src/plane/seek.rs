@@ -53,7 +53,8 @@ impl Plane {
         let mut seeker = self.seeker.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.shared.clock.now();
         let pass = self.shared.asking.pass(self.shared.clock.tenths());
-        let look = now != seeker.looked;
+        let idle = pass.left + seeker.asked == 0 && self.shared.snapshot.load().found.is_empty();
+        let look = now != seeker.looked && !idle;
         seeker.looked = now;
         let asked = std::mem::replace(&mut seeker.asked, pass.left);
         if !pass.answered.is_empty() || !pass.lost.is_empty() || look {

@@ -890,10 +890,10 @@ fn flood<O: Outlet>(
             continue;
         };
         let bypass = receiver.rules.bypass;
-        let asked = bypass && may_hear(receiver, context.now);
         let flooded = |meta: &Meta| {
             matches!(meta.verdict, Verdict::Flood { unknown } if bypass || !unknown)
-                && (asked || !is_host(meta.source))
+                // Questions of routers are for who may have addresses that are not declared.
+                && (!is_host(meta.source) || bypass && may_hear(receiver, context.now))
         };
         if !batch.metas().iter().any(flooded) {
             continue;

@@ -67,6 +67,11 @@ impl FoundTable {
         self.0.remove(&at).is_some()
     }
 
+    /// Returns whether none was found.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Returns all of them, in no order.
     pub fn iter(&self) -> impl Iterator<Item = ((u32, Address), &Arc<FoundNeighbour>)> {
         self.0.iter().map(|(at, found)| (*at, found))
