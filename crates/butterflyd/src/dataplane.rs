@@ -3,8 +3,8 @@
 use butterfly_datapath::{
     AddError, DropReport, Explanation, ExportedVnic, FdbRow, GroupChange, Imported, Moved,
     MovedVnic, NoAnswer, NotAHost, Question, RoutingChange, SessionFilter, SessionRow,
-    SessionTable, Switch, Timeouts, TunnelError, TunnelReport, UplinkReport, VnicPolicy,
-    VnicReport, VnicSpec, WorkerReport,
+    SessionTable, SoughtNeighbour, Switch, Timeouts, TunnelError, TunnelReport, UplinkReport,
+    VnicPolicy, VnicReport, VnicSpec, WorkerReport,
 };
 use butterfly_model::{GroupName, Rule, Vni};
 use std::{net::IpAddr, sync::Arc};
@@ -105,6 +105,10 @@ pub trait Dataplane {
 
     /// Changes what is routed.
     fn change_routing(&mut self, change: RoutingChange);
+
+    /// Returns machines that routers of this host found or ask for, though nobody declared them, by
+    /// network and address.
+    fn sought_neighbours(&self) -> Vec<SoughtNeighbour>;
 
     /// Gives what outlasts the process the layout in force.
     fn follow_layout(&self);
@@ -232,6 +236,10 @@ impl Dataplane for Arc<Switch> {
 
     fn change_routing(&mut self, change: RoutingChange) {
         Switch::change_routing(self, change);
+    }
+
+    fn sought_neighbours(&self) -> Vec<SoughtNeighbour> {
+        Switch::sought_neighbours(self)
     }
 
     fn follow_layout(&self) {

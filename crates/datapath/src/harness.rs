@@ -11,6 +11,7 @@ mod halves;
 mod moves;
 mod questions;
 mod rings;
+mod seeking;
 mod turns;
 mod vnics;
 mod wire;

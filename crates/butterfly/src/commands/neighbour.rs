@@ -12,6 +12,7 @@ use butterfly_api::proto::{Neighbour, NeighbourListReq, Request, Response};
 use clap::{Arg, Command};
 use protobuf::MessageField;
 use serde_json::{Value, json};
+use std::net::IpAddr;
 
 /// Most neighbours of one reply (`NeighbourListReq`).
 const MOST_LISTED: usize = 65_536;
@@ -25,7 +26,7 @@ pub fn node() -> Node {
         vec![
             Node::run(
                 Command::new("list")
-                    .about("Prints the declared neighbours of one network or of all.")
+                    .about("Prints the neighbours of one network or of all: those that are declared, and those that routers of this host asked for.")
                     .args([network().help("only those of this network"), json()])
                     .after_help("butterfly neighbour list\nbutterfly neighbour list --vni 42"),
                 print_neighbours,
@@ -104,6 +105,12 @@ pub fn request(vni: Option<u32>, after: Option<&Neighbour>) -> Request {
     Request { neighbour_list: MessageField::some(list), ..Request::default() }
 }
 
+/// The request for all neighbours of one network or of all: also those that routers asked for.
+fn list(vni: Option<u32>) -> Request {
+    let list = NeighbourListReq { vni, sought: Some(true), ..NeighbourListReq::default() };
+    Request { neighbour_list: MessageField::some(list), ..Request::default() }
+}
+
 /// Returns the neighbours of a reply, and those that one reply cannot hold.
 pub fn with_others(
     first: Response,
@@ -123,8 +130,13 @@ pub fn with_others(
 fn print_neighbours(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let json = session.wants_json(arguments);
     let vni = arguments.parsed("vni", VNI)?;
-    let first = session.ask(request(vni, None))?;
-    let neighbours = with_others(first, vni, session)?;
+    let mut first = session.ask(list(vni))?;
+    let sought = std::mem::take(&mut first.neighbour_sought);
+    let mut neighbours = with_others(first, vni, session)?;
+    neighbours.iter_mut().for_each(|declared| declared.source = Some("declared".to_owned()));
+    neighbours.extend(sought);
+    let place = |it: &Neighbour| (it.vni(), it.address().parse::<IpAddr>().ok());
+    neighbours.sort_by_key(place);
     if json {
         let rows = neighbours.iter().map(neighbour_json).collect::<Value>();
         return session.json(&json!({ "neighbours": rows }));
@@ -135,20 +147,30 @@ fn print_neighbours(arguments: &Arguments, session: &mut Session) -> Result<(), 
         ("address", Align::Left),
         ("mac", Align::Left),
         ("host", Align::Left),
+        ("source", Align::Left),
+        ("state", Align::Left),
+        ("age", Align::Right),
     ];
     session.print(table(0, heading, &rows))
 }
 
-fn row(neighbour: &Neighbour) -> [String; 4] {
-    let host = neighbour.host.as_deref().map_or("-".into(), safe);
-    [neighbour.vni().to_string(), safe(neighbour.address()), safe(neighbour.mac()), host]
+fn row(neighbour: &Neighbour) -> [String; 7] {
+    let said = |text: &Option<String>| text.as_deref().map_or("-".into(), safe);
+    let Neighbour { mac, host, source, state, age_s, .. } = neighbour;
+    let age = age_s.map_or("-".into(), |age| format!("{age} s"));
+    let place = [neighbour.vni().to_string(), safe(neighbour.address())];
+    let [vni, address] = place;
+    [vni, address, said(mac), said(host), said(source), said(state), age]
 }
 
 fn neighbour_json(neighbour: &Neighbour) -> Value {
     json!({
         "vni": neighbour.vni(),
         "address": neighbour.address(),
-        "mac": neighbour.mac(),
+        "mac": neighbour.mac,
         "host": neighbour.host,
+        "source": neighbour.source,
+        "state": neighbour.state,
+        "age_s": neighbour.age_s,
     })
 }

@@ -184,7 +184,7 @@ fn refused_by_the_daemon_is_exit_code_1() {
             "route_del { router: \"r\" cidr { address: \"::\" mask_size: 0 } }",
             refused!("no"),
         ),
-        ("neighbour list @", "neighbour_list {}", refused!("no")),
+        ("neighbour list @", "neighbour_list { sought: true }", refused!("no")),
         (
             "neighbour del --vni 7 --ip ::1 @",
             "neighbour_del { vni: 7 address: \"::1\" }",

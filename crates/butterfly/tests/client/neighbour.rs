@@ -1,4 +1,4 @@
-//! Declared neighbours.
+//! Neighbours: declared ones, and those that routers asked for.
 
 use crate::refused;
 use crate::support::{Daemon, Row, answer, asked_for, check, in_full};
@@ -7,6 +7,22 @@ use serde_json::{Value, json};
 const NEIGHBOURS: &str = r#"
     neighbour_list { vni: 42 address: "10.0.0.9" mac: "52:54:00:00:00:09" host: "192.0.2.2" }
     neighbour_list { vni: 1337 address: "2001:db8::9" mac: "52:54:00:00:00:0A" }"#;
+
+/// The same with those that routers asked for.
+const ALL: &str = r#"
+    neighbour_list { vni: 42 address: "10.0.0.9" mac: "52:54:00:00:00:09" host: "192.0.2.2" }
+    neighbour_list { vni: 1337 address: "2001:db8::9" mac: "52:54:00:00:00:0A" }
+    neighbour_sought { vni: 42 address: "10.0.0.7" source: "asked" state: "silent" }
+    neighbour_sought {
+        vni: 42 address: "10.0.0.30" mac: "52:54:00:00:00:1E" source: "asked" state: "found" age_s: 7
+    }"#;
+
+const TABLE: &str = r#" vni  address      mac                host       source    state   age
+  42  10.0.0.7     -                  -          asked     silent    -
+  42  10.0.0.9     52:54:00:00:00:09  192.0.2.2  declared  -         -
+  42  10.0.0.30    52:54:00:00:00:1E  -          asked     found   7 s
+1337  2001:db8::9  52:54:00:00:00:0A  -          declared  -         -
+"#;
 
 #[test]
 fn neighbours_are_declared_listed_and_taken_back() {
@@ -36,22 +52,20 @@ fn neighbours_are_declared_listed_and_taken_back() {
         },
         Row {
             line: "neighbour list @",
-            asks: &[&["neighbour_list {}"]],
-            answers: &[&[NEIGHBOURS]],
-            out: " vni  address      mac                host\n  \
-                  42  10.0.0.9     52:54:00:00:00:09  192.0.2.2\n\
-                  1337  2001:db8::9  52:54:00:00:00:0A  -\n",
+            asks: &[&["neighbour_list { sought: true }"]],
+            answers: &[&[ALL]],
+            out: TABLE,
             ..Row::default()
         },
         Row {
             line: "neighbour list --vni 7 @",
-            asks: &[&["neighbour_list { vni: 7 }"]],
-            out: "vni  address  mac  host\n",
+            asks: &[&["neighbour_list { vni: 7 sought: true }"]],
+            out: "vni  address  mac  host  source  state  age\n",
             ..Row::default()
         },
         Row {
             line: "neighbour list --vni 7 --json @",
-            asks: &[&["neighbour_list { vni: 7 }"]],
+            asks: &[&["neighbour_list { vni: 7 sought: true }"]],
             out: "{\n  \"neighbours\": []\n}\n",
             ..Row::default()
         },
@@ -59,11 +73,17 @@ fn neighbours_are_declared_listed_and_taken_back() {
     let daemon = Daemon::new();
     let mut client = daemon.start("neighbour list --json @");
     daemon.receive("neighbour list");
-    daemon.send(&answer(&[NEIGHBOURS]));
+    daemon.send(&answer(&[ALL]));
     let printed: Value = serde_json::from_str(&client.end().out).unwrap();
     let expected = json!({ "neighbours": [
-        { "vni": 42, "address": "10.0.0.9", "mac": "52:54:00:00:00:09", "host": "192.0.2.2" },
-        { "vni": 1337, "address": "2001:db8::9", "mac": "52:54:00:00:00:0A", "host": null },
+        { "vni": 42, "address": "10.0.0.7", "mac": null, "host": null, "source": "asked",
+          "state": "silent", "age_s": null },
+        { "vni": 42, "address": "10.0.0.9", "mac": "52:54:00:00:00:09", "host": "192.0.2.2",
+          "source": "declared", "state": null, "age_s": null },
+        { "vni": 42, "address": "10.0.0.30", "mac": "52:54:00:00:00:1E", "host": null,
+          "source": "asked", "state": "found", "age_s": 7 },
+        { "vni": 1337, "address": "2001:db8::9", "mac": "52:54:00:00:00:0A", "host": null,
+          "source": "declared", "state": null, "age_s": null },
     ] });
     assert_eq!(printed, expected);
 }

@@ -150,6 +150,7 @@ impl<D: Dataplane> Daemon<D> {
                 explain_walk::Fate::DROPPED
             }
             Fate::Answered => explain_walk::Fate::ANSWERED,
+            Fate::Waits => explain_walk::Fate::WAITS,
             Fate::NoAddress => explain_walk::Fate::NO_ADDRESS,
         };
         message.fate = Some(fate.into());

@@ -44,6 +44,8 @@ pub(crate) enum Consumed {
     Discovery,
     /// A machine asks a router whether it is there (RFC 792; RFC 4443, 4.1).
     Echo,
+    /// Its next hop is asked for: it waits for the answer.
+    Waits,
 }
 
 /// Way of a frame through a router: it leaves by another network, with other MAC addresses. Of a

@@ -17,6 +17,8 @@ mod networks;
 pub(crate) mod policies;
 pub(crate) mod routed;
 mod routing;
+pub(crate) mod seek;
+mod seeker;
 pub(crate) mod sessions;
 mod trunks;
 pub(crate) mod updates;
@@ -46,7 +48,7 @@ use crate::engine::{
 use crate::overlay::Tunnel;
 use crate::plane::{
     board::Board, departed::Departed, drop_window::DropWindow, gone::Gone, routed::Routed,
-    updates::Updates,
+    seeker::Seeker, updates::Updates,
 };
 use crate::session::{
     self, FIRST_STAMP, FormerTable, HashKey, SessionConfig, SessionTimes, Shares, tally::Tally,
@@ -54,6 +56,7 @@ use crate::session::{
 use crate::stages::filter::FragmentTable;
 use crate::worker::Shared;
 use crate::world::{
+    asking::Asking,
     bindings::Bindings,
     fdb::Fdb,
     rules::{Cells, Groups, MAX_CELLS},
@@ -135,6 +138,8 @@ pub(crate) struct Plane {
     pub rings: Mutex<Option<Arc<PerWorker<Ring>>>>,
     /// Tables of sessions that were found at the start.
     pub former: Vec<FormerTable>,
+    /// State of the search for neighbours.
+    seeker: Mutex<Seeker>,
 }
 
 impl Plane {
@@ -155,6 +160,7 @@ impl Plane {
             }),
             epoch: AtomicU64::new(0),
             fdb: Fdb::new(fdb_ageing),
+            asking: Asking::new(),
             clock,
             stop: AtomicBool::new(false),
             cells: Cells::new().map_err(std::io::Error::other)?,
@@ -187,6 +193,7 @@ impl Plane {
             black_box,
             rings: Mutex::default(),
             former,
+            seeker: Mutex::default(),
         };
         if adopted {
             plane.await_adopted();

@@ -73,6 +73,7 @@ pub(super) fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote
             vni,
             members: members.iter().map(|vnic| vnic.place.slot).collect(),
             filtered: members.iter().any(|vnic| !vnic.rules.bypass),
+            open: members.iter().any(|vnic| vnic.rules.bypass),
             may_be_routed: remote.is_some() || snapshot.routings.contains_key(&vni),
             routing: snapshot.routings.get(&vni).cloned(),
             macs: Numbers::new(stations.clone().map(|vnic| (number(vnic.mac), vnic.place.slot))),

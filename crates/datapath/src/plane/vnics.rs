@@ -133,6 +133,8 @@ impl Plane {
             answered: Default::default(),
             dhcp: Default::default(),
             discovery: Default::default(),
+            asks: Default::default(),
+            probed: AtomicU32::new(0),
         })
     }
 

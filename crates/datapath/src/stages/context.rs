@@ -14,6 +14,7 @@ use crate::overlay::Tunnel;
 use crate::session::{Shares, Table, Timeouts};
 use crate::stages::filter::FragmentTable;
 use crate::world::{
+    asking::Asking,
     bindings::Bindings,
     fdb::Fdb,
     limits::Room,
@@ -25,6 +26,8 @@ use crate::world::{
 pub(crate) struct Context<'a> {
     pub snapshot: &'a Snapshot,
     pub fdb: &'a Fdb,
+    /// Addresses that are asked for.
+    pub asking: &'a Asking,
     /// The sender.
     pub sender: &'a Vnic,
     /// The network by which the frames came: the sender's.

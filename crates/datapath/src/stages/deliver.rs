@@ -18,9 +18,11 @@ use crate::engine::{
     counters::Counter,
     place::likely_of,
     reason::{DropReason, drop_reasons},
+    reserved::is_host,
 };
 use crate::stages::{
     answers::consume,
+    asks::may_hear,
     context::Context,
     filter::{FilterRoom, admits_flooded, note_flooded},
     forward::nobody,
@@ -888,8 +890,11 @@ fn flood<O: Outlet>(
             continue;
         };
         let bypass = receiver.rules.bypass;
-        let flooded =
-            |meta: &Meta| matches!(meta.verdict, Verdict::Flood { unknown } if bypass || !unknown);
+        let flooded = |meta: &Meta| {
+            matches!(meta.verdict, Verdict::Flood { unknown } if bypass || !unknown)
+                // Questions of routers are for who may have addresses that are not declared.
+                && (!is_host(meta.source) || bypass && may_hear(receiver, context.now))
+        };
         if !batch.metas().iter().any(flooded) {
             continue;
         }

@@ -19,9 +19,10 @@ use crate::engine::{
 use crate::ip::{Address, HEADERS_TOO_LONG, frame::inside};
 use crate::overlay::FORGED_ROUTER;
 use crate::stages::{
+    asks::of_far_router,
     context::Context,
     course::is_host as is_host_address,
-    forward::ROUTER_MAC,
+    forward::{ROUTER_MAC, learn_router},
     route::{FOREIGN_SOURCE, L3, OWN_SOURCE_ROUTED, ROUTE_GROUP, read},
 };
 use crate::world::rules::address as ip_of;
@@ -53,6 +54,16 @@ fn check(batch: &mut Batch<'_>, of: u64, context: &Context<'_>) {
         left &= left - 1;
         let Some(meta) = batch.metas().get(index).copied() else { break };
         if meta.verdict != Verdict::Undecided {
+            continue;
+        }
+        if is_of(meta.source, meta.peer, context)
+            && let Some(verdict) = of_far_router(batch.frames.head(index), &meta, context)
+        {
+            // By what is learnt its answers find the host.
+            let learn = |_: &Verdict| learn_router(meta.source, meta.peer, context);
+            let drop = |reason| Verdict::Drop(reason, context.sender.place.slot);
+            let verdict = verdict.inspect(learn).unwrap_or_else(drop);
+            batch.parts().1.get_mut(index).into_iter().for_each(|meta| meta.verdict = verdict);
             continue;
         }
         let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);

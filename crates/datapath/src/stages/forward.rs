@@ -247,7 +247,7 @@ pub(crate) fn learn_source(
     peer: PeerRef,
     context: &Context<'_>,
 ) -> Result<Learning, DropReason> {
-    let Context { sender, entry: network, .. } = context;
+    let sender = context.sender;
     if let Some(known) = of_vnic(source, context) {
         return known;
     }
@@ -259,6 +259,20 @@ pub(crate) fn learn_source(
         let far = sender.is_trunk() && is_host(source);
         return if far { Ok(Learning::Known) } else { Err(ROUTER_MAC) };
     }
+    note_place(source, peer, context)
+}
+
+/// Learns the router address of another host, which asks for a machine. The caller compared it with
+/// where it came from.
+#[cold]
+pub(super) fn learn_router(source: u64, peer: PeerRef, context: &Context<'_>) {
+    let _ = note_place(source, peer, context);
+}
+
+/// Learns an address that is no vnic's.
+#[inline(always)]
+fn note_place(source: u64, peer: PeerRef, context: &Context<'_>) -> Result<Learning, DropReason> {
+    let Context { sender, entry: network, .. } = context;
     let behind = &sender.shared.learnt;
     let (place, most) = match (sender.is_trunk(), peer) {
         (false, _) => (sender.place, MAX_PER_VNIC),
@@ -346,7 +360,10 @@ fn lookup(destination: u64, exit: &Network, floods: &Cell<bool>, context: &Conte
             .unwrap_or(Verdict::Deliver(slot));
     }
     if is_reserved(destination) {
-        return drop(GATEWAY_NOT_HERE);
+        // Of a host that asked for a machine: what answers goes there.
+        let asks = is_host(destination) && !sender.is_trunk();
+        let asker = asks.then(|| on_another_host(destination, exit, context)).flatten();
+        return asker.unwrap_or(drop(GATEWAY_NOT_HERE));
     }
     let Some(place) = context.fdb.lookup(exit.vni, destination, context.now) else {
         return flood(true);

@@ -2,6 +2,7 @@
 
 pub(crate) mod answers;
 pub(crate) mod antispoof;
+pub(crate) mod asks;
 pub(crate) mod claims;
 pub(crate) mod context;
 pub(crate) mod course;

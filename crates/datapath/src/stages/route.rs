@@ -10,7 +10,6 @@ use butterfly_packet::{
     icmp_error::IcmpError,
     ipv4::Ipv4,
     ipv6::{self, Ipv6},
-    neighbour,
     protocol::{
         AUTHENTICATION, DESTINATION_OPTIONS, FRAGMENT, HOP_BY_HOP, ICMP, ICMPV6, NO_NEXT_HEADER,
         ROUTING, TCP, UDP,
@@ -35,6 +34,7 @@ use crate::ip::{
     is_v4, mapped,
 };
 use crate::stages::{
+    asks,
     claims::{IP_CLAIMED, is_claimed, may_be_discovery},
     context::Context,
     course::{course, is_behind, is_host},
@@ -45,6 +45,7 @@ use crate::stages::{
     stage::{Stage, StageConfig},
 };
 use crate::world::{
+    asking::{AskPlace, Wanted},
     bindings::Voice,
     routing::{Gateway, RouteEntry, Routing},
     snapshot::Network,
@@ -132,9 +133,10 @@ drop_reasons! { 10;
         remedy: "give the machine the address of a server; a gateway answers ARP, neighbour discovery and ICMP echo alone, echo in packets of 1,514 bytes at most, whole and without options or extension headers",
         charged: "the sender",
     }
-    /// No machine that runs here has the destination, and nobody said where it is.
+    /// No machine that runs here has the destination, nobody said where it is, and nobody who was
+    /// asked answered.
     NEXT_HOP_UNKNOWN = "next-hop-unknown" {
-        cause: "an address that nobody has, that several vnics have or one with `--shared-ip`, whose machine is not started, or whose machine is on another host and not declared, or on one that cannot be reached: the daemon has no tunnel (`-i`), or the neighbour's `--host` is this host, or of the other family",
+        cause: "an address that nobody has, that several vnics have or one with `--shared-ip`, whose machine is not started, or whose machine is on another host and neither declared nor answering, or on one that cannot be reached: the daemon has no tunnel (`-i`), or the neighbour's `--host` is this host, or of the other family",
         remedy: "declare the address with its vnic (`butterfly nic update --id NIC --ip ADDRESS..`) and start the machine; if it is on another host: `butterfly neighbour add --vni VNI --ip ADDRESS --mac MAC --host HOST`",
         charged: "the sender",
     }
@@ -142,6 +144,13 @@ drop_reasons! { 10;
     ROUTE_BLACKHOLE = "route-blackhole" {
         cause: "a destination that is in the block of a route without machines",
         remedy: "nothing if that is meant; else look for the block in `butterfly route list` and take the route back with `butterfly route del`",
+        charged: "the sender",
+    }
+    /// The router has no room to ask for the destination's machine, to keep it, or to have the
+    /// packet wait for it.
+    NEXT_HOP_LIMIT = "next-hop-limit" {
+        cause: "a machine that looks for addresses which nobody has, as a scan does; or one that sends much to an address, in large frames, while its machine is asked for",
+        remedy: "nothing if it passes within seconds; else look at what the machine sends, and declare machines that are there: `butterfly neighbour add --vni VNI --ip ADDRESS --mac MAC --host HOST`",
         charged: "the sender",
     }
     /// The packet has a routing header of type 0, which tells routers where to send it (RFC 5095).
@@ -183,7 +192,7 @@ impl Stage for Route {
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     if batch.unusual {
-        asks(batch, routing, context);
+        hear(batch, routing, context);
     }
     // Packets of a batch tend to have the same way as the one before.
     let (mut v4, mut v6) = (Known::<8>::NONE, Known::<32>::NONE);
@@ -372,6 +381,9 @@ fn decide(
     way.map_err(|reason| {
         meta.offload = false; // nobody will look at what it claims
         let fits = len as usize <= KEPT_MAX;
+        if reason == NEXT_HOP_UNKNOWN {
+            return seek(wanted((head, len), gateway, context), context);
+        }
         let echo = echo::request(head).filter(|len| *len <= ANSWER && fits);
         if reason == GATEWAY_NO_SERVICE && echo.is_some() {
             Verdict::Consumed(Consumed::Echo)
@@ -568,6 +580,13 @@ fn resolve(
                 let order = course().order(ways);
                 let mut tried = order.iter().map(|way| leave(way.vni, way.address, true));
                 let first = tried.next().unwrap_or(Err(NEXT_HOP_UNKNOWN));
+                // It is asked for all the same, so that its flows come to it.
+                if let (Err(NEXT_HOP_UNKNOWN), Some(way)) = (&first, order.first()) {
+                    let at = (way.vni, way.address);
+                    if asks::may_be_asked_for(at, context.snapshot) {
+                        let _ = seek(Some(at), context);
+                    }
+                }
                 // One of a machine that is not known, or of the sender's own network, is no way.
                 first.or_else(|why| tried.find_map(Result::ok).ok_or(why))
             }
@@ -614,6 +633,47 @@ fn leave(
     macs.iter_mut().zip(address(mac).0.into_iter().chain(from.0)).for_each(|(to, byte)| *to = byte);
     let mtu = mtu_of(verdict, routing, context);
     Ok(Onward { hop: Hop { macs, exit }, verdict, mtu })
+}
+
+/// Returns the address to be asked for, and its network, for a packet without a next hop: none if
+/// it is declared who has it.
+fn wanted((head, len): (&[u8], u32), gateway: &Gateway, context: &Context<'_>) -> Option<AskPlace> {
+    let destination = read(head, len).ok()?.destination;
+    let may_be = |at: &AskPlace| asks::may_be_asked_for(*at, context.snapshot);
+    match &gateway.router.route_to(destination)?.leads {
+        Leads::Connected(vni) => Some((*vni, destination)).filter(may_be),
+        Leads::Nowhere => None,
+        Leads::Via(ways) => {
+            let order = course(head.get(L3..).unwrap_or_default()).order(ways);
+            let others = order.iter().filter(|way| way.vni != context.entry.vni);
+            others.map(|way| (way.vni, way.address)).find(may_be)
+        }
+    }
+}
+
+/// Returns the verdict on a packet for which no next hop is known: it waits until it was asked for,
+/// or is dropped.
+fn seek(at: Option<AskPlace>, context: &Context<'_>) -> Verdict {
+    let sender = context.sender;
+    let drop = |reason: DropReason| Verdict::Drop(reason, sender.place.slot);
+    let Some(at) = at else { return drop(NEXT_HOP_UNKNOWN) };
+    match context.asking.want(at, sender.place, &sender.shared.asks, context.now) {
+        Wanted::Asked => Verdict::Consumed(Consumed::Waits),
+        Wanted::Silent => drop(NEXT_HOP_UNKNOWN),
+        Wanted::Limit => drop(NEXT_HOP_LIMIT),
+    }
+}
+
+/// Returns the same for a packet of a batch.
+pub(crate) fn next_hop_of(
+    batch: &Batch<'_>,
+    index: usize,
+    context: &Context<'_>,
+) -> Option<AskPlace> {
+    let meta = batch.metas().get(index)?;
+    let gateway = context.entry.routing.as_ref()?.by_mac(meta.destination)?;
+    let len = batch.frames.frames().get(index)?.len;
+    wanted((batch.frames.head(index), len), gateway, context)
 }
 
 /// Returns the longest packet in bytes that may leave by a network with this verdict.
@@ -682,7 +742,12 @@ fn next_hop(address: Address, network: &Network, context: &Context<'_>) -> Optio
         here = Some((slot, number(vnic.mac)));
     }
     let found = context.snapshot.neighbours.get(network.vni, address);
-    let mac = found.map(|found| found.mac).or(here.map(|(_, mac)| mac))?;
+    let mac = found.map(|found| found.mac).or(here.map(|(_, mac)| mac));
+    let mac = mac.or_else(|| {
+        let answered = context.snapshot.found.get(network.vni, address)?;
+        context.asking.goes_to(answered, context.now);
+        Some(answered.mac)
+    })?;
     let host = found.and_then(|found| found.host).zip(context.tunnel);
     let verdict = match host.filter(|(host, tunnel)| *host != tunnel.own) {
         Some((host, tunnel)) => Verdict::Tunnel(tunnel.peers.find(host)?),
@@ -698,9 +763,9 @@ fn next_hop(address: Address, network: &Network, context: &Context<'_>) -> Optio
 }
 
 #[cold]
-fn drop_at(batch: &mut Batch<'_>, index: usize, reason: DropReason, context: &Context<'_>) {
+fn set(batch: &mut Batch<'_>, index: usize, verdict: Verdict) {
     if let Some(meta) = batch.parts().1.get_mut(index) {
-        meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
+        meta.verdict = verdict;
         meta.offload = false; // nobody will look at what it claims
     }
 }
@@ -708,7 +773,8 @@ fn drop_at(batch: &mut Batch<'_>, index: usize, reason: DropReason, context: &Co
 /// Hears ARP and neighbour discovery of machines that ask for a gateway, or say that they are one.
 #[cold]
 #[inline(never)]
-fn asks(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
+fn hear(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
+    let own = number(asks::router_of(context.tunnel));
     for index in 0..batch.frames.len() {
         let Some(meta) = batch.metas().get(index).copied() else { return };
         if meta.verdict != Verdict::Undecided || is_reserved(meta.source) {
@@ -721,23 +787,35 @@ fn asks(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             }
             _ => continue,
         };
+        if !context.sender.is_trunk() {
+            asks::note_probe(batch, index, &meta, context);
+        }
         let verdict = match told {
-            Told::Nothing => continue,
             Told::Claims => Err(GATEWAY_CLAIMED),
+            // Nobody else hears it, and it is not answered.
+            _ if meta.destination == own => match asks::hear(batch, index, &meta, context) {
+                Ok(false) => continue,
+                Ok(true) => {
+                    set(batch, index, Verdict::Consumed(consumed));
+                    continue;
+                }
+                Err(reason) => Err(reason),
+            },
+            Told::Nothing => continue,
             // To a gateway that is not asked for: an answer that it did not ask for.
             Told::Other if routing.by_mac(meta.destination).is_none() => continue,
             _ if context.sender.is_trunk() => Err(GATEWAY_FROM_WIRE),
             _ if usize::from(at) != L3 => Err(GATEWAY_TAGGED),
             _ => Ok(Verdict::Consumed(consumed)),
         };
-        match (verdict, batch.parts().1.get_mut(index)) {
-            (Ok(verdict), Some(meta)) => {
-                meta.verdict = verdict;
-                meta.offload = false; // nobody will look at what it claims
+        match verdict {
+            Ok(verdict) => {
+                set(batch, index, verdict);
                 batch.answers |= 1 << index;
             }
-            (Err(reason), Some(_)) => drop_at(batch, index, reason, context),
-            (_, None) => {}
+            Err(reason) => {
+                set(batch, index, Verdict::Drop(reason, context.sender.place.slot));
+            }
         }
     }
 }
@@ -794,7 +872,7 @@ fn by_discovery(
         false => return Told::Nothing,
     };
     // Last, as it takes the whole packet.
-    if found.valid && is_sum_right_of(batch, index, at) { told } else { Told::Nothing }
+    if found.valid && asks::is_sum_right_of(batch, index, at) { told } else { Told::Nothing }
 }
 
 /// Returns whether a message says that its sender has the address of a gateway, or the MAC address
@@ -816,13 +894,6 @@ fn claims(found: &Discovery, routing: &Routing) -> bool {
 /// looks whether the address is free (RFC 4861, 7.1.1 and 7.2.4).
 fn may_ask(source: Address) -> bool {
     source != 1 && !is_multicast(source)
-}
-
-/// Returns whether the checksum of ICMPv6 is right, or one that the sender leaves to others.
-fn is_sum_right_of(batch: &mut Batch<'_>, index: usize, at: u16) -> bool {
-    let offload = batch.metas().get(index).is_some_and(|meta| meta.offload);
-    let frame = batch.parts().0.keep(index).and_then(|frame| frame.get(usize::from(at)..));
-    offload || frame.is_some_and(neighbour::is_sum_right)
 }
 
 /// Reads the addresses that an ARP packet says its sender has, as loosely as any host reads them:

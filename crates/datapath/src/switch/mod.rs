@@ -44,7 +44,7 @@ use crate::switch::{
     declared::Declared,
     held::{Hold, UPLINK},
     precautions::{HeldRings, heed, watch_workers},
-    threads::housekeeping,
+    threads::{housekeeping, seek_neighbours},
 };
 
 /// The switch of a host.
@@ -167,6 +167,9 @@ impl Switch {
         let (plane, rests) = (self.plane.clone(), self.rests.clone());
         let body = move || balance(&plane, &rests);
         regular.push(std::thread::Builder::new().name("balance".into()).spawn(body)?);
+        let (plane, rests) = (self.plane.clone(), self.rests.clone());
+        let body = move || seek_neighbours(&plane, &rests);
+        regular.push(std::thread::Builder::new().name("neighbours".into()).spawn(body)?);
         if let Some(black_box) = self.config.precautions.black_box.clone() {
             let plane = self.plane.clone();
             let rests = self.rests.clone();

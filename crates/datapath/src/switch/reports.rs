@@ -24,6 +24,12 @@ impl Switch {
         self.plane().change_routing(change);
     }
 
+    /// Returns machines that routers of this host found or ask for, though nobody declared them, by
+    /// network and address.
+    pub fn sought_neighbours(&self) -> Vec<crate::plane::seek::SoughtNeighbour> {
+        self.plane().sought()
+    }
+
     /// Changes a security group. When this returns, no worker uses the old one. On an error nothing
     /// has changed.
     pub fn change_group(

@@ -106,3 +106,14 @@ pub(super) fn housekeeping(
         std::thread::park_timeout(TICK);
     }
 }
+
+/// Looks for neighbours that nobody declared: when a worker needs one or hears one, and in between.
+pub(super) fn seek_neighbours(plane: &Plane, rests: &AtomicBool) {
+    const SOON: Duration = Duration::from_millis(100);
+    const IDLE: Duration = Duration::from_secs(1);
+    plane.shared.asking.begin(Some(std::thread::current()));
+    while !rests.load(Ordering::Acquire) {
+        let asks = plane.seek();
+        std::thread::park_timeout(if asks { SOON } else { IDLE });
+    }
+}

@@ -14,6 +14,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use crate::engine::place::{MAX_PAIRS, PollSource, PortRef, uplink_ring};
 use crate::engine::writer::{WorkerId, Writer};
 use crate::worker::under_way::Parcel;
+use crate::world::snapshot::Vnic;
 use butterfly_mem::blackbox::Line;
 
 /// Epoll data of the event that makes a worker look around.
@@ -42,6 +43,8 @@ pub(crate) enum Order {
     Look(PollSource),
     /// Complete frames are to be sent in the vnic's name.
     Announce { place: PortRef, frames: Arc<Vec<Vec<u8>>> },
+    /// Questions of this host's routers are to be sent in a network.
+    Ask { asker: Arc<Vnic>, frames: Arc<Vec<Vec<u8>>> },
 }
 
 /// The outside of a worker.
@@ -271,6 +274,11 @@ impl Handle {
     /// Has frames sent in a vnic's name, one in a turn.
     pub fn announce(&self, place: PortRef, frames: Arc<Vec<Vec<u8>>>) {
         self.order(Order::Announce { place, frames });
+    }
+
+    /// Has questions sent, one in a turn.
+    pub fn ask(&self, asker: Arc<Vnic>, frames: Arc<Vec<Vec<u8>>>) {
+        self.order(Order::Ask { asker, frames });
     }
 
     /// Notes that a vnic's transmit ring holds what is to be discarded. Housekeeping calls it ten

@@ -7,7 +7,8 @@
 //! Floods and announcements take turns. Each network has a few places. When all are taken, a
 //! network with fewer floods takes a place of the network with most.
 //!
-//! Fragments that came before their first ones have a [`FragmentPen`] beside it.
+//! Fragments that came before their first ones have a [`FragmentPen`] beside it, and packets whose
+//! next hop is asked for a [`HopPen`].
 //!
 //! Frames that are passed on to another host wait, too, but only until the batch that they came by
 //! is done: the uplink is held while it is served.
@@ -16,7 +17,11 @@ use std::{collections::VecDeque, sync::Arc};
 
 use butterfly_vhost::ring::{BATCH, Frames};
 
-use super::pen::FragmentPen;
+use super::{
+    copies::{LONGEST, copy},
+    hops::HopPen,
+    pen::FragmentPen,
+};
 use crate::engine::writer::Writer;
 use crate::engine::{
     batch::{Batch, Verdict},
@@ -25,13 +30,11 @@ use crate::engine::{
 };
 use crate::overlay::UPLINK_FULL;
 use crate::stages::{context::Context, deliver::FLOOD_LIMIT, filter::Judged};
-use crate::world::snapshot::Snapshot;
+use crate::world::snapshot::{Snapshot, Vnic};
 
 /// Most floods that wait, of all networks and of one.
 const FLOODS: usize = 64;
 const PER_NETWORK: usize = 8;
-/// Longest of them: a jumbo frame of 9,000 bytes, behind Ethernet and two VLAN tags.
-pub(super) const LONGEST: usize = 9022;
 /// Most frames that are passed on at once: a batch.
 pub(super) const RELAYED: usize = BATCH;
 /// Most vnics that wait to be announced. Others have their turn in a later tick of housekeeping.
@@ -54,9 +57,17 @@ pub(super) struct Relayed {
     pub(super) frame: Vec<u8>,
 }
 
-/// Complete frames that are sent in the vnic's name.
+/// Sender of the switch's own frames.
+pub(super) enum Speaker {
+    /// The vnic at this place, whose name they are sent in.
+    Vnic(PortRef),
+    /// The routers of this host, in a network.
+    Router(Arc<Vnic>),
+}
+
+/// Complete frames of the switch's own.
 pub(super) struct Announcement {
-    pub(super) place: PortRef,
+    pub(super) from: Speaker,
     pub(super) frames: Arc<Vec<Vec<u8>>>,
     /// The next frame, and the number of receivers that have it.
     pub(super) at: usize,
@@ -71,6 +82,7 @@ pub(super) struct Later {
     pub(super) spare: Vec<Vec<u8>>,
     pub(super) announcements: VecDeque<Announcement>,
     pub(super) pen: FragmentPen,
+    pub(super) hops: HopPen,
     /// The queue that had the last turn.
     last_served: LaterQueue,
     /// The network of the last flood.
@@ -86,6 +98,8 @@ pub(super) enum LaterQueue {
     Announcements,
     Floods,
     Fragments,
+    /// Packets whose next hop is known now, or stays unknown.
+    Hops,
 }
 
 impl LaterQueue {
@@ -93,7 +107,8 @@ impl LaterQueue {
         match self {
             LaterQueue::Announcements => LaterQueue::Floods,
             LaterQueue::Floods => LaterQueue::Fragments,
-            LaterQueue::Fragments => LaterQueue::Announcements,
+            LaterQueue::Fragments => LaterQueue::Hops,
+            LaterQueue::Hops => LaterQueue::Announcements,
         }
     }
 }
@@ -106,6 +121,7 @@ impl Later {
             spare: (0..FLOODS).map(|_| Vec::with_capacity(LONGEST)).collect(),
             announcements: VecDeque::with_capacity(ANNOUNCED),
             pen: FragmentPen::new(),
+            hops: HopPen::new(),
             last_served: LaterQueue::Floods,
             last: 0,
             relayed: Vec::with_capacity(RELAYED),
@@ -121,11 +137,12 @@ impl Later {
     /// Returns the queue whose turn it is, if one has a frame: they take turns.
     pub(super) fn next_queue(&mut self) -> Option<LaterQueue> {
         let first = self.last_served.next();
-        let all = [first, first.next(), first.next().next()];
+        let all = [first, first.next(), first.next().next(), first.next().next().next()];
         let next = all.into_iter().find(|queue| match queue {
             LaterQueue::Announcements => !self.announcements.is_empty(),
             LaterQueue::Floods => !self.floods.is_empty(),
             LaterQueue::Fragments => self.pen.is_due(),
+            LaterQueue::Hops => self.hops.is_due(),
         })?;
         self.last_served = next;
         Some(next)
@@ -210,7 +227,9 @@ impl Later {
             self.spare.push(flood.frame);
         }
         for announcement in self.announcements.drain(..) {
-            if let Some(vnic) = context.0.vnic(announcement.place) {
+            if let Speaker::Vnic(place) = announcement.from
+                && let Some(vnic) = context.0.vnic(place)
+            {
                 vnic.shared.announcing.again();
             }
         }
@@ -237,11 +256,11 @@ impl Later {
     }
 
     /// Takes a vnic that is to be announced. Returns whether there was room.
-    pub fn announce(&mut self, place: PortRef, frames: Arc<Vec<Vec<u8>>>) -> bool {
+    pub fn announce(&mut self, from: Speaker, frames: Arc<Vec<Vec<u8>>>) -> bool {
         let room = self.announcements.len() < ANNOUNCED;
         if room {
             self.announcements.push_back(Announcement {
-                place,
+                from,
                 frames,
                 at: 0,
                 done: 0,
@@ -259,19 +278,4 @@ fn lose(flood: &Flood, (snapshot, worker, when): (&Snapshot, Writer<'_>, u32)) {
         let dropped = Dropped { head: &flood.frame, len, when };
         trunk.shared.counters.drop(worker, FLOOD_LIMIT, &dropped);
     }
-}
-
-/// Copies a frame, unless it is too long. The buffer has room for the longest. Its first bytes are
-/// those of the slot, by which it was judged.
-pub(super) fn copy(frames: &Frames<'_>, index: usize, to: &mut Vec<u8>) -> bool {
-    let len = frames.frames().get(index).map_or(0, |frame| frame.len as usize);
-    let head = frames.head(index);
-    if len > LONGEST {
-        return false;
-    }
-    to.clear();
-    to.extend_from_slice(head);
-    to.resize(len, 0); // within its capacity
-    let rest = to.get_mut(head.len()..).unwrap_or_default();
-    frames.copy_to(index, head.len() as u32, rest, None)
 }

@@ -23,9 +23,11 @@
 //! descriptor arrives, as the last one may have gone to the old descriptor.
 
 mod bill;
+mod copies;
 mod fair;
 mod halves;
 mod handle;
+mod hops;
 mod later;
 mod orders;
 mod patience;

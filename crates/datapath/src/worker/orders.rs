@@ -3,6 +3,7 @@
 use super::{
     halves::FormerHalf,
     handle::Order,
+    later::Speaker,
     rounds::{Polled, Worker, serving},
     under_way::Parcel,
 };
@@ -57,15 +58,25 @@ impl Worker {
                 }
                 Order::GiveUp { place, pair } => self.give_up(PollSource::of((place, pair))),
                 Order::Weigh => self.weigh(),
-                Order::Look(source) => self.add(source),
+                Order::Look(source) => {
+                    if source == PollSource::Waiting {
+                        self.later.hops.look(&self.snapshot, &self.shared.asking);
+                    }
+                    self.add(source);
+                }
                 Order::Stopped(source) => self.timed.retain(|other| *other != source),
                 Order::Discard { place, pair } => {
                     if self.discard(place, pair) {
                         self.add(PollSource::Queue { place, pair });
                     }
                 }
+                // Without room they are sent again in a second.
+                Order::Ask { asker, frames } => {
+                    self.later.announce(Speaker::Router(asker), frames);
+                    self.add(PollSource::Waiting);
+                }
                 Order::Announce { place, frames } => {
-                    if !self.later.announce(place, frames)
+                    if !self.later.announce(Speaker::Vnic(place), frames)
                         && let Some(vnic) = self.snapshot.vnic(place)
                     {
                         vnic.shared.announcing.again();

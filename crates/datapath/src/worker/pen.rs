@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use butterfly_mem::cpu;
 
-use super::later::{LONGEST, copy};
+use super::copies::{LONGEST, copy};
 use crate::engine::{
     batch::{Batch, Verdict},
     place::{PeerRef, PortRef},

@@ -276,7 +276,9 @@ impl Worker {
     #[cold]
     fn finish(&mut self) {
         let end = cpu::tsc().wrapping_add(cpu::tsc_hz() / 1000 * FINISH_MS);
-        while !(self.later.is_empty() && self.later.pen.is_empty())
+        // The thread that looks for neighbours does not know it any more.
+        self.later.hops.end_waits();
+        while !(self.later.is_empty() && self.later.pen.is_empty() && self.later.hops.is_empty())
             && (cpu::tsc() as i64).wrapping_sub(end as i64) < 0
         {
             self.adopt();

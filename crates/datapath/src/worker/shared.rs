@@ -16,6 +16,7 @@ use crate::stages::{
     filter::{FragmentTable, released},
 };
 use crate::world::{
+    asking::Asking,
     bindings::Bindings,
     fdb::Fdb,
     rules::Cells,
@@ -28,6 +29,8 @@ pub(crate) struct Shared {
     /// Counts publications of snapshots.
     pub epoch: AtomicU64,
     pub fdb: Fdb,
+    /// Addresses that are asked for.
+    pub asking: Asking,
     pub clock: Clock,
     pub stop: AtomicBool,
     pub table: Table,
@@ -60,6 +63,7 @@ impl Shared {
         Context {
             snapshot,
             fdb: &self.fdb,
+            asking: &self.asking,
             sender,
             entry,
             worker,

@@ -59,6 +59,9 @@ pub(super) fn walk(
         if batch.relays {
             later.take_relayed(&mut batch, context);
         }
+        if batch.answers != 0 {
+            later.hops.take(&mut batch, context);
+        }
     }
     let n = batch.frames.len();
     let counts = batch.origin == BatchOrigin::Port;

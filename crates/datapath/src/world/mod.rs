@@ -2,11 +2,13 @@
 
 pub(crate) mod adopted;
 pub(crate) mod announcing;
+pub(crate) mod asking;
 pub(crate) mod bindings;
 pub(crate) mod bound;
 pub(crate) mod claim;
 pub(crate) mod dhcp;
 pub(crate) mod fdb;
+pub(crate) mod found;
 pub(crate) mod holders;
 pub(crate) mod limits;
 pub(crate) mod neighbours;

@@ -28,9 +28,11 @@ use crate::session::{SessionTimes, VnicSessions};
 use crate::world::{
     adopted::{Adopted, Waiting},
     announcing::Announcing,
+    asking::AskPaces,
     bound::Bound,
     claim::Claim,
     dhcp::DhcpState,
+    found::FoundTable,
     holders::Holders,
     limits::{Limit, Limiters, WayLimits},
     neighbours::Directory,
@@ -173,6 +175,10 @@ pub(crate) struct VnicShared {
     pub dhcp: DhcpState,
     /// Messages of neighbour and listener discovery that it may send, by their receivers.
     pub discovery: Crowd<Pace>,
+    /// Budgets of its packets without a next hop.
+    pub asks: AskPaces,
+    /// Second in which its guest last probed for an address; 0 if it never did.
+    pub probed: AtomicU32,
 }
 
 impl VnicShared {
@@ -194,6 +200,8 @@ pub(crate) enum PortKind {
     Mirror(Arc<str>),
     /// Stands for the network's vnics on other hosts; has no guest and no id.
     Trunk,
+    /// Sends what the routers of this host ask; is in no snapshot, and has no guest and no id.
+    Router,
 }
 
 /// Budgets that the machines of other hosts share, each by its own address.
@@ -255,6 +263,8 @@ pub(crate) struct Network {
     pub routing: Option<Arc<Routing>>,
     /// True if it is declared or has other hosts: a router may have to do with its frames.
     pub may_be_routed: bool,
+    /// True if a vnic of it may have addresses that are not declared.
+    pub open: bool,
     /// Slots of the vnics that own MAC addresses.
     pub macs: Numbers,
     /// Holders of IP addresses.
@@ -329,6 +339,8 @@ pub(crate) struct Snapshot {
     pub routings: Arc<HashMap<u32, Arc<Routing>>>,
     /// Declared machines that are not vnics of this host.
     pub neighbours: Directory,
+    /// Machines that nobody declared, and that answered.
+    pub found: FoundTable,
     /// Vnics of an adopted table of sessions, until all are declared.
     pub adopted: Option<Arc<Adopted<VnicShared>>>,
 }

@@ -112,7 +112,7 @@ fn check(said: &Walk, seen: &Seen, (name, trunk): (&str, &str), frame: &[u8]) {
         Fate::Flooded { here, away, .. } => {
             here.iter().map(String::as_str).chain(away.iter().map(|_| trunk)).collect()
         }
-        Fate::Dropped(_) | Fate::NoAddress | Fate::Answered => Vec::new(),
+        Fate::Dropped(_) | Fate::NoAddress | Fate::Answered | Fate::Waits => Vec::new(),
     };
     expected.sort_unstable();
     let mut drops: BTreeMap<(String, String), u64> = BTreeMap::new();

@@ -3,6 +3,7 @@
 
 mod adopted;
 mod answered;
+mod asks;
 mod dropped;
 mod explained;
 mod hostile;

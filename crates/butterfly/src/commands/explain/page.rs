@@ -87,6 +87,7 @@ fn walk(way: &ExplainWalk, vni: Option<u32>, is_answer: bool) -> String {
             way.drop.iter().map(dropped).collect::<Vec<_>>().join(", ")
         ),
         Some(Fate::ANSWERED) => writeln!(page, "answered by the router"),
+        Some(Fate::WAITS) => writeln!(page, "waits for an answer of its next hop"),
         Some(Fate::NO_ADDRESS) => writeln!(page, "never sent: its sender gets no link address"),
         None => writeln!(page, "unknown to this client"),
     };

@@ -22,8 +22,8 @@ use butterfly_datapath::{
     Imported, Mac, Machine, Mark, Moved, MovedVnic, Negotiated, NeighbourRow, NetworkReport,
     NoAnswer, NotAHost, PeerReport, Peers, Pings, PlaceDrops, Question, Queue, Refused, RemoteMac,
     Rewritten, RingStatus, RoutingChange, SessionEnd, SessionFilter, SessionRow, SessionTable,
-    Step, Target, Timeouts, Times, TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport,
-    VnicSpec, Walk, WorkerReport,
+    SoughtNeighbour, SoughtState, Step, Target, Timeouts, Times, TunnelError, TunnelReport,
+    UplinkReport, VnicPolicy, VnicReport, VnicSpec, Walk, WorkerReport,
 };
 use butterfly_model::{
     Cidr, Direction, GroupName, Neighbour, Network, Router, RouterId, Rule, SecurityGroup,
@@ -334,6 +334,22 @@ impl Dataplane for Fake {
         };
         let all = [row(1, FdbKind::Static, None), row(2, FdbKind::Learnt, Some(7)), remote];
         all.into_iter().filter(|row| vni.is_none_or(|vni| vni == row.vni)).collect()
+    }
+
+    fn sought_neighbours(&self) -> Vec<SoughtNeighbour> {
+        let row = |vni, last, state, age: Option<u32>| SoughtNeighbour {
+            vni,
+            address: ip(&format!("10.0.1.{last}")),
+            mac: age.map(|_| Mac([2, 0, 0, 0, 0, 0xab])),
+            state,
+            age,
+        };
+        let all = [
+            row(42, 7, SoughtState::Asked, None),
+            row(51, 8, SoughtState::Found, Some(9)),
+            row(51, 9, SoughtState::Silent, None),
+        ];
+        all.into()
     }
 
     fn workers(&self) -> Vec<WorkerReport> {

@@ -250,3 +250,24 @@ fn a_neighbour_that_is_refused_leaves_the_others() {
     let state = &successor.envelope.handler_mut().desired;
     assert_eq!(state.routed().neighbours().len(), 2 + 20_000 - 1);
 }
+
+/// Neighbours that routers asked for are listed beside declared ones, to those who want them. No
+/// dump has them.
+#[test]
+fn neighbours_that_were_asked_for_are_listed_apart() {
+    let mut host = host();
+    assert!(!listed(&mut host).contains("neighbour_sought"));
+    let asked = |rest: &str| format!("neighbour_sought {{ {rest} }}");
+    let one = asked("vni: 42 address: \"10.0.1.7\" source: \"asked\" state: \"asked\"");
+    let two = asked(
+        "vni: 51 address: \"10.0.1.8\" mac: \"02:00:00:00:00:ab\" source: \"asked\" state: \"found\" age_s: 9",
+    );
+    let three = asked("vni: 51 address: \"10.0.1.9\" source: \"asked\" state: \"silent\"");
+    let four = format!("neighbour_list {{ {FOUR} }}");
+    assert_eq!(host.succeeds("neighbour_list { vni: 42 sought: true }"), format!("{four} {one}"));
+    assert_eq!(host.succeeds("neighbour_list { vni: 51 sought: true }"), format!("{two} {three}"));
+    // Listed fields are no part of a declaration.
+    let odd = "mac: \"02:00:00:00:00:09\" source: \"x\" state: \"y\" age_s: 7";
+    host.succeeds(&format!("neighbour_add {{ vni: 51 address: \"10.0.1.9\" {odd} }}"));
+    assert!(!listed(&mut host).contains("age_s"));
+}

@@ -126,13 +126,15 @@ pub enum Fate {
     NoAddress,
     /// A router of this host answers it.
     Answered,
+    /// It waits until its next hop, which a router of this host asks for, answers.
+    Waits,
 }
 
 impl Fate {
     /// Returns whether it arrives, leaves for another host, or is answered.
     pub fn is_allowed(&self) -> bool {
         match self {
-            Fate::Delivered(_) | Fate::Leaves(_) | Fate::Answered => true,
+            Fate::Delivered(_) | Fate::Leaves(_) | Fate::Answered | Fate::Waits => true,
             Fate::Flooded { here, away, .. } => !here.is_empty() || !away.is_empty(),
             Fate::Dropped(_) | Fate::NoAddress => false,
         }

@@ -13,7 +13,7 @@ use super::{
     told::{self, FilterGrounds, Known},
 };
 use crate::engine::{
-    batch::{Batch, Metas, Verdict},
+    batch::{Batch, Consumed, Metas, Verdict},
     inside::Inside,
     place::PeerRef,
     reason::DropReason,
@@ -147,7 +147,8 @@ impl Observer for Recorder<'_> {
         } else if stage == Offload::NAME {
             self.read(batch, context);
         } else if stage == Route::NAME {
-            self.steps.extend(told::route(batch, context));
+            let to = self.packet.as_ref().map(|packet| packet.tuple.destination);
+            self.steps.extend(told::route(batch, to, context));
         } else if stage == Forward::NAME {
             self.verdict = verdict;
             self.looked_up(batch, context);
@@ -354,6 +355,7 @@ fn tell(
             steps.push(told::dropped("tunnel", reason));
             Fate::Dropped(refused((reason, charged), context))
         }
+        None if verdict == Verdict::Consumed(Consumed::Waits) => Fate::Waits,
         None if matches!(verdict, Verdict::Consumed(_)) => Fate::Answered,
         None => {
             steps.push(told::dropped("delivery", NO_RECEIVER));

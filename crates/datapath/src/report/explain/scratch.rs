@@ -22,6 +22,7 @@ use crate::session::{Key, Life, Past, Shares, Table, Zone};
 use crate::stages::{context::Context, filter::FragmentTable};
 use crate::worker::Shared;
 use crate::world::{
+    asking::Asking,
     bindings::Bindings,
     fdb::Fdb,
     rules::Cells,
@@ -42,6 +43,7 @@ pub(super) struct World<'a> {
     bindings: Bindings,
     fragments: FragmentTable,
     fdb: Fdb,
+    asking: Asking,
     notes: TapNotes,
     shares: Shares,
     /// Writes the counters of the copies, which have this one writer.
@@ -71,6 +73,7 @@ impl<'a> World<'a> {
             bindings,
             fragments: FragmentTable::new(&snapshot.times.timeouts),
             fdb: Fdb::new(shared.fdb.ageing()),
+            asking: shared.asking.copy(),
             notes: TapNotes::default(),
             shares: shared.shares.copy(),
             writer: WorkerId::new(0),
@@ -94,8 +97,10 @@ impl<'a> World<'a> {
         let Some(routing) = routing else { return };
         let joined = routing.joined().into_iter().map(|vni| (vni, of));
         for (vni, of) in joined.chain(routing.ways_to(of)) {
-            if let Some(found) = self.snapshot.neighbours.get(vni, of) {
-                self.take_stations(vni, [address(found.mac); 2]);
+            let declared = self.snapshot.neighbours.get(vni, of).map(|declared| declared.mac);
+            let found = || self.snapshot.found.get(vni, of).map(|found| found.mac);
+            if let Some(mac) = declared.or_else(found) {
+                self.take_stations(vni, [address(mac); 2]);
             }
         }
     }
@@ -158,6 +163,7 @@ impl<'a> World<'a> {
         Context {
             snapshot: &self.snapshot,
             fdb: &self.fdb,
+            asking: &self.asking,
             sender,
             entry,
             worker: self.writer.writer(),
@@ -217,6 +223,7 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         answered,
         dhcp,
         discovery,
+        probed,
         ..
     } = shared;
     Arc::new(VnicShared {
@@ -248,5 +255,7 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         answered: answered.copy(),
         dhcp: dhcp.copy(),
         discovery: discovery.copy(Pace::copy),
+        asks: Default::default(),
+        probed: same32(probed),
     })
 }

@@ -10,9 +10,9 @@ use butterfly_packet::{
 };
 
 use crate::engine::{
-    batch::{Batch, Hop, Meta, Verdict},
+    batch::{Batch, Consumed, Hop, Meta, Verdict},
     inside::Inside,
-    mac::number,
+    mac::{address as mac_of, number},
     place::PeerRef,
     reason::DropReason,
 };
@@ -31,7 +31,7 @@ use crate::stages::{
     context::Context,
     filter::{self, EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, SPOOFED_IP},
     reasons::info,
-    route::decided_by,
+    route::{decided_by, next_hop_of},
 };
 use crate::world::{
     routing::RouteEntry,
@@ -134,7 +134,14 @@ pub(super) fn owner(claimed: Address, context: &Context<'_>) -> Option<String> {
 }
 
 /// Returns the step of a router that passes a packet on.
-pub(super) fn route(batch: &Batch<'_>, context: &Context<'_>) -> Option<Step> {
+pub(super) fn route(batch: &Batch<'_>, to: Option<Address>, context: &Context<'_>) -> Option<Step> {
+    let is_next = |meta: &Meta| meta.verdict == Verdict::Consumed(Consumed::Waits);
+    if batch.metas().first().is_some_and(is_next) {
+        let (vni, wanted) = next_hop_of(batch, 0, context)?;
+        let asked = address(wanted);
+        let text = format!("the router of VNI {vni} asks who has {asked}: nobody told");
+        return Some(step("route", Mark::Note, text));
+    }
     if context.sender.is_trunk() && batch.exits().is_routed(0) {
         let text = "another host's router passed it on, and a router here leads back to its source";
         return Some(step("route", Mark::Pass, text));
@@ -149,7 +156,18 @@ pub(super) fn route(batch: &Batch<'_>, context: &Context<'_>) -> Option<Step> {
     {
         text.push_str(&format!(", by the route {block} via {}", address(next)));
     }
-    Some(step("route", Mark::Pass, text))
+    let mut step = step("route", Mark::Pass, text);
+    let declared = |to| {
+        let neighbours = &context.snapshot.neighbours;
+        neighbours.get(exit.vni, to).is_some() || exit.holders.get(to).is_some()
+    };
+    if let Some(to) = to.filter(|to| !declared(*to))
+        && let Some(found) = context.snapshot.found.get(exit.vni, to)
+    {
+        let (mac, (age, _)) = (mac_of(found.mac), found.ages(context.now));
+        step.details.push(format!("{mac} answered for {} {age} s ago", address(to)));
+    }
+    Some(step)
 }
 
 /// Returns the way on of what a router of this host passes on.
@@ -222,6 +240,9 @@ pub(super) fn lookup(
         }
         Verdict::Flood { unknown: false } => {
             format!("{mac} is a group address: it goes to everybody in VNI {}", context.sender.vni)
+        }
+        Verdict::Consumed(Consumed::Waits) => {
+            "it waits for the answer, three seconds at most".to_owned()
         }
         Verdict::Consumed(_) => format!("the router of VNI {} answers", context.sender.vni),
         Verdict::Drop(..) | Verdict::Undecided | Verdict::Later => format!("{mac}"),

@@ -1,0 +1,331 @@
+//! Neighbours that nobody declared: asks for them by ARP and neighbour discovery, and keeps what
+//! answers.
+//!
+//! A worker that needs a next hop notes its address in [`crate::world::asking`]. A thread of its
+//! own has the questions sent, in the name of this host's router address, three times, a second
+//! apart. What a worker hears comes into the snapshot, from where all workers have it, and those
+//! where packets wait are told. A machine that is used is asked again by unicast after a minute;
+//! one that is not used, or answers no more, is forgotten.
+//!
+//! Declared addresses are never asked for: those of vnics of this host, neighbours and gateways.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, PoisonError, atomic::Ordering::Relaxed},
+};
+
+use butterfly_packet::{
+    arp,
+    build::{self, Link},
+    icmp,
+    mac::Mac,
+};
+
+use crate::engine::{
+    mac::address as mac_address,
+    place::{PollSource, PortRef},
+};
+use crate::ip::{
+    Address,
+    discovery::{link_local, solicited_node},
+    is_v4,
+};
+use crate::plane::{Plane, State, policies::rules, seeker::Seeker};
+use crate::stages::asks::{may_be_asked_for, may_hear, router_of};
+use crate::world::{
+    asking::AskPlace,
+    found::CAPACITY,
+    policy::VnicPolicy,
+    rules::address as ip_of,
+    snapshot::{Network, PortKind, Snapshot, Vnic},
+};
+
+/// Seconds after which a machine that is used is asked again, and one that is not is forgotten.
+const FRESH: u32 = 60;
+/// Smallest Ethernet frame without its checksum.
+const SMALLEST: usize = 60;
+const ND_HOP_LIMIT: u8 = 255;
+
+impl Plane {
+    /// Has due questions sent, takes what was heard, and forgets what is old. Returns whether
+    /// anything is being asked for.
+    pub fn seek(&self) -> bool {
+        let mut seeker = self.seeker.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.shared.clock.now();
+        let pass = self.shared.asking.pass(self.shared.clock.tenths());
+        let idle = pass.left + seeker.asked == 0 && self.shared.snapshot.load().found.is_empty();
+        let look = now != seeker.looked && !idle;
+        seeker.looked = now;
+        let asked = std::mem::replace(&mut seeker.asked, pass.left);
+        if !pass.answered.is_empty() || !pass.lost.is_empty() || look {
+            let mut state = self.state();
+            let mut next = Snapshot::clone(&self.shared.snapshot.load());
+            let mut changed = false;
+            for (at, mac) in &pass.answered {
+                changed |= self.take_answer(&mut seeker, (*at, *mac), now, &mut next);
+            }
+            for at in &pass.lost {
+                changed |= seeker.forget(*at, &mut next);
+            }
+            if look {
+                changed |= self.forget_old(&mut seeker, now, &mut next);
+            }
+            if changed {
+                self.publish(next);
+            }
+            self.make_askers(&mut state, &mut seeker, pass.due.iter().map(|(at, _)| at.0));
+        } else if !pass.due.is_empty() {
+            let mut state = self.state();
+            self.make_askers(&mut state, &mut seeker, pass.due.iter().map(|(at, _)| at.0));
+        }
+        // Packets may wait at any of them. A declaration may have ended a wait.
+        if pass.silent || !pass.answered.is_empty() || look && asked > 0 {
+            let workers = self.board.handles();
+            workers.iter().take(self.board.active()).for_each(|it| it.look_at(PollSource::Waiting));
+        }
+        self.ask(&seeker, &pass.due);
+        pass.left > 0
+    }
+
+    /// Takes an answer. Returns whether the snapshot changed.
+    fn take_answer(
+        &self,
+        seeker: &mut Seeker,
+        (at, mac): (AskPlace, u64),
+        now: u32,
+        next: &mut Snapshot,
+    ) -> bool {
+        if !may_be_asked_for(at, next) {
+            return false; // it was declared meanwhile
+        }
+        if let Some(found) = next.found.get(at.0, at.1).filter(|found| found.mac == mac) {
+            found.heard.store(now, Relaxed);
+            return false;
+        }
+        let kept = seeker.keep(at, mac, now, next);
+        if !kept {
+            self.shared.asking.had_no_room(at, self.shared.clock.tenths());
+        }
+        kept
+    }
+
+    /// Looks at all that was found: what is used and old is asked again, and what is not used is
+    /// forgotten. So is what was declared meanwhile, or is of no declared network any more. Returns
+    /// whether the snapshot changed.
+    fn forget_old(&self, seeker: &mut Seeker, now: u32, next: &mut Snapshot) -> bool {
+        self.shared.asking.keep(|at| may_be_asked_for(at, next));
+        let mut gone = Vec::new();
+        for (at, found) in next.found.iter() {
+            let (heard, used) = found.ages(now);
+            let stays = may_be_asked_for(at, next)
+                && (heard < FRESH || used < FRESH && self.shared.asking.ask_again(at, found.mac));
+            if !stays {
+                gone.push(at);
+            }
+        }
+        let mut changed = gone.into_iter().fold(false, |any, at| seeker.forget(at, next) | any);
+        seeker.held.retain(|_, held| held.load(Relaxed) > 0);
+        seeker.askers.retain(|vni, _| next.network(*vni).is_some());
+        // Networks share the room anew.
+        let networks = next.networks.iter().filter(|(_, network)| network.routing.is_some());
+        let held: Vec<u32> = seeker.held.values().map(|held| held.load(Relaxed)).collect();
+        if let Some(most) = seeker.quota.settle(CAPACITY, networks.count() as u32, &held, 0) {
+            let mut all: Vec<(AskPlace, u32)> =
+                next.found.iter().map(|(at, found)| (at, found.ages(now).0)).collect();
+            all.sort_unstable_by_key(|(_, heard)| *heard);
+            let mut kept = HashMap::<u32, u32>::new();
+            for (at, _) in all {
+                let kept = kept.entry(at.0).or_default();
+                *kept += 1;
+                changed |= *kept > most && seeker.forget(at, next);
+            }
+        }
+        changed
+    }
+
+    /// Makes the senders of questions in these networks, as the networks are now.
+    fn make_askers(
+        &self,
+        state: &mut State,
+        seeker: &mut Seeker,
+        networks: impl Iterator<Item = u32>,
+    ) {
+        let snapshot = self.shared.snapshot.load();
+        for vni in networks {
+            let Some(at) = snapshot.network_ref(vni).map(|at| at.0) else { continue };
+            let trunk = snapshot.trunk(vni).map(|(_, trunk)| trunk);
+            let is_of = |asker: &&Arc<Vnic>| {
+                let place = trunk.map_or(u32::MAX, |trunk| trunk.place.slot);
+                asker.network == at
+                    && asker.place.slot == place
+                    && trunk.is_none_or(|trunk| Arc::ptr_eq(&trunk.shared, &asker.shared))
+            };
+            if seeker.askers.get(&vni).is_some_and(|asker| is_of(&asker)) {
+                continue;
+            }
+            let open = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+            let nowhere = PortRef { slot: u32::MAX, incarnation: 0 };
+            let asker = Vnic {
+                id: "".into(),
+                // Its drops are charged to the network.
+                place: trunk.map_or(nowhere, |trunk| trunk.place),
+                mac: router_of(self.shared.tunnel.as_ref()),
+                order: 0,
+                vni,
+                network: at,
+                kind: PortKind::Router,
+                born: snapshot.version,
+                since: snapshot.version,
+                rules: rules(&open, &mut state.groups),
+                shared: trunk.map_or_else(|| self.vnic_state(false), |trunk| trunk.shared.clone()),
+            };
+            seeker.askers.insert(vni, Arc::new(asker));
+        }
+    }
+
+    /// Has questions sent: those of a network by one worker, one in a turn.
+    fn ask(&self, seeker: &Seeker, due: &[(AskPlace, Option<u64>)]) {
+        let snapshot = self.shared.snapshot.load();
+        let now = self.shared.clock.now();
+        let mut frames = BTreeMap::<u32, Vec<Vec<u8>>>::new();
+        for (at, to) in due {
+            let Some(asker) = seeker.askers.get(&at.0) else { continue };
+            let network = snapshot.network(at.0).filter(|_| may_be_asked_for(*at, &snapshot));
+            let Some(network) = network else { continue };
+            if to.is_none_or(|to| hears(to, network, now, &snapshot)) {
+                frames.entry(at.0).or_default().push(question(asker.mac, at.1, *to));
+            }
+        }
+        for (vni, frames) in frames {
+            if let Some(asker) = seeker.askers.get(&vni)
+                && let Some(worker) = self.board.announcer(asker.place.slot)
+            {
+                worker.ask(asker.clone(), Arc::new(frames));
+            }
+        }
+    }
+
+    /// Returns machines that were found, and addresses that are asked for: for the operator.
+    pub fn sought(&self) -> Vec<SoughtNeighbour> {
+        let snapshot = self.shared.snapshot.load();
+        let now = self.shared.clock.now();
+        let found = snapshot.found.iter().map(|((vni, address), found)| SoughtNeighbour {
+            vni,
+            address: ip_of(address),
+            mac: Some(mac_address(found.mac)),
+            state: if found.ages(now).0 < FRESH { SoughtState::Found } else { SoughtState::Old },
+            age: Some(found.ages(now).0),
+        });
+        let asked = self.shared.asking.list().into_iter();
+        let asked =
+            asked.filter(|((vni, address), _)| snapshot.found.get(*vni, *address).is_none());
+        let asked = asked.map(|((vni, address), state)| SoughtNeighbour {
+            vni,
+            address: ip_of(address),
+            mac: None,
+            state: if state.is_over() { SoughtState::Silent } else { SoughtState::Asked },
+            age: None,
+        });
+        let mut all: Vec<SoughtNeighbour> = found.chain(asked).collect();
+        all.sort_unstable_by_key(|it| (it.vni, it.address));
+        all
+    }
+}
+
+/// A neighbour that nobody declared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SoughtNeighbour {
+    /// Its network.
+    pub vni: u32,
+    /// Its address there.
+    pub address: std::net::IpAddr,
+    /// Its MAC address, once it answered.
+    pub mac: Option<Mac>,
+    /// State of the search.
+    pub state: SoughtState,
+    /// Seconds since its last answer.
+    pub age: Option<u32>,
+}
+
+/// State of the search for a neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SoughtState {
+    /// Asked for, and not answered yet.
+    Asked,
+    /// Answered within the last minute.
+    Found,
+    /// Answered before, and is asked again.
+    Old,
+    /// Nobody answered; for some seconds it is not asked for.
+    Silent,
+}
+
+impl SoughtState {
+    /// Returns its name in every output.
+    pub fn name(self) -> &'static str {
+        match self {
+            SoughtState::Asked => "asked",
+            SoughtState::Found => "found",
+            SoughtState::Old => "old",
+            SoughtState::Silent => "silent",
+        }
+    }
+}
+
+/// Returns whether a machine may be asked again: if a vnic of this host has its MAC address, its
+/// guest must not be one that may be probing.
+fn hears(mac: u64, network: &Network, now: u32, snapshot: &Snapshot) -> bool {
+    let vnic = network.macs.get(mac).and_then(|slot| snapshot.vnics.get(slot));
+    vnic.is_none_or(|vnic| may_hear(vnic, now))
+}
+
+/// Returns the question for an address: to one machine, or to all.
+fn question(from: Mac, address: Address, to: Option<u64>) -> Vec<u8> {
+    let to = to.map(mac_address);
+    if is_v4(address) {
+        // A probe (RFC 5227, 2.1.1): nobody learns from it.
+        let target = std::net::Ipv4Addr::from(address as u32);
+        let link: Link = build::ethernet(from, to.unwrap_or(Mac::BROADCAST));
+        let nobody = std::net::Ipv4Addr::UNSPECIFIED;
+        let mut frame = link.arp(arp::REQUEST, (from, nobody), (Mac::ZERO, target));
+        frame.resize(frame.len().max(SMALLEST), 0);
+        return frame;
+    }
+    let [source, target, group] =
+        [link_local(from), address, solicited_node(address)].map(std::net::Ipv6Addr::from);
+    let body = [&target.octets()[..], &[icmp::OPTION_SOURCE_LINK_ADDRESS, 1], &from.0].concat();
+    // By unicast, too, it is for the group: so the machine's own address is not needed twice.
+    let link: Link = build::ethernet(from, to.unwrap_or(Mac::of_group_v6(group)));
+    let packet = link.ipv6(source, group).ttl(ND_HOP_LIMIT);
+    packet.icmp(icmp::v6::NEIGHBOUR_SOLICITATION, 0, 0, &body)
+}
+
+#[cfg(test)]
+mod tests {
+    use butterfly_packet::{arp::Arp, ethernet::Ethernet, neighbour};
+
+    use super::*;
+    use crate::{engine::mac::number, ip::mapped};
+
+    const FROM: Mac = Mac([0xb2, 0xf1, 10, 0, 0, 1]);
+
+    #[test]
+    fn a_question_by_arp_is_a_probe() {
+        let frame = question(FROM, mapped([10, 0, 0, 9].into()), None);
+        assert_eq!((&frame[..6], frame.len()), (&[0xff; 6][..], SMALLEST));
+        let arp = Arp::parse(Ethernet::parse(&frame).unwrap().payload()).unwrap();
+        assert_eq!((arp.operation(), arp.sender_mac()), (arp::REQUEST, FROM));
+        assert_eq!((arp.sender_ip(), arp.target_ip()), ([0; 4].into(), [10, 0, 0, 9].into()));
+        let again = question(FROM, mapped([10, 0, 0, 9].into()), Some(number(Mac([2; 6]))));
+        assert_eq!((&again[..6], &again[6..]), (&[2; 6][..], &frame[6..]));
+    }
+
+    #[test]
+    fn a_question_by_discovery_is_valid() {
+        let target: std::net::Ipv6Addr = "fd00::1:2:3".parse().unwrap();
+        let frame = question(FROM, target.to_bits(), None);
+        assert_eq!(&frame[..6], &[0x33, 0x33, 0xff, 2, 0, 3]);
+        assert!(neighbour::is_sum_right(&frame[14..]));
+        assert_eq!((frame[21], frame[54]), (255, icmp::v6::NEIGHBOUR_SOLICITATION));
+    }
+}

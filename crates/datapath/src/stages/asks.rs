@@ -1,0 +1,238 @@
+//! Questions for machines that nobody declared, and their answers (RFC 826, RFC 5227; RFC 4861,
+//! 7.2).
+//!
+//! A router of this host asks from the host's router address, by ARP without an address of its own,
+//! or by neighbour solicitation from the link-local address of that MAC address: machines answer
+//! and learn no place from it. Here it is decided which packets are worth a question, who hears the
+//! questions of this host and of others, and which answers count.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use butterfly_model::host_mac;
+use butterfly_packet::{Mac, arp, ethernet, icmp::v6, ipv6, neighbour, protocol::ICMPV6};
+
+use crate::engine::{
+    batch::{Batch, Meta, Verdict},
+    inside::Inside,
+    mac::number,
+    reason::DropReason,
+    reserved::is_reserved,
+};
+use crate::ip::{
+    Address, L4,
+    discovery::{link_local, solicited_node},
+    frame::arp as read_arp,
+    mapped,
+};
+use crate::overlay::Tunnel;
+use crate::stages::{
+    claims::may_be_discovery,
+    context::Context,
+    filter::read::read as read_packet,
+    forward::{NO_RECEIVER, learn_source},
+};
+use crate::world::{
+    asking::AskPlace,
+    snapshot::{Snapshot, Vnic},
+};
+
+/// Offset of ARP and IP behind Ethernet.
+const L3: usize = ethernet::HEADER_LEN;
+/// Seconds in which a guest that attached, or probed for an address, hears no questions: it would
+/// take one for the probe of a machine that wants its address (RFC 5227, 2.1.1).
+const PROBING: u32 = 10;
+/// Lowest bit of a MAC address as [`number`]: of a group.
+const GROUP_BIT: u64 = 1;
+
+/// Returns the router address of this host. Without a tunnel it is one that no host has: nothing
+/// from it leaves.
+pub(crate) fn router_of(tunnel: Option<&Tunnel>) -> Mac {
+    let nobody = || Mac(host_mac(std::net::Ipv4Addr::UNSPECIFIED.into()));
+    tunnel.map_or_else(nobody, |tunnel| tunnel.router_mac)
+}
+
+/// Returns whether the guest of a vnic may hear a question: it is not probing for an address of its
+/// own.
+pub(crate) fn may_hear(vnic: &Vnic, now: u32) -> bool {
+    let is_long_ago = |second: u32| second == 0 || now.saturating_sub(second) >= PROBING;
+    let shared = &vnic.shared;
+    is_long_ago(shared.attached.load(Relaxed)) && is_long_ago(shared.probed.load(Relaxed))
+}
+
+/// Returns whether routers may ask for an address: a machine of a declared network may have it, and
+/// nothing of this host says who does.
+pub(crate) fn may_be_asked_for((vni, address): AskPlace, snapshot: &Snapshot) -> bool {
+    let Some(network) = snapshot.network(vni) else { return false };
+    let declared = || {
+        snapshot.neighbours.get(vni, address).is_some() || network.holders.get(address).is_some()
+    };
+    let owned = network
+        .routing
+        .as_ref()
+        .is_some_and(|routing| routing.owns(address) && routing.by_address(address).is_none());
+    owned && (network.open || network.remote.is_some()) && !declared()
+}
+
+/// Hears what a machine says to the router address of this host. Returns whether it is ARP or
+/// neighbour discovery, which nobody else hears, or why it is dropped.
+pub(super) fn hear(
+    batch: &mut Batch<'_>,
+    index: usize,
+    meta: &Meta,
+    context: &Context<'_>,
+) -> Result<bool, DropReason> {
+    let said = match meta.inside {
+        Inside::Arp(at) if usize::from(at) == L3 => said_by_arp(batch.frames.head(index), at, meta),
+        Inside::Ip { at, vlan: 0 }
+            if usize::from(at) == L3 && may_be_discovery(batch.frames.head(index), L3) =>
+        {
+            match said_by_discovery(batch, index, at, meta) {
+                Some(said) => said,
+                None => return Ok(false),
+            }
+        }
+        _ => return Ok(false),
+    };
+    // A filtered vnic has what is declared, which nobody asks for.
+    let speaks = context.sender.rules.bypass;
+    if let Some(address) = said.filter(|_| speaks && is_station(meta.source)) {
+        let at = (context.sender.vni, address);
+        if context.asking.is_asked(at) {
+            // Its place is known before it is used.
+            learn_source(meta.source, meta.peer, context)?;
+            context.asking.hear(at, meta.source);
+        }
+    }
+    Ok(true)
+}
+
+/// Returns whether a machine may send from a MAC address.
+fn is_station(mac: u64) -> bool {
+    mac != 0 && mac & GROUP_BIT == 0 && !is_reserved(mac)
+}
+
+/// Returns the address that an ARP reply is about, if it is one to a question of ours: from the
+/// machine that it names, to nobody's address.
+fn said_by_arp(head: &[u8], at: u16, meta: &Meta) -> Option<Address> {
+    let packet = read_arp(head, at)?;
+    let is_answer = packet.operation() == arp::REPLY
+        && number(packet.sender_mac()) == meta.source
+        && number(packet.target_mac()) == meta.destination
+        && packet.target_ip().is_unspecified();
+    is_answer.then(|| mapped(packet.sender_ip()))
+}
+
+/// Returns the address that an advertisement is about, if it is a valid one of the machine that it
+/// names. `None` if it is no discovery.
+fn said_by_discovery(
+    batch: &mut Batch<'_>,
+    index: usize,
+    at: u16,
+    meta: &Meta,
+) -> Option<Option<Address>> {
+    let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
+    let packet = read_packet(batch, index, at, 0, len).ok()?;
+    let L4::Discovery(found) = packet.l4 else { return None };
+    let own = link_local(crate::engine::mac::address(meta.destination));
+    let is_answer = found.kind == v6::NEIGHBOUR_ADVERTISEMENT
+        && found.valid
+        && packet.tuple.destination == own
+        && found.link_source.is_some_and(|mac| number(mac) == meta.source);
+    // Last, as it takes the whole packet.
+    Some((is_answer && is_sum_right_of(batch, index, at)).then_some(found.target))
+}
+
+/// Returns whether the checksum of ICMPv6 is right, or one that the sender leaves to others.
+pub(super) fn is_sum_right_of(batch: &mut Batch<'_>, index: usize, at: u16) -> bool {
+    let offload = batch.metas().get(index).is_some_and(|meta| meta.offload);
+    let frame = batch.parts().0.keep(index).and_then(|frame| frame.get(usize::from(at)..));
+    offload || frame.is_some_and(neighbour::is_sum_right)
+}
+
+/// Notes that a guest probes for an address.
+pub(super) fn note_probe(batch: &mut Batch<'_>, index: usize, meta: &Meta, context: &Context<'_>) {
+    let head = batch.frames.head(index);
+    let probes = match meta.inside {
+        Inside::Arp(at) => read_arp(head, at).is_some_and(|it| it.sender_ip().is_unspecified()),
+        Inside::Ip { at, .. } if may_be_discovery(head, at.into()) => {
+            let source = usize::from(at) + 8;
+            head.get(source..source + 16).is_some_and(|source| *source == [0; 16])
+        }
+        _ => false,
+    };
+    if probes {
+        context.sender.shared.probed.store(context.now, Relaxed);
+    }
+}
+
+/// Returns the verdict on a question of a router of another host, if a frame is one: for the one
+/// machine here whose address that is declared to be, or for all whose addresses are not declared.
+/// `source` was compared with the host that it came from.
+pub(super) fn of_far_router(
+    head: &[u8],
+    meta: &Meta,
+    context: &Context<'_>,
+) -> Option<Result<Verdict, DropReason>> {
+    let address = match meta.inside {
+        Inside::Arp(at) if usize::from(at) == L3 => {
+            let packet = read_arp(head, at)?;
+            let is_question = packet.operation() == arp::REQUEST
+                && packet.sender_ip().is_unspecified()
+                && number(packet.sender_mac()) == meta.source;
+            is_question.then(|| mapped(packet.target_ip()))?
+        }
+        Inside::Ip { at, vlan: 0 } if usize::from(at) == L3 => solicited(head, meta.source)?,
+        _ => return None,
+    };
+    Some(receiver(address, meta.destination, context))
+}
+
+/// Returns the address that a neighbour solicitation is for, if it is one from the link-local
+/// address of this MAC address.
+fn solicited(head: &[u8], source: u64) -> Option<Address> {
+    let ip = head.get(L3..)?;
+    let (header, message) = ip.split_first_chunk::<{ ipv6::LEN }>()?;
+    let address = |bytes: &[u8]| Some(Address::from_be_bytes(*bytes.first_chunk()?));
+    let own = link_local(crate::engine::mac::address(source));
+    let target = address(message.get(8..)?)?;
+    let is_question = header.get(6..8)? == [ICMPV6, 255]
+        && message.starts_with(&[v6::NEIGHBOUR_SOLICITATION, 0])
+        && address(header.get(8..)?)? == own
+        && address(header.get(24..)?)? == solicited_node(target);
+    is_question.then_some(target)
+}
+
+/// Returns the verdict on a question for an address: [`Verdict::Undecided`] if all hear it who may
+/// have addresses that are not declared.
+fn receiver(
+    address: Address,
+    destination: u64,
+    context: &Context<'_>,
+) -> Result<Verdict, DropReason> {
+    let network = context.entry;
+    let routing = network.routing.as_ref();
+    if routing.is_some_and(|routing| routing.by_address(address).is_some()) {
+        return Err(NO_RECEIVER);
+    }
+    let here = |slot: u32| context.snapshot.vnics.get(slot);
+    let hears = |vnic: &&std::sync::Arc<Vnic>| {
+        may_hear(vnic, context.now) && vnic.shared.driving.load(Relaxed)
+    };
+    if let Some(holding) = network.holders.get(address) {
+        // Of several machines with one address nobody knows which one has it now.
+        let [slot] = holding.slots[..] else { return Err(NO_RECEIVER) };
+        let plain = |vnic: &&std::sync::Arc<Vnic>| {
+            !network.waits(slot) && !vnic.is_mirror() && !vnic.rules.shared_ip
+        };
+        let holder = here(slot).filter(plain).filter(hears);
+        return holder.map(|_| Verdict::Deliver(slot)).ok_or(NO_RECEIVER);
+    }
+    if destination & GROUP_BIT != 0 {
+        return Ok(Verdict::Undecided);
+    }
+    let asked = network.macs.get(destination).and_then(here);
+    match asked {
+        Some(vnic) if !hears(&vnic) => Err(NO_RECEIVER),
+        _ => Ok(Verdict::Undecided),
+    }
+}
