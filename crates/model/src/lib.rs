@@ -8,6 +8,7 @@
 
 mod address;
 mod cidr;
+mod dhcp;
 mod hash;
 mod limits;
 mod mac;
@@ -24,6 +25,7 @@ mod vni;
 
 pub use address::{AddressError, IpSet, canonical, parse_ip};
 pub use cidr::{Cidr, CidrError};
+pub use dhcp::{Dhcp, DhcpError, DhcpRoute};
 pub use hash::libstdcxx_hash;
 pub use limits::{Limit, LimitError, Limits};
 pub use mac::{Mac, MacError};
