@@ -36,7 +36,7 @@ pub use nic::{Bench, Kind, Nic, NicUpdate, Role, TraceOptions};
 pub use nic_id::{NicId, NicIdError};
 pub use router::{
     Router, RouterAddresses, RouterAddressesError, RouterId, RouterIdError, host_mac,
-    is_reserved_mac,
+    is_reserved_mac, service_mac,
 };
 pub use rule::{Direction, Peer, Protocol, Rule, RuleError};
 pub use security_group::{GroupName, GroupNameError, GroupNames, SecurityGroup};

@@ -8,6 +8,7 @@ use crate::engine::{mac::number, numbers::Numbers, slab::Slab};
 use crate::plane::{FIRST_VERSION, policies::copy_with};
 use crate::world::{
     holders::addresses,
+    leases::leases,
     snapshot::{Network, Remote, Snapshot, Vnic},
     waiting::waiting,
 };
@@ -26,6 +27,7 @@ pub(super) fn rehold(snapshot: &mut Snapshot, old: Option<&Vnic>, new: &Vnic) {
     let mut network = Network::clone(network);
     let of = old.into_iter().flat_map(addresses).chain(addresses(new));
     let tighter = network.holders.change(new.place.slot, of, &snapshot.vnics);
+    network.leases = leases(&network, |slot| snapshot.vnics.get(slot).map(|vnic| &**vnic));
     let others = network
         .members
         .clone()
@@ -68,22 +70,25 @@ pub(super) fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote
     let born = snapshot.networks.get(at).map_or(first, |network| network.born);
     // The network stays while it has vnics, even if all of them are mirrors, or leads to others.
     let leads = remote.is_some() && snapshot.is_joined(vni);
-    let network = (leads || own().next().is_some()).then(|| {
-        Arc::new(Network {
-            vni,
-            members: members.iter().map(|vnic| vnic.place.slot).collect(),
-            filtered: members.iter().any(|vnic| !vnic.rules.bypass),
-            may_be_routed: remote.is_some() || snapshot.routings.contains_key(&vni),
-            routing: snapshot.routings.get(&vni).cloned(),
-            macs: Numbers::new(stations.clone().map(|vnic| (number(vnic.mac), vnic.place.slot))),
-            waiting: waiting.clone(),
-            holders,
-            remote,
-            learnt,
-            relaying,
-            sessions,
-            born,
-        })
+    let network = (leads || own().next().is_some()).then(|| Network {
+        vni,
+        members: members.iter().map(|vnic| vnic.place.slot).collect(),
+        filtered: members.iter().any(|vnic| !vnic.rules.bypass),
+        may_be_routed: remote.is_some() || snapshot.routings.contains_key(&vni),
+        routing: snapshot.routings.get(&vni).cloned(),
+        macs: Numbers::new(stations.clone().map(|vnic| (number(vnic.mac), vnic.place.slot))),
+        waiting: waiting.clone(),
+        holders,
+        leases: Numbers::default(),
+        remote,
+        learnt,
+        relaying,
+        sessions,
+        born,
+    });
+    let network = network.map(|mut network| {
+        network.leases = leases(&network, |slot| vnics.get(slot).map(|vnic| &**vnic));
+        Arc::new(network)
     });
     let mut by_vni = HashMap::clone(&snapshot.by_vni);
     if network.is_some() {

@@ -15,6 +15,7 @@ use crate::plane::{
     Plane, State, networks::rebuild_network, routed::RoutingChange, updates::Update,
 };
 use crate::world::{
+    leases::leases,
     neighbours::Whereabouts,
     rules::{address, number as number_of_ip},
     snapshot::{Network, Snapshot, Vnic},
@@ -50,7 +51,9 @@ impl Plane {
                 if let Some((at, network)) = here.and_then(|at| Some((at, next.networks.get(at)?)))
                 {
                     let may_be_routed = routing.is_some() || network.remote.is_some();
-                    let network = Network { routing, may_be_routed, ..Network::clone(network) };
+                    let mut network = Network { routing, may_be_routed, ..Network::clone(network) };
+                    let vnic = |slot| next.vnics.get(slot).map(|vnic| &**vnic);
+                    network.leases = leases(&network, vnic);
                     next.networks.set(at, Some(Arc::new(network)));
                 }
             }

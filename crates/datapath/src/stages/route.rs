@@ -40,6 +40,7 @@ use crate::stages::{
     far,
     filter::read::read as read_packet,
     forward::{ROUTER_MAC, place_of},
+    leases,
     leave::ANSWER,
     stage::{Stage, StageConfig},
 };
@@ -176,6 +177,9 @@ impl Stage for Route {
 fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     if batch.unusual {
         asks(batch, routing, context);
+    }
+    if routing.leasing.is_some() {
+        leases::hear(batch, routing, context);
     }
     // Packets of a batch tend to have the same way as the one before.
     let (mut v4, mut v6) = (Known::<8>::NONE, Known::<32>::NONE);

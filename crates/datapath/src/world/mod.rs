@@ -8,6 +8,7 @@ pub(crate) mod claim;
 pub(crate) mod dhcp;
 pub(crate) mod fdb;
 pub(crate) mod holders;
+pub(crate) mod leases;
 pub(crate) mod limits;
 pub(crate) mod neighbours;
 pub(crate) mod policy;

@@ -10,7 +10,7 @@ use butterfly_packet::{
 };
 
 use crate::engine::{
-    batch::{Batch, Hop, Verdict},
+    batch::{Batch, Consumed, Hop, Verdict},
     inside::Inside,
     place::PeerRef,
     reason::DropReason,
@@ -32,6 +32,7 @@ use crate::stages::{
     reasons::info,
 };
 use crate::world::{
+    leases::leased,
     rules::address,
     snapshot::{Snapshot, Vnic},
 };
@@ -155,6 +156,12 @@ pub(super) fn masquerade(batch: &Batch<'_>, context: &Context<'_>) -> Option<Ste
     Some(step("masquerade", Mark::Pass, text))
 }
 
+/// Returns the step that tells what the sender's network leases to it.
+pub(super) fn leases(context: &Context<'_>) -> Option<Step> {
+    let address = leased(context.entry, context.sender.place.slot)?;
+    Some(step("answer", Mark::Pass, format!("it offers {address} to {}", context.sender.id)))
+}
+
 /// Returns the step that names the receiver.
 pub(super) fn lookup(
     verdict: Verdict,
@@ -188,6 +195,9 @@ pub(super) fn lookup(
         }
         Verdict::Flood { unknown: false } => {
             format!("{mac} is a group address: it goes to everybody in VNI {}", context.sender.vni)
+        }
+        Verdict::Consumed(Consumed::Dhcp) => {
+            format!("VNI {} gives its vnics their addresses itself", context.sender.vni)
         }
         Verdict::Consumed(_) => format!("the router of VNI {} answers", context.sender.vni),
         Verdict::Drop(..) | Verdict::Undecided | Verdict::Later => format!("{mac}"),
