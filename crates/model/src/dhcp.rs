@@ -30,7 +30,7 @@ pub enum DhcpError {
     NotAServer {
         /// The address.
         address: IpAddr,
-        /// What it should be.
+        /// Its use.
         what: &'static str,
     },
     /// More of something than there can be.

@@ -121,19 +121,19 @@ pub enum Kind {
 
 /// Options of a message, in one field: code and value, up to the end option.
 #[derive(Clone, Debug)]
-pub struct Options<'a> {
+pub struct DhcpOptions<'a> {
     rest: Option<&'a [u8]>,
 }
 
-impl<'a> Options<'a> {
+impl<'a> DhcpOptions<'a> {
     /// Begins with the first option of a field.
-    pub fn of(field: &'a [u8]) -> Options<'a> {
-        Options { rest: Some(field) }
+    pub fn of(field: &'a [u8]) -> DhcpOptions<'a> {
+        DhcpOptions { rest: Some(field) }
     }
 
     /// Begins with the first option of a message, behind its fixed part. `None` if it is shorter.
-    pub fn of_message(message: &'a [u8]) -> Option<Options<'a>> {
-        message.get(OPTIONS..).map(Options::of)
+    pub fn of_message(message: &'a [u8]) -> Option<DhcpOptions<'a>> {
+        message.get(OPTIONS..).map(DhcpOptions::of)
     }
 
     fn step(&mut self, mut field: &'a [u8]) -> Result<Option<(u8, &'a [u8])>, Error> {
@@ -154,7 +154,7 @@ impl<'a> Options<'a> {
     }
 }
 
-impl<'a> Iterator for Options<'a> {
+impl<'a> Iterator for DhcpOptions<'a> {
     type Item = Result<(u8, &'a [u8]), Error>;
 
     /// Returns the next option. A field without an end option ends with an error.
@@ -271,7 +271,7 @@ struct Read<'a> {
 
 impl<'a> Read<'a> {
     fn field(&mut self, field: &'a [u8]) -> Result<(), Error> {
-        Options::of(field).try_for_each(|option| {
+        DhcpOptions::of(field).try_for_each(|option| {
             let (code, value) = option?;
             self.option(code, value).ok_or(Error::Malformed)
         })

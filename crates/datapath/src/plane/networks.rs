@@ -8,7 +8,6 @@ use crate::engine::{mac::number, numbers::Numbers, slab::Slab};
 use crate::plane::{FIRST_VERSION, policies::copy_with};
 use crate::world::{
     holders::addresses,
-    leases::leases,
     snapshot::{Network, Remote, Snapshot, Vnic},
     waiting::waiting,
 };
@@ -27,7 +26,7 @@ pub(super) fn rehold(snapshot: &mut Snapshot, old: Option<&Vnic>, new: &Vnic) {
     let mut network = Network::clone(network);
     let of = old.into_iter().flat_map(addresses).chain(addresses(new));
     let tighter = network.holders.change(new.place.slot, of, &snapshot.vnics);
-    network.leases = leases(&network, |slot| snapshot.vnics.get(slot).map(|vnic| &**vnic));
+    network.leases = leases(&network, &snapshot.vnics);
     let others = network
         .members
         .clone()
@@ -45,6 +44,20 @@ pub(super) fn rehold(snapshot: &mut Snapshot, old: Option<&Vnic>, new: &Vnic) {
             snapshot.vnics.set(slot, Some(Arc::new(again)));
         }
     }
+}
+
+/// Returns, by the slots of a network's vnics, the first address that each one declares and may get
+/// by DHCP.
+pub(super) fn leases(network: &Network, vnics: &Slab<Vnic>) -> Numbers {
+    let leasing = network.routing.as_ref().and_then(|routing| routing.leasing.as_ref());
+    let Some(leasing) = leasing else { return Numbers::default() };
+    let lease = |slot: &u32| {
+        let declared = &vnics.get(*slot)?.rules.declared;
+        let address = declared.iter().find(|ip| leasing.subnet_of(**ip).is_some())?;
+        Some((u64::from(*slot), address.to_bits()))
+    };
+    let found: Vec<(u64, u32)> = network.members.iter().filter_map(lease).collect();
+    Numbers::new(found.into_iter())
 }
 
 pub(super) fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote: Option<Remote>) {
@@ -87,7 +100,7 @@ pub(super) fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote
         born,
     });
     let network = network.map(|mut network| {
-        network.leases = leases(&network, |slot| vnics.get(slot).map(|vnic| &**vnic));
+        network.leases = leases(&network, vnics);
         Arc::new(network)
     });
     let mut by_vni = HashMap::clone(&snapshot.by_vni);

@@ -12,10 +12,12 @@ use crate::engine::place::MAX_SLOTS;
 use crate::ip::Address;
 use crate::overlay::impossible;
 use crate::plane::{
-    Plane, State, networks::rebuild_network, routed::RoutingChange, updates::Update,
+    Plane, State,
+    networks::{leases, rebuild_network},
+    routed::RoutingChange,
+    updates::Update,
 };
 use crate::world::{
-    leases::leases,
     neighbours::Whereabouts,
     rules::{address, number as number_of_ip},
     snapshot::{Network, Snapshot, Vnic},
@@ -52,8 +54,7 @@ impl Plane {
                 {
                     let may_be_routed = routing.is_some() || network.remote.is_some();
                     let mut network = Network { routing, may_be_routed, ..Network::clone(network) };
-                    let vnic = |slot| next.vnics.get(slot).map(|vnic| &**vnic);
-                    network.leases = leases(&network, vnic);
+                    network.leases = leases(&network, &next.vnics);
                     next.networks.set(at, Some(Arc::new(network)));
                 }
             }

@@ -1,5 +1,5 @@
-//! Answers of routers, and of networks that lease addresses: to what machines ask them, and about packets that go no further (RFC 792;
-//! RFC 1812, 4.3).
+//! Answers of routers, and of networks that lease addresses: to what machines ask them, and about
+//! packets that go no further (RFC 792; RFC 1812, 4.3).
 
 use butterfly_packet::{
     arp, echo,
@@ -50,7 +50,8 @@ pub(crate) fn consume(batch: &mut Batch<'_>, context: &Context<'_>, departures: 
         open &= open - 1;
         let Some(meta) = batch.metas().get(index).copied() else { return };
         if meta.verdict == Verdict::Consumed(Consumed::Dhcp) {
-            let served = leases::serve(batch, (&meta, index), context, &mut departures.answers);
+            let served =
+                leases::serve(batch, (&meta, index), context, (&mut departures.answers, BORN_FULL));
             if let Err(reason) = served {
                 refuse(batch, index, reason, context);
             }

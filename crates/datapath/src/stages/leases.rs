@@ -23,9 +23,9 @@ use crate::engine::{
     reason::{DropReason, drop_reasons},
 };
 use crate::ip::{BAD_DHCP, DHCP_LIMIT, mapped};
-use crate::stages::{answers::BORN_FULL, context::Context, leave::Answers};
+use crate::stages::{context::Context, leave::Answers};
 use crate::world::{
-    leases::{LeasedSubnet, Leasing, is_leasable, leased},
+    leases::{LeasedSubnet, Leasing},
     routing::Routing,
 };
 
@@ -134,8 +134,8 @@ fn way(head: &[u8], inside: Inside, routing: &Routing) -> Option<Way> {
     }
 }
 
-/// Answers a request. Fails with the reason for which it gets no answer, but for a release, which
-/// has none.
+/// Answers a request. Fails with the reason for which it gets no answer, `no_room` among them; a
+/// release gets none by itself.
 ///
 /// A request is read whole once it has room for its answer, and a token: before that, only by whom
 /// it is from.
@@ -143,7 +143,7 @@ pub(super) fn serve(
     batch: &mut Batch<'_>,
     (meta, index): (&Meta, usize),
     context: &Context<'_>,
-    answers: &mut Answers,
+    (answers, no_room): (&mut Answers, DropReason),
 ) -> Result<(), DropReason> {
     let routing = context.entry.routing.as_ref().ok_or(DHCP_NO_LEASE)?;
     let leasing = routing.leasing.as_ref().ok_or(DHCP_NO_LEASE)?;
@@ -151,7 +151,7 @@ pub(super) fn serve(
     let at = usize::from(at);
     is_from_itself(batch.frames.head(index), at, meta, context)?;
     if answers.is_full() {
-        return Err(BORN_FULL);
+        return Err(no_room);
     }
     let pace = &context.sender.shared.dhcp.leased;
     if !pace.take(context.now, REQUESTS, REQUESTS_PER_SECOND) {
@@ -168,7 +168,7 @@ pub(super) fn serve(
     let frame = len.and_then(|len| bytes.get(..len)).ok_or(BAD_DHCP)?;
     let mut kept = ArrayVec::new();
     kept.try_extend_from_slice(frame).map_err(|_| BAD_DHCP)?;
-    answers.try_push(kept).map_err(|_| BORN_FULL)
+    answers.try_push(kept).map_err(|_| no_room)
 }
 
 /// Checks that a request is from the vnic itself, and for it, by the first bytes of its frame.
@@ -214,8 +214,10 @@ fn decide<'a>(
         return Err(DHCP_RELAYED);
     }
     let vnic = context.sender;
-    let may_have = |address: &Ipv4Addr| is_leasable(leasing, vnic, *address);
-    let first = leased(context.entry, vnic.place.slot);
+    let may_have = |address: &Ipv4Addr| {
+        vnic.rules.owns(mapped(*address)) && leasing.subnet_of(*address).is_some()
+    };
+    let first = context.entry.leased(vnic.place.slot);
     let has = Some(request.client).filter(|client| !client.is_unspecified());
     let (reply, subnet) = match request.kind {
         Kind::Discover => {

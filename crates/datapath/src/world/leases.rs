@@ -11,15 +11,9 @@ use butterfly_packet::{
     dhcp::{Terms, classless_route, search_list},
 };
 
-use crate::engine::{
-    mac::{address, number},
-    numbers::Numbers,
-};
-use crate::ip::{Address, mapped};
-use crate::world::{
-    routing::{Block, Gateway},
-    snapshot::{Network, Vnic},
-};
+use crate::engine::mac::{address, number};
+use crate::ip::mapped;
+use crate::world::routing::{Block, Gateway};
 
 /// A subnet whose addresses are leased.
 #[derive(Debug)]
@@ -140,29 +134,4 @@ fn routes(dhcp: &model::Dhcp, subnet: &model::Subnet, gateway: Ipv4Addr) -> Box<
         classless_route(&mut routes, (Ipv4Addr::UNSPECIFIED, 0), gateway);
     }
     routes.into()
-}
-
-/// Returns, by the slots of a network's vnics, the first address that each one declares and may
-/// lease.
-pub(crate) fn leases<'a>(network: &Network, vnics: impl Fn(u32) -> Option<&'a Vnic>) -> Numbers {
-    let leasing = network.routing.as_ref().and_then(|routing| routing.leasing.as_ref());
-    let Some(leasing) = leasing else { return Numbers::default() };
-    let lease = |slot: &u32| {
-        let declared = &vnics(*slot)?.rules.declared;
-        let address = declared.iter().find(|ip| leasing.subnet_of(**ip).is_some())?;
-        Some((u64::from(*slot), address.to_bits()))
-    };
-    let found: Vec<(u64, u32)> = network.members.iter().filter_map(lease).collect();
-    Numbers::new(found.into_iter())
-}
-
-/// Returns the number of an address of IPv4, as [`Numbers`] keeps it.
-pub(crate) fn leased(network: &Network, slot: u32) -> Option<Ipv4Addr> {
-    network.leases.get(slot.into()).map(Ipv4Addr::from)
-}
-
-/// Returns whether a vnic may have an address as a lease.
-pub(crate) fn is_leasable(leasing: &Leasing, vnic: &Vnic, address: Ipv4Addr) -> bool {
-    let number: Address = mapped(address);
-    vnic.rules.owns(number) && leasing.subnet_of(address).is_some()
 }

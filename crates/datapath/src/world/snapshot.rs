@@ -293,6 +293,11 @@ impl Network {
         self.filtered || is_home && self.routing.as_ref().is_some_and(leads)
     }
 
+    /// Returns the address that the vnic in a slot gets by DHCP, unless it wants another one.
+    pub fn leased(&self, slot: u32) -> Option<Ipv4Addr> {
+        self.leases.get(slot.into()).map(Ipv4Addr::from)
+    }
+
     /// Returns whether frames of other hosts may have to be passed on.
     #[inline(always)]
     pub fn relays(&self, now: u32) -> bool {

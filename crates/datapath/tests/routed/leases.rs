@@ -10,7 +10,7 @@ use butterfly_model::{
 };
 use butterfly_packet::{
     build::{self, Checksum, Ip},
-    dhcp::Options,
+    dhcp::DhcpOptions,
     ethernet::Ethernet,
     ipv4::Ipv4,
     protocol::UDP,
@@ -18,7 +18,7 @@ use butterfly_packet::{
 };
 use butterfly_vhost::net::NetHeader;
 
-use crate::net::*;
+use crate::{hosts, net::*};
 
 const NOBODY: [u8; 4] = [0; 4];
 const ALL: [u8; 4] = [255; 4];
@@ -118,7 +118,7 @@ fn read(frame: &[u8]) -> Answer {
     assert_eq!((udp.source_port(), udp.destination_port()), (67, 68));
     let message = udp.payload().unwrap();
     assert_eq!(message[4..8], [0xca, 0xfe, 0, 1]);
-    let options = Options::of_message(message).unwrap().map(Result::unwrap);
+    let options = DhcpOptions::of_message(message).unwrap().map(Result::unwrap);
     let options: BTreeMap<u8, Vec<u8>> = options.map(|(code, it)| (code, it.to_vec())).collect();
     let four = |bytes: &[u8]| Ipv4Addr::from(*bytes.first_chunk::<4>().unwrap());
     Answer {
@@ -593,4 +593,30 @@ fn explanations_say_who_answers() {
     let told = net.host.explain(&question).unwrap();
     let Fate::Dropped(refused) = &told.walks[0].fate else { panic!("{told:?}") };
     assert_eq!(refused.reason.name, "dhcp-no-lease");
+}
+
+/// Answers from other hosts count for the network. Requests leave for none of them: each host
+/// answers its own vnics.
+#[test]
+fn other_hosts_are_no_servers_either() {
+    let mut net = hosts::host(1, &[A, C], true);
+    net.reaches(2);
+    net.host.change_routing(leasing(&[SUBNET], Some(dhcp())));
+    let far: Machine = ("far", Mac([2, 0, 0, 0, 0, 9]), 42, [10, 0, 0, 9]);
+    let mut offer = Message::of(A, OFFER).bytes();
+    offer[0] = 2;
+    let unicast = build::ethernet(far.1, A.1).ipv4(far.3, A.3).udp(67, 68, &offer);
+    let all = build::ethernet(far.1, Mac::BROADCAST).ipv4(far.3, ALL).udp(67, 68, &offer);
+    for frame in [unicast, all] {
+        assert_eq!(net.gets(&[hosts::outer((2, 1), 42, &frame)]), BTreeMap::new());
+        assert_eq!(net.drops_counted(), [("vni-42.drop.dhcp-other-server".to_owned(), 1)]);
+    }
+    let request = Message::of(far, DISCOVER).broadcast(far);
+    let heard = net.gets(&[hosts::outer((2, 1), 42, &request)]);
+    assert_eq!(heard.keys().collect::<Vec<_>>(), ["a", "c"], "as it was sent");
+    let own = Message::of(A, DISCOVER).broadcast(A);
+    assert_eq!(net.leaves(A, &own), Vec::<Vec<u8>>::new());
+    assert_eq!(net.host.received().unwrap()["a"].len(), 1);
+    net.host.change_routing(leasing(&[SUBNET], None));
+    assert_eq!(net.leaves(A, &own).len(), 1, "to servers elsewhere");
 }

@@ -69,7 +69,7 @@ fn answered(
     let (mac, ip, message) = message_of(&out[..len]);
     assert!(message.len() >= 300 && message.len() + 28 <= usize::from(request.longest));
     assert_eq!(message[..4], [2, 1, 6, 0]);
-    let options = Options::of_message(message).unwrap();
+    let options = DhcpOptions::of_message(message).unwrap();
     let options = options.map(Result::unwrap).map(|(code, value)| (code, value.to_vec()));
     let options: Vec<_> = options.collect();
     let mut codes: Vec<u8> = options.iter().map(|(code, _)| *code).collect();
@@ -293,7 +293,7 @@ fn addresses_as_text() {
 }
 
 proptest! {
-    /// Whatever is read is answered by a message that is whole, fits, and says nothing twice.
+    /// All that is read is answered by a message that is whole, fits, and says nothing twice.
     #[test]
     fn every_request_that_is_read_gets_an_answer(
         options in proptest::collection::vec((any::<u8>(), proptest::collection::vec(any::<u8>(), 0..20)), 0..12),

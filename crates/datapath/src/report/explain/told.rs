@@ -32,7 +32,6 @@ use crate::stages::{
     reasons::info,
 };
 use crate::world::{
-    leases::leased,
     rules::address,
     snapshot::{Snapshot, Vnic},
 };
@@ -158,7 +157,7 @@ pub(super) fn masquerade(batch: &Batch<'_>, context: &Context<'_>) -> Option<Ste
 
 /// Returns the step that tells what the sender's network leases to it.
 pub(super) fn leases(context: &Context<'_>) -> Option<Step> {
-    let address = leased(context.entry, context.sender.place.slot)?;
+    let address = context.entry.leased(context.sender.place.slot)?;
     Some(step("answer", Mark::Pass, format!("it offers {address} to {}", context.sender.id)))
 }
 
