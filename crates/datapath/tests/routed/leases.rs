@@ -600,7 +600,6 @@ fn explanations_say_who_answers() {
 #[test]
 fn other_hosts_are_no_servers_either() {
     let mut net = hosts::host(1, &[A, C], true);
-    net.reaches(2);
     net.host.change_routing(leasing(&[SUBNET], Some(dhcp())));
     let far: Machine = ("far", Mac([2, 0, 0, 0, 0, 9]), 42, [10, 0, 0, 9]);
     let mut offer = Message::of(A, OFFER).bytes();
