@@ -2,6 +2,7 @@
 # shellcheck shell=bash
 
 # ask GUEST [OPTIONS...]: the guest's client looks for an address, once, and writes what it was told to /tmp/told.
+# shellcheck disable=SC2016 # the guest's shell expands
 ask() {
   local guest=$1
   shift
@@ -27,6 +28,7 @@ dhcp_network() { # dhcp_network OPTIONS...: network 42, whose router joins it to
 
 # A filtered guest and one that bypasses filters get what their vnics declare; a death of the daemon changes nothing; a lease
 # that was taken back is refused.
+# shellcheck disable=SC2154 # run.sh sets dir and accel
 dhcp() {
   local guest options="-O mtu -O search -O staticroutes -O broadcast -O 249" said
   daemon_stop

@@ -304,3 +304,26 @@ fn a_dump_has_networks_and_routers_first_and_is_applied() {
     let out = "+ network 42: MTU 1400\n- router r1\n1 added, 1 removed\n";
     assert_eq!((ended.out.as_str(), ended.err.as_str(), ended.code), (out, "", Some(0)));
 }
+
+/// A router answers for itself, and a network by DHCP.
+#[test]
+fn explanations_name_who_answers() {
+    let walk = |steps: &str| {
+        format!(
+            "explain {{ allowed: true vni: 42 walk {{ packet: \"p\" fate: ANSWERED \
+             step {{ stage: \"lookup\" mark: PASS text: \"t\" }} {steps} }} }}"
+        )
+    };
+    for (steps, end) in [
+        ("", "answered by the router\n"),
+        ("step { stage: \"answer\" mark: PASS text: \"u\" }", "answered by the network\n"),
+    ] {
+        let daemon = Daemon::new();
+        let line = "explain --from a --to 10.0.0.1 --port 1 @";
+        let mut client = daemon.start(line);
+        daemon.receive(line);
+        daemon.send(&answer(&[&walk(steps)]));
+        let out = client.end().out;
+        assert!(out.ends_with(end), "{out}");
+    }
+}

@@ -10,6 +10,9 @@ const FROM: Mac = Mac([0xb2, 0xf0, 0, 0, 0, 1]);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);
 
+/// Codes and values of options.
+type Told = Vec<(u8, Vec<u8>)>;
+
 fn message(options: &[u8]) -> Vec<u8> {
     let mut bytes = vec![1, 1, 6, 0, 0xde, 0xad, 0xbe, 0xef];
     bytes.resize(CHADDR, 0);
@@ -58,11 +61,7 @@ fn message_of(frame: &[u8]) -> (Mac, Ipv4Addr, &[u8]) {
 }
 
 /// Returns an answer as the client gets it: destinations, message and options.
-fn answered(
-    request: &[u8],
-    reply: Reply,
-    terms: &Terms<'_>,
-) -> (Mac, Ipv4Addr, Vec<u8>, Vec<(u8, Vec<u8>)>) {
+fn answered(request: &[u8], reply: Reply, terms: &Terms<'_>) -> (Mac, Ipv4Addr, Vec<u8>, Told) {
     let request = Request::parse(request).unwrap();
     let mut out = [0xaa; MAX_ANSWER];
     let len = answer(&request, reply, terms, FROM, &mut out).unwrap();
