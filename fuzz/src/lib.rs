@@ -12,12 +12,14 @@
 //! * [`holder`]: front ends and daemons of the holder, and the packets between both.
 //! * [`store`]: frames to and from the store's writer, and the records that follow from them.
 //! * [`moved`]: what a client says that a vnic was on another host.
+//! * [`dhcp`]: DHCP requests, through the codec and the packet path.
 
 #![forbid(unsafe_code)]
 
 pub mod api;
 pub mod checkpoint;
 pub mod control;
+pub mod dhcp;
 pub mod frames;
 pub mod holder;
 mod input;
@@ -31,7 +33,7 @@ pub mod zmtp;
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Target); 10] = [
+pub const TARGETS: [(&str, Target); 11] = [
     ("rings", rings::run),
     ("control", control::run),
     ("frames", frames::run),
@@ -42,6 +44,7 @@ pub const TARGETS: [(&str, Target); 10] = [
     ("holder", holder::run),
     ("store", store::run),
     ("moved", moved::run),
+    ("dhcp", dhcp::run),
 ];
 
 /// The target with this name.

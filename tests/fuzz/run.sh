@@ -18,7 +18,7 @@ if [ "${1:-}" = replay ]; then
 fi
 
 targets=("$@")
-[ $# -gt 0 ] || targets=(rings control frames api zmtp sessions checkpoint holder store moved)
+[ $# -gt 0 ] || targets=(rings control frames api zmtp sessions checkpoint holder store moved dhcp)
 
 command -v cargo-afl >/dev/null || cargo install --locked cargo-afl
 # Instrumented builds share nothing with others.

@@ -98,6 +98,8 @@ NO_GUEST_TSO=guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off
 . "$TESTS/guest/filtered.sh"
 # shellcheck source=routed.sh
 . "$TESTS/guest/routed.sh"
+# shellcheck source=dhcp.sh
+. "$TESTS/guest/dhcp.sh"
 
 server_role() {
   pair server '' server ''
@@ -406,7 +408,8 @@ run() { # each in a subshell: a failure ends the scenario, not the run
 }
 for scenario in server_role client_role mixed_roles_ipv6 no_mergeable_buffers mergeable_on_one_end no_offloads \
   segments_to_a_guest_without checksums_to_a_guest_without several_queues jumbo_frames killed_under_traffic daemon_killed \
-  daemon_killed_with_state packed_rings vnic_replaced_under_traffic memory_not_shared changes_under_tcp port_sweep routed; do
+  daemon_killed_with_state packed_rings vnic_replaced_under_traffic memory_not_shared changes_under_tcp port_sweep routed \
+  dhcp; do
   run $scenario
 done
 

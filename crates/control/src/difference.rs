@@ -8,7 +8,7 @@ use crate::{
     words::{difference, limit, member_of, rule_of},
 };
 use butterfly_model::{
-    Network, Nic, Route, Router, RouterAddresses, RouterId, SecurityGroup, Vni, canonical,
+    Dhcp, Network, Nic, Route, Router, RouterAddresses, RouterId, SecurityGroup, Vni, canonical,
 };
 use std::collections::{BTreeSet, HashSet};
 
@@ -256,6 +256,7 @@ pub fn about_network(network: &Network) -> String {
     let mut parts: Vec<String> =
         network.subnets().iter().map(|subnet| format!("subnet {subnet}")).collect();
     parts.extend(network.mtu().map(|mtu| format!("MTU {mtu}")));
+    parts.extend(network.dhcp().map(|dhcp| format!("DHCP {}", about_dhcp(dhcp))));
     if parts.is_empty() { "no subnets".to_owned() } else { parts.join(", ") }
 }
 
@@ -270,7 +271,26 @@ fn changed_network(old: &Network, new: &Network) -> String {
         let word = |mtu: Option<u16>| mtu.map_or("none".to_owned(), |mtu| mtu.to_string());
         parts.push(format!("MTU {} -> {}", word(old.mtu()), word(new.mtu())));
     }
+    match (old.dhcp(), new.dhcp()) {
+        (Some(old), Some(new)) if old != new => {
+            parts.push(format!("DHCP {} -> {}", about_dhcp(old), about_dhcp(new)));
+        }
+        (Some(_), None) => parts.push("-DHCP".to_owned()),
+        (None, Some(new)) => parts.push(format!("+DHCP {}", about_dhcp(new))),
+        _ => {}
+    }
     parts.join(", ")
+}
+
+/// Returns the terms of DHCP in words.
+fn about_dhcp(dhcp: &Dhcp) -> String {
+    let mut words = vec![format!("lease {} s", dhcp.lease())];
+    words.extend(dhcp.dns().iter().map(|server| format!("dns {server}")));
+    words.extend(dhcp.search().iter().map(|domain| format!("search {domain}")));
+    words.extend(dhcp.next_server().map(|server| format!("next server {server}")));
+    words.extend(dhcp.boot_file().map(|file| format!("boot file {file}")));
+    words.extend(dhcp.routes().iter().map(|route| format!("route {route}")));
+    words.join(" ")
 }
 
 fn routers(old: &Desired, new: &Desired) -> Vec<Difference> {

@@ -4,8 +4,8 @@ use butterfly_control::{
     Change, Declaration, Desired, NicChange, Refused, TunnelPeer, Unnamed, differences, plan,
 };
 use butterfly_model::{
-    Cidr, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Neighbour, Network, Nic, NicId, Peer,
-    Role, Route, Router, RouterAddresses, RouterId, Rule, SecurityGroup, SocketPath, Subnet,
+    Cidr, Dhcp, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Neighbour, Network, Nic, NicId,
+    Peer, Role, Route, Router, RouterAddresses, RouterId, Rule, SecurityGroup, SocketPath, Subnet,
     TraceOptions, Vni,
 };
 use proptest::{collection::vec, prelude::*, sample::select};
@@ -99,9 +99,14 @@ fn any_network() -> impl Strategy<Value = Network> {
         ("fd00::/64", Some("fd00::1")),
     ]);
     let mtu = select(vec![None, Some(1400), Some(1500)]);
-    (1..5u32, vec(subnet, 0..3), mtu).prop_map(|(number, subnets, mtu)| {
+    let lease = select(vec![None, None, Some(60), Some(3600)]);
+    (1..5u32, vec(subnet, 0..3), mtu, lease).prop_map(|(number, subnets, mtu, lease)| {
         let read = |(block, gateway)| Subnet::parse(block, gateway).unwrap();
-        Network::new(vni(number), subnets.into_iter().map(read).collect(), mtu).unwrap()
+        let subnets = subnets.into_iter().map(read).collect();
+        let network = Network::new(vni(number), subnets, mtu).unwrap();
+        let dhcp = lease.map(|lease| Dhcp::new(Some(lease)).unwrap());
+        // Without a subnet that has a gateway it leases nothing.
+        network.clone().with_dhcp(dhcp).unwrap_or(network)
     })
 }
 

@@ -8,6 +8,7 @@
 
 mod address;
 mod cidr;
+mod dhcp;
 mod hash;
 mod limits;
 mod mac;
@@ -25,6 +26,7 @@ mod vni;
 
 pub use address::{AddressError, IpSet, canonical, parse_ip};
 pub use cidr::{Cidr, CidrError};
+pub use dhcp::{Dhcp, DhcpError, DhcpRoute};
 pub use hash::libstdcxx_hash;
 pub use limits::{Limit, LimitError, Limits};
 pub use mac::{Mac, MacError};
@@ -36,7 +38,7 @@ pub use nic_id::{NicId, NicIdError};
 pub use route::{Route, RouteError};
 pub use router::{
     Router, RouterAddresses, RouterAddressesError, RouterId, RouterIdError, host_mac,
-    is_reserved_mac,
+    is_reserved_mac, service_mac,
 };
 pub use rule::{Direction, Peer, Protocol, Rule, RuleError};
 pub use security_group::{GroupName, GroupNameError, GroupNames, SecurityGroup};

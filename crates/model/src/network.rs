@@ -3,6 +3,7 @@
 use crate::{
     address::{AddressError, canonical, parse_ip},
     cidr::{Cidr, CidrError},
+    dhcp::{Dhcp, DhcpError},
     vni::Vni,
 };
 use std::{
@@ -147,7 +148,8 @@ impl fmt::Display for Subnet {
     }
 }
 
-/// A network as declared: the subnets of its machines, and their largest packet.
+/// A network as declared: the subnets of its machines, their largest packet, and what DHCP tells
+/// them.
 ///
 /// Its subnets are kept in the order of their addresses, those of IPv4 first: their order means
 /// nothing.
@@ -156,6 +158,7 @@ pub struct Network {
     vni: Vni,
     subnets: Vec<Subnet>,
     mtu: Option<u16>,
+    dhcp: Option<Dhcp>,
 }
 
 /// Error of an MTU that a network cannot have.
@@ -191,7 +194,16 @@ impl Network {
         };
         let mtu = mtu.map(checked).transpose()?;
         subnets.sort_by_key(|subnet| (subnet.cidr.network(), subnet.cidr.mask_size()));
-        Ok(Self { vni, subnets, mtu })
+        Ok(Self { vni, subnets, mtu, dhcp: None })
+    }
+
+    /// Has the network give its vnics their IPv4 addresses by DHCP, or not. Fails if no subnet of
+    /// IPv4 has a gateway, or a route leads by no machine of such a subnet.
+    pub fn with_dhcp(self, dhcp: Option<Dhcp>) -> Result<Self, DhcpError> {
+        if let Some(dhcp) = &dhcp {
+            dhcp.check(self.vni, &self.subnets)?;
+        }
+        Ok(Self { dhcp, ..self })
     }
 
     /// Returns its number.
@@ -209,6 +221,11 @@ impl Network {
         self.mtu
     }
 
+    /// Returns what it tells its vnics by DHCP, if it does.
+    pub fn dhcp(&self) -> Option<&Dhcp> {
+        self.dhcp.as_ref()
+    }
+
     /// Returns the gateways of its subnets, in their order.
     pub fn gateways(&self) -> impl Iterator<Item = IpAddr> {
         self.subnets.iter().filter_map(Subnet::gateway)
@@ -220,14 +237,16 @@ impl Network {
     }
 
     /// Returns this network with those of its subnets that `other` has, too. A subnet whose gateway
-    /// is another one there has none.
+    /// is another one there has none. DHCP is as here, if those subnets still allow it.
     pub fn in_common(&self, other: &Network) -> Self {
         let kept = |subnet: &Subnet| {
             let there = other.subnets.iter().find(|there| there.cidr == subnet.cidr)?;
             let same = there.gateway == subnet.gateway;
             Some(if same { *subnet } else { subnet.without_gateway() })
         };
-        Self { subnets: self.subnets.iter().filter_map(kept).collect(), ..*self }
+        let subnets: Vec<Subnet> = self.subnets.iter().filter_map(kept).collect();
+        let dhcp = self.dhcp.clone().filter(|dhcp| dhcp.check(self.vni, &subnets).is_ok());
+        Self { subnets, dhcp, ..*self }
     }
 }
 
@@ -346,5 +365,10 @@ mod tests {
         assert_eq!(left, network(&[a, ("10.0.1.0/24", None)]));
         assert_eq!(left.gateways().count(), 1);
         assert_eq!(network(&[a]).in_common(&network(&[b])), network(&[]));
+        let dhcp = Dhcp::new(None).unwrap();
+        let leasing = network(&[a, b]).with_dhcp(Some(dhcp.clone())).unwrap();
+        let left = leasing.in_common(&network(&[a]));
+        assert_eq!(left, network(&[a]).with_dhcp(Some(dhcp)).unwrap());
+        assert_eq!(leasing.in_common(&network(&[other])), network(&[("10.0.1.0/24", None)]));
     }
 }

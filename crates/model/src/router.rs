@@ -90,6 +90,22 @@ fn fnv_1a(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
+/// Returns the MAC address from which a network's own DHCP answers for a gateway that no router
+/// has, in the order of transmission. All hosts make it the same. `is_taken` tells addresses of the
+/// network's routers.
+pub fn service_mac(vni: Vni, is_taken: impl Fn([u8; 6]) -> bool) -> [u8; 6] {
+    let [first, second] = GATEWAY_PREFIX;
+    let mut hash = fnv_1a(&[b"dhcp", &vni.number().to_be_bytes()[..]].concat());
+    loop {
+        let [a, b, c, d] = hash.to_be_bytes();
+        let mac = [first, second, a, b, c, d];
+        if !is_taken(mac) {
+            return mac;
+        }
+        hash = hash.wrapping_add(1);
+    }
+}
+
 /// Returns the MAC address from which the host with this tunnel endpoint sends what its routers
 /// passed on, in the order of transmission: two fixed bytes, and the address, or of an IPv6 address
 /// its hash. All hosts make it the same.
@@ -270,6 +286,16 @@ mod tests {
         assert_eq!(mac("a"), [0xb2, 0xf0, 0xe4, 0x0c, 0x29, 0x2c]);
         assert_eq!(mac("costarring"), mac("liquid"));
         assert_ne!(mac("a"), mac("b"));
+    }
+
+    #[test]
+    fn a_service_has_no_routers_address() {
+        let vni = |number| Vni::new(number).unwrap();
+        let own = service_mac(vni(42), |_| false);
+        assert!(is_reserved_mac(own) && own[..2] == GATEWAY_PREFIX);
+        assert_ne!(own, service_mac(vni(43), |_| false));
+        let other = service_mac(vni(42), |mac| mac == own);
+        assert!(other != own && other[..2] == GATEWAY_PREFIX);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 pub mod arp;
 pub mod build;
 pub mod checksum;
+pub mod dhcp;
 pub mod echo;
 pub mod ethernet;
 pub mod icmp;

@@ -5,6 +5,7 @@ use std::process::Command;
 use butterfly_packet::{
     Mac,
     build::{self, Checksum},
+    dhcp::{self, Reply, Request, Terms, classless_route, search_list},
     echo,
     icmp_error::{self, IcmpError, of_router},
     igmp, mld, neighbour,
@@ -38,6 +39,42 @@ fn echoed(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
+/// Answer of a network's DHCP with all that it may tell, also to a client that takes little.
+fn leased(reply: Reply, longest: u16) -> Vec<u8> {
+    let mut message = vec![1, 1, 6, 0, 0, 0, 0, 7];
+    message.resize(28, 0);
+    message.extend(A.0);
+    message.resize(236, 0);
+    message.extend([99, 130, 83, 99, 53, 1, 1, 61, 7, 1]);
+    message.extend(A.0);
+    message.extend([57, 2]);
+    message.extend(longest.to_be_bytes());
+    message.extend([55, 11, 1, 3, 6, 15, 26, 28, 66, 67, 119, 121, 249, 255]);
+    let request = Request::parse(&message).unwrap();
+    let mut routes = Vec::new();
+    let gateway = [10, 1, 0, 254].into();
+    classless_route(&mut routes, ([10, 9, 0, 0].into(), 17), [10, 1, 0, 7].into());
+    classless_route(&mut routes, ([0; 4].into(), 0), gateway);
+    let search = search_list(["example.com", "lab.example.com"]).unwrap();
+    let terms = Terms {
+        gateway,
+        mask: [255, 255, 255, 0].into(),
+        broadcast: Some([10, 1, 0, 255].into()),
+        lease: 3600,
+        mtu: Some(1400),
+        dns: &[9, 9, 9, 9, 1, 1, 1, 1],
+        search: &search,
+        domain: b"example.com",
+        routes: &routes,
+        next_server: [10, 1, 0, 105].into(),
+        boot_file: b"pxelinux.0",
+    };
+    let mut out = vec![0; dhcp::MAX_ANSWER];
+    let len = dhcp::answer(&request, reply, &terms, B, &mut out).unwrap();
+    out.truncate(len);
+    out
+}
+
 /// Frames and the protocols that are expected in them.
 fn frames() -> Vec<(Vec<u8>, &'static str)> {
     let v4 = || build::ethernet(A, B).ipv4([10, 1, 0, 1], [10, 1, 0, 2]);
@@ -61,6 +98,10 @@ fn frames() -> Vec<(Vec<u8>, &'static str)> {
             "eth:ethertype:ip:icmp:ip:udp:data",
         ),
         (error(&v4().udp(4000, 4001, b"x"), IcmpError::NoPort), "eth:ethertype:ip:icmp:ip:udp"),
+        (leased(Reply::Offer([10, 1, 0, 9].into()), 1500), "eth:ethertype:ip:udp:dhcp"),
+        (leased(Reply::Acknowledge([10, 1, 0, 9].into()), 576), "eth:ethertype:ip:udp:dhcp"),
+        (leased(Reply::Parameters, 1500), "eth:ethertype:ip:udp:dhcp"),
+        (leased(Reply::Refuse, 576), "eth:ethertype:ip:udp:dhcp"),
         (echoed(v4().ping(7, 1, b"payload")), "eth:ethertype:ip:icmp:data"),
         (
             error(&v6().ttl(1).udp(4000, 4001, &big), IcmpError::Expired),

@@ -7,8 +7,8 @@ use crate::line::options::{flag, json, list, option};
 use crate::line::reader::Arguments;
 use crate::text::table::{Align, safe, table};
 use crate::tree::Node;
-use butterfly_api::proto::{Cidr, Network, Request, Subnet};
-use butterfly_model::{Subnet as Block, canonical, parse_ip};
+use butterfly_api::proto::{self, Cidr, Dhcp, Network, Request, Subnet};
+use butterfly_model::{DhcpRoute, Subnet as Block, canonical, parse_ip};
 use clap::{Arg, Command};
 use protobuf::MessageField;
 use serde_json::{Value, json};
@@ -32,11 +32,13 @@ pub fn node() -> Node {
             ),
             Node::run(
                 Command::new("add")
-                    .about("Declares a network. One that is there has exactly these subnets and this MTU from now on; routers stay attached.")
+                    .about("Declares a network. One that is there has exactly these subnets, this MTU and this DHCP from now on; routers stay attached.")
                     .args([network().required(true), subnets(), gateways(), mtu()])
+                    .args(dhcp_options())
                     .after_help(
                         "butterfly network add --vni 42 --subnet 10.0.0.0/24 --gateway 10.0.0.1\n\
-                         butterfly network add --vni 42 --subnet 10.0.0.0/24 2001:db8::/64 --gateway 10.0.0.1 2001:db8::1",
+                         butterfly network add --vni 42 --subnet 10.0.0.0/24 2001:db8::/64 --gateway 10.0.0.1 2001:db8::1\n\
+                         butterfly network add --vni 42 --subnet 10.0.0.0/24 --gateway 10.0.0.1 --dhcp --dns 9.9.9.9",
                     ),
                 add,
             ),
@@ -83,11 +85,65 @@ fn mtu() -> Arg {
     option("mtu", "BYTES").help("the largest IP packet, 68 to 65535, that a router passes on into the network (default: no limit)")
 }
 
+/// DHCP, and what it tells.
+fn dhcp_options() -> [Arg; 7] {
+    [
+        flag("dhcp").help("gives the network's NICs their IPv4 addresses by DHCP, from the gateway of a subnet; what other DHCP servers in the network say is dropped (default: nobody answers but these)"),
+        list("dns", "IP").help("with --dhcp: IPv4 addresses of name servers, 8 at most"),
+        list("search", "DOMAIN").help("with --dhcp: domains in which machines look for names"),
+        option("lease", "SECONDS").help("with --dhcp: how long a lease lasts, 60 to 31536000 (default: 3600)"),
+        option("next-server", "IP").help("with --dhcp: IPv4 address of the server from which machines boot (PXE)"),
+        option("boot-file", "NAME").help("with --dhcp: the file that they load there"),
+        list("dhcp-route", "CIDR=VIA").help("with --dhcp: routes by machines of a subnet with a gateway, 16 at most, as 10.9.0.0/16=10.0.0.7"),
+    ]
+}
+
+/// Options that mean nothing without `--dhcp`.
+const OF_DHCP: [&str; 6] = ["dns", "search", "lease", "next-server", "boot-file", "dhcp-route"];
+
+/// Returns what is declared of DHCP. Fails if it is told something and is not on.
+fn dhcp(arguments: &Arguments) -> Result<Option<Dhcp>, Failure> {
+    if !arguments.has("dhcp") {
+        return match OF_DHCP.iter().find(|name| arguments.has(name)) {
+            Some(name) => Err(Failure::usage(format!("--{name} needs --dhcp, which tells it"))),
+            None => Ok(None),
+        };
+    }
+    let route = |text: &String| {
+        let route = DhcpRoute::parse(text);
+        route.map_err(|error| Failure::usage(format!("--dhcp-route: {}", safe(&error.to_string()))))
+    };
+    let routes = arguments.values("dhcp-route").iter().map(route).collect::<Result<Vec<_>, _>>()?;
+    let route = |route: &DhcpRoute| proto::DhcpRoute {
+        cidr: MessageField::some(cidr(&route.to())),
+        via: Some(canonical(route.via())),
+        ..Default::default()
+    };
+    Ok(Some(Dhcp {
+        lease: arguments.parsed("lease", "a number of seconds from 60 to 31536000")?,
+        next_server: arguments.value("next-server").map(str::to_owned),
+        boot_file: arguments.value("boot-file").map(str::to_owned),
+        route: routes.iter().map(route).collect(),
+        ..Dhcp::default()
+    }))
+}
+
+fn cidr(block: &butterfly_model::Cidr) -> Cidr {
+    Cidr {
+        address: Some(canonical(block.address())),
+        mask_size: Some(block.mask_size().into()),
+        ..Cidr::default()
+    }
+}
+
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let network = Network {
         vni: arguments.parsed("vni", VNI)?,
         subnet: declared(arguments.values("subnet"), arguments.values("gateway"))?,
         mtu: arguments.parsed("mtu", "a number of bytes from 68 to 65535")?,
+        dhcp: dhcp(arguments)?.into(),
+        dns: arguments.values("dns").to_vec(),
+        search: arguments.values("search").to_vec(),
         ..Network::default()
     };
     let request = Request { network_add: MessageField::some(network), ..Request::default() };
@@ -101,14 +157,9 @@ fn declared(blocks: &[String], gateways: &[String]) -> Result<Vec<Subnet>, Failu
         Block::parse(text, None).map_err(|error| Failure::usage(format!("--subnet: {error}")))
     };
     let blocks = blocks.iter().map(block).collect::<Result<Vec<_>, _>>()?;
-    let subnet = |block: &Block| {
-        let (address, mask_size) = (block.cidr().address(), block.cidr().mask_size());
-        let cidr = Cidr {
-            address: Some(canonical(address)),
-            mask_size: Some(mask_size.into()),
-            ..Cidr::default()
-        };
-        Subnet { cidr: MessageField::some(cidr), ..Subnet::default() }
+    let subnet = |block: &Block| Subnet {
+        cidr: MessageField::some(cidr(&block.cidr())),
+        ..Subnet::default()
     };
     let mut subnets: Vec<Subnet> = blocks.iter().map(subnet).collect();
     for text in gateways {
@@ -157,15 +208,23 @@ fn print_networks(arguments: &Arguments, session: &mut Session) -> Result<(), Fa
         ("subnet", Align::Left),
         ("gateway", Align::Left),
         ("mtu", Align::Right),
+        ("dhcp", Align::Left),
     ];
     session.print(table(0, heading, &rows))
 }
 
 /// A row for each subnet; one for a network without.
-fn rows_of(network: &Network) -> Vec<[String; 4]> {
+fn rows_of(network: &Network) -> Vec<[String; 5]> {
     let mtu = network.mtu.map_or("-".into(), |mtu| mtu.to_string());
+    let dhcp = if network.dhcp.is_some() { "yes" } else { "-" };
     let row = |subnet: String, gateway: Option<&str>| {
-        [network.vni().to_string(), subnet, gateway.map_or("-".into(), safe), mtu.clone()]
+        [
+            network.vni().to_string(),
+            subnet,
+            gateway.map_or("-".into(), safe),
+            mtu.clone(),
+            dhcp.into(),
+        ]
     };
     let subnet = |subnet: &Subnet| row(safe(&block(subnet)), subnet.gateway.as_deref());
     match network.subnet.is_empty() {
@@ -175,7 +234,23 @@ fn rows_of(network: &Network) -> Vec<[String; 4]> {
 }
 
 fn block(subnet: &Subnet) -> String {
-    format!("{}/{}", subnet.cidr.address(), subnet.cidr.mask_size())
+    text(&subnet.cidr)
+}
+
+fn text(cidr: &Cidr) -> String {
+    format!("{}/{}", cidr.address(), cidr.mask_size())
+}
+
+fn dhcp_json(network: &Network, dhcp: &Dhcp) -> Value {
+    let route = |route: &proto::DhcpRoute| json!({ "cidr": text(&route.cidr), "via": route.via });
+    json!({
+        "lease_s": dhcp.lease,
+        "dns": network.dns,
+        "search": network.search,
+        "next_server": dhcp.next_server,
+        "boot_file": dhcp.boot_file,
+        "routes": dhcp.route.iter().map(route).collect::<Value>(),
+    })
 }
 
 fn network_json(network: &Network) -> Value {
@@ -184,5 +259,6 @@ fn network_json(network: &Network) -> Value {
         "vni": network.vni(),
         "subnets": network.subnet.iter().map(subnet).collect::<Value>(),
         "mtu_bytes": network.mtu,
+        "dhcp": network.dhcp.as_ref().map(|dhcp| dhcp_json(network, dhcp)),
     })
 }

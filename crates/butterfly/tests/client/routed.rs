@@ -5,7 +5,8 @@ use crate::support::{Daemon, Row, answer, asked_for, check, in_full};
 use serde_json::{Value, json};
 
 const NETWORKS: &str = r#"
-    network_list { vni: 42 mtu: 1400
+    network_list { vni: 42 mtu: 1400 dns: "9.9.9.9" dhcp { lease: 3600
+            route { cidr { address: "10.9.0.0" mask_size: 16 } via: "10.0.0.7" } }
         subnet { cidr { address: "10.0.0.0" mask_size: 24 } gateway: "10.0.0.1" }
         subnet { cidr { address: "2001:db8::" mask_size: 64 } } }
     network_list { vni: 1337 }"#;
@@ -32,6 +33,18 @@ fn networks_are_declared_listed_and_taken_back() {
             "--subnet 2001:db8::/64 --gateway 2001:db8::1 --subnet 10.0.0.0/24 --gateway 10.0.0.1",
             both.to_owned(),
         ),
+        ("--subnet 10.0.0.0/24 --gateway 10.0.0.1 --dhcp", format!("{four} dhcp {{ }}")),
+        (
+            "--subnet 10.0.0.0/24 --gateway 10.0.0.1 --dhcp --dns 9.9.9.9 1.1.1.1 \
+             --search example.com --lease 600 --next-server 10.0.0.5 --boot-file pxelinux.0 \
+             --dhcp-route 10.9.0.0/16=10.0.0.7 0.0.0.0/0=10.0.0.8",
+            format!(
+                r#"{four} dns: "9.9.9.9" dns: "1.1.1.1" search: "example.com"
+                   dhcp {{ lease: 600 next_server: "10.0.0.5" boot_file: "pxelinux.0"
+                       route {{ cidr {{ address: "10.9.0.0" mask_size: 16 }} via: "10.0.0.7" }}
+                       route {{ cidr {{ address: "0.0.0.0" mask_size: 0 }} via: "10.0.0.8" }} }}"#
+            ),
+        ),
     ] {
         let (line, asked) = (
             format!("network add --vni 42 {options} @"),
@@ -53,8 +66,8 @@ fn networks_are_declared_listed_and_taken_back() {
             line: "network list @",
             asks: &[&["network_list: true"]],
             answers: &[&[NETWORKS]],
-            out: " vni  subnet         gateway    mtu\n  42  10.0.0.0/24    10.0.0.1  1400\n  \
-                  42  2001:db8::/64  -         1400\n1337  -              -            -\n",
+            out: " vni  subnet         gateway    mtu  dhcp\n  42  10.0.0.0/24    10.0.0.1  1400  yes\n  \
+                  42  2001:db8::/64  -         1400  yes\n1337  -              -            -  -\n",
             ..Row::default()
         },
         Row {
@@ -72,11 +85,13 @@ fn networks_are_declared_listed_and_taken_back() {
         },
     ]);
     let expected = json!({ "networks": [
-        { "vni": 42, "mtu_bytes": 1400, "subnets": [
+        { "vni": 42, "mtu_bytes": 1400, "dhcp": { "lease_s": 3600, "dns": ["9.9.9.9"], "search": [],
+            "next_server": null, "boot_file": null,
+            "routes": [{ "cidr": "10.9.0.0/16", "via": "10.0.0.7" }] }, "subnets": [
             { "cidr": "10.0.0.0/24", "gateway": "10.0.0.1" },
             { "cidr": "2001:db8::/64", "gateway": null },
         ] },
-        { "vni": 1337, "mtu_bytes": null, "subnets": [] },
+        { "vni": 1337, "mtu_bytes": null, "dhcp": null, "subnets": [] },
     ] });
     assert_eq!(printed("network list --json @", NETWORKS), expected);
 }
@@ -109,6 +124,15 @@ fn what_is_no_network_is_refused_by_the_client() {
         ("--vni x", "\"x\" is not a number from 0 to 16777215"),
         ("--vni 42 --mtu x", "\"x\" is not a number of bytes from 68 to 65535"),
         ("--subnet 10.0.0.0/24", "--vni is mandatory"),
+        ("--vni 42 --dns 9.9.9.9", "--dns needs --dhcp, which tells it"),
+        ("--vni 42 --lease 60", "--lease needs --dhcp"),
+        ("--vni 42 --dhcp-route 10.9.0.0/16=10.0.0.7", "--dhcp-route needs --dhcp"),
+        ("--vni 42 --dhcp --lease x", "\"x\" is not a number of seconds from 60 to 31536000"),
+        ("--vni 42 --dhcp --dhcp-route 10.9.0.0/16", "write CIDR=VIA, as 10.9.0.0/16=10.0.0.7"),
+        (
+            "--vni 42 --dhcp --dhcp-route 10.9.0.0/16=fd00::7",
+            "--dhcp-route: the route 10.9.0.0/16=fd00::7 is not of IPv4",
+        ),
     ] {
         let daemon = Daemon::new();
         let line = format!("network add {options} @");
@@ -384,4 +408,27 @@ fn a_dump_has_networks_and_routers_first_and_is_applied() {
     let ended = client.end();
     let out = "+ network 42: MTU 1400\n- router r1\n1 added, 1 removed\n";
     assert_eq!((ended.out.as_str(), ended.err.as_str(), ended.code), (out, "", Some(0)));
+}
+
+/// A router answers for itself, and a network by DHCP.
+#[test]
+fn explanations_name_who_answers() {
+    let walk = |steps: &str| {
+        format!(
+            "explain {{ allowed: true vni: 42 walk {{ packet: \"p\" fate: ANSWERED \
+             step {{ stage: \"lookup\" mark: PASS text: \"t\" }} {steps} }} }}"
+        )
+    };
+    for (steps, end) in [
+        ("", "answered by the router\n"),
+        ("step { stage: \"answer\" mark: PASS text: \"u\" }", "answered by the network\n"),
+    ] {
+        let daemon = Daemon::new();
+        let line = "explain --from a --to 10.0.0.1 --port 1 @";
+        let mut client = daemon.start(line);
+        daemon.receive(line);
+        daemon.send(&answer(&[&walk(steps)]));
+        let out = client.end().out;
+        assert!(out.ends_with(end), "{out}");
+    }
 }

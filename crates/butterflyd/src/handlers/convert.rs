@@ -3,10 +3,10 @@
 use butterfly_api::{Failure, proto};
 use butterfly_control::{Refused, TunnelPeer};
 use butterfly_model::{
-    Bench, Cidr, Direction, GroupName, GroupNameError, GroupNames, IpSet, Kind, Limit, LimitError,
-    Limits, Mac, Neighbour, Netns, Network, Nic, NicId, NicUpdate, Peer, Protocol, Role, Route,
-    Router, RouterAddresses, RouterId, Rule, RuleError, SecurityGroup, SocketDir, Subnet,
-    TraceOptions, Vni, canonical, parse_ip,
+    Bench, Cidr, Dhcp, DhcpError, DhcpRoute, Direction, GroupName, GroupNameError, GroupNames,
+    IpSet, Kind, Limit, LimitError, Limits, Mac, Neighbour, Netns, Network, Nic, NicId, NicUpdate,
+    Peer, Protocol, Role, Route, Router, RouterAddresses, RouterId, Rule, RuleError, SecurityGroup,
+    SocketDir, Subnet, TraceOptions, Vni, canonical, parse_ip,
 };
 use protobuf::MessageField;
 use tracing::warn;
@@ -323,7 +323,47 @@ pub fn declared_network(declared: &proto::Network) -> Result<Network, Failure> {
         Subnet::new(cidr, gateway).map_err(|error| told(&error))
     };
     let subnets = declared.subnet.iter().map(read).collect::<Result<_, _>>()?;
-    Network::new(network(number)?, subnets, declared.mtu).map_err(|error| told(&error))
+    let network =
+        Network::new(network(number)?, subnets, declared.mtu).map_err(|error| told(&error))?;
+    match declared.dhcp.as_ref() {
+        Some(terms) => network.with_dhcp(Some(dhcp(declared, terms)?)),
+        None if declared.dns.is_empty() && declared.search.is_empty() => Ok(network),
+        None => Err(DhcpError::NotTold(network.vni())),
+    }
+    .map_err(|error| told(&error))
+}
+
+/// Checks what a network tells by DHCP.
+fn dhcp(declared: &proto::Network, terms: &proto::Dhcp) -> Result<Dhcp, Failure> {
+    let told = |error: &dyn Display| Failure::new(error.to_string());
+    let address = |text: &str| parse_ip(text).map_err(|error| told(&error));
+    let dns = declared.dns.iter().map(|text| address(text)).collect::<Result<Vec<_>, _>>()?;
+    let next_server = terms.next_server.as_deref().map(address).transpose()?;
+    let route = |declared: &proto::DhcpRoute| {
+        let cidr = declared.cidr.as_ref().ok_or_else(|| told(&"a route has no block: set cidr"))?;
+        let cidr = Cidr::new(cidr.address(), cidr.mask_size()).map_err(|error| told(&error))?;
+        DhcpRoute::new(cidr, address(declared.via())?).map_err(|error| told(&error))
+    };
+    let routes = terms.route.iter().map(route).collect::<Result<Vec<_>, _>>()?;
+    let dhcp = Dhcp::new(terms.lease).and_then(|dhcp| dhcp.with_dns(&dns));
+    let dhcp = dhcp.and_then(|dhcp| dhcp.with_search(&declared.search));
+    let dhcp = dhcp.and_then(|dhcp| dhcp.with_boot(next_server, terms.boot_file.as_deref()));
+    dhcp.and_then(|dhcp| dhcp.with_routes(&routes)).map_err(|error| told(&error))
+}
+
+fn dhcp_details(dhcp: &Dhcp) -> proto::Dhcp {
+    let route = |route: &DhcpRoute| proto::DhcpRoute {
+        cidr: MessageField::some(cidr_details(&route.to())),
+        via: Some(canonical(route.via())),
+        ..Default::default()
+    };
+    proto::Dhcp {
+        lease: Some(dhcp.lease()),
+        next_server: dhcp.next_server().map(|server| server.to_string()),
+        boot_file: dhcp.boot_file().map(str::to_owned),
+        route: dhcp.routes().iter().map(route).collect(),
+        ..Default::default()
+    }
 }
 
 /// A network as it is echoed. Given back as a declaration, it changes nothing.
@@ -333,10 +373,14 @@ pub fn network_details(network: &Network) -> proto::Network {
         gateway: subnet.gateway().map(canonical),
         ..Default::default()
     };
+    let dhcp = network.dhcp();
     proto::Network {
         vni: Some(network.vni().number()),
         subnet: network.subnets().iter().map(subnet).collect(),
+        dns: dhcp.map_or(Vec::new(), |dhcp| dhcp.dns().iter().map(|ip| ip.to_string()).collect()),
+        search: dhcp.map_or(Vec::new(), |dhcp| dhcp.search().to_vec()),
         mtu: network.mtu().map(u32::from),
+        dhcp: dhcp.map(dhcp_details).into(),
         ..Default::default()
     }
 }

@@ -86,7 +86,7 @@ pub fn comment(packet: &TapPacket<'_>) -> String {
         TapVerdict::Dropped { reason, charged } => {
             format!("dropped: {}, charged to {}", reason.name(), who(charged))
         }
-        TapVerdict::Answered => "for the router itself".into(),
+        TapVerdict::Answered => "for the router or the network itself".into(),
         TapVerdict::Seen => "on the uplink".into(),
     };
     for rule in rules(packet) {

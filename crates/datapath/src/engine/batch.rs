@@ -31,11 +31,11 @@ pub(crate) enum Verdict {
     /// The frame waits in a queue of the worker: a flood of another host for which this turn has
     /// no time, or a fragment that came before its first one.
     Later,
-    /// To a router of this host, which answers it: nobody else gets it.
+    /// To a router of this host, or the network itself, which answers it: nobody else gets it.
     Consumed(Consumed),
 }
 
-/// Questions that a router of this host answers.
+/// Questions that a router of this host answers, or the network itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Consumed {
     /// A machine asks for the MAC address of a gateway (RFC 826).
@@ -46,6 +46,8 @@ pub(crate) enum Consumed {
     Echo,
     /// Its next hop is asked for: it waits for the answer.
     Waits,
+    /// A machine asks its network for an address, by DHCP of IPv4 (RFC 2131).
+    Dhcp,
 }
 
 /// Way of a frame through a router: it leaves by another network, with other MAC addresses. Of a

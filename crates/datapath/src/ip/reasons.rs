@@ -63,7 +63,8 @@ drop_reasons! { 6;
         charged: "the sender",
     }
     /// A DHCP request that is not shaped as one to its last option, or that asks for another
-    /// station, and that no rule lets out.
+    /// station, and that no rule lets out; or one to the network itself (`--dhcp`) that cannot be
+    /// read.
     BAD_DHCP = "bad-dhcp" {
         cause: "a DHCP client that is broken or asks for another MAC address, such as a relay or a container's bridge in the machine; or something else that uses the ports of DHCP",
         remedy: "look at the request with tcpdump in the machine that sends; a relay needs an OUTBOUND rule, `butterfly sg rule add SG --dir out --ip-proto udp --port 67 --cidr SERVER/32`; the first OUTBOUND rule of a vnic's groups ends \"everything may leave\", so add one for all else as well",
@@ -71,7 +72,8 @@ drop_reasons! { 6;
     }
     /// More DHCP requests than a vnic may send without a rule: 8 at once and 4 per second of each
     /// family, and one a minute to a server that no answer named; or more than 64 at once and 16
-    /// per second by a rule.
+    /// per second by a rule. Of those to the network itself (`--dhcp`) 8 at once and 4 per second
+    /// are read.
     DHCP_LIMIT = "dhcp-limit" {
         cause: "a DHCP client that repeats itself without a pause; or one that renews a lease which is older than the daemon, at a server that does not answer",
         remedy: "find the program that sends them; a lease that is older than the daemon is renewed at its next request, or when the client asks by broadcast",

@@ -26,6 +26,7 @@ pub(super) fn rehold(snapshot: &mut Snapshot, old: Option<&Vnic>, new: &Vnic) {
     let mut network = Network::clone(network);
     let of = old.into_iter().flat_map(addresses).chain(addresses(new));
     let tighter = network.holders.change(new.place.slot, of, &snapshot.vnics);
+    network.leases = leases(&network, &snapshot.vnics);
     let others = network
         .members
         .clone()
@@ -43,6 +44,20 @@ pub(super) fn rehold(snapshot: &mut Snapshot, old: Option<&Vnic>, new: &Vnic) {
             snapshot.vnics.set(slot, Some(Arc::new(again)));
         }
     }
+}
+
+/// Returns, by the slots of a network's vnics, the first address that each one declares and may get
+/// by DHCP.
+pub(super) fn leases(network: &Network, vnics: &Slab<Vnic>) -> Numbers {
+    let leasing = network.routing.as_ref().and_then(|routing| routing.leasing.as_ref());
+    let Some(leasing) = leasing else { return Numbers::default() };
+    let lease = |slot: &u32| {
+        let declared = &vnics.get(*slot)?.rules.declared;
+        let address = declared.iter().find(|ip| leasing.subnet_of(**ip).is_some())?;
+        Some((u64::from(*slot), address.to_bits()))
+    };
+    let found: Vec<(u64, u32)> = network.members.iter().filter_map(lease).collect();
+    Numbers::new(found.into_iter())
 }
 
 pub(super) fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote: Option<Remote>) {
@@ -68,23 +83,26 @@ pub(super) fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote
     let born = snapshot.networks.get(at).map_or(first, |network| network.born);
     // The network stays while it has vnics, even if all of them are mirrors, or leads to others.
     let leads = remote.is_some() && snapshot.is_joined(vni);
-    let network = (leads || own().next().is_some()).then(|| {
-        Arc::new(Network {
-            vni,
-            members: members.iter().map(|vnic| vnic.place.slot).collect(),
-            filtered: members.iter().any(|vnic| !vnic.rules.bypass),
-            open: members.iter().any(|vnic| vnic.rules.bypass),
-            may_be_routed: remote.is_some() || snapshot.routings.contains_key(&vni),
-            routing: snapshot.routings.get(&vni).cloned(),
-            macs: Numbers::new(stations.clone().map(|vnic| (number(vnic.mac), vnic.place.slot))),
-            waiting: waiting.clone(),
-            holders,
-            remote,
-            learnt,
-            relaying,
-            sessions,
-            born,
-        })
+    let network = (leads || own().next().is_some()).then(|| Network {
+        vni,
+        members: members.iter().map(|vnic| vnic.place.slot).collect(),
+        filtered: members.iter().any(|vnic| !vnic.rules.bypass),
+        open: members.iter().any(|vnic| vnic.rules.bypass),
+        may_be_routed: remote.is_some() || snapshot.routings.contains_key(&vni),
+        routing: snapshot.routings.get(&vni).cloned(),
+        macs: Numbers::new(stations.clone().map(|vnic| (number(vnic.mac), vnic.place.slot))),
+        waiting: waiting.clone(),
+        holders,
+        leases: Numbers::default(),
+        remote,
+        learnt,
+        relaying,
+        sessions,
+        born,
+    });
+    let network = network.map(|mut network| {
+        network.leases = leases(&network, vnics);
+        Arc::new(network)
     });
     let mut by_vni = HashMap::clone(&snapshot.by_vni);
     if network.is_some() {

@@ -12,7 +12,10 @@ use crate::engine::place::MAX_SLOTS;
 use crate::ip::Address;
 use crate::overlay::impossible;
 use crate::plane::{
-    Plane, State, networks::rebuild_network, routed::RoutingChange, updates::Update,
+    Plane, State,
+    networks::{leases, rebuild_network},
+    routed::RoutingChange,
+    updates::Update,
 };
 use crate::world::{
     neighbours::Whereabouts,
@@ -50,7 +53,8 @@ impl Plane {
                 if let Some((at, network)) = here.and_then(|at| Some((at, next.networks.get(at)?)))
                 {
                     let may_be_routed = routing.is_some() || network.remote.is_some();
-                    let network = Network { routing, may_be_routed, ..Network::clone(network) };
+                    let mut network = Network { routing, may_be_routed, ..Network::clone(network) };
+                    network.leases = leases(&network, &next.vnics);
                     next.networks.set(at, Some(Arc::new(network)));
                 }
             }

@@ -1,5 +1,5 @@
-//! Answers of routers: to what machines ask them, and about packets that go no further (RFC 792;
-//! RFC 1812, 4.3).
+//! Answers of routers, and of networks that lease addresses: to what machines ask them, and about
+//! packets that go no further (RFC 792; RFC 1812, 4.3).
 
 use butterfly_packet::{
     arp, echo,
@@ -21,7 +21,8 @@ use crate::ip::{L4, frame::arp as read_arp, mapped};
 use crate::stages::{
     context::Context,
     filter::read::read as read_packet,
-    leave::{ANSWERS_PER_SECOND, Answer, Departures},
+    leases,
+    leave::{ANSWERS, ANSWERS_PER_SECOND, Answer, Departures},
     route::{error_about, refused},
 };
 use crate::world::rules::address as ip_of;
@@ -48,6 +49,14 @@ pub(crate) fn consume(batch: &mut Batch<'_>, context: &Context<'_>, departures: 
         let index = open.trailing_zeros() as usize;
         open &= open - 1;
         let Some(meta) = batch.metas().get(index).copied() else { return };
+        if meta.verdict == Verdict::Consumed(Consumed::Dhcp) {
+            let served =
+                leases::serve(batch, (&meta, index), context, (&mut departures.answers, BORN_FULL));
+            if let Err(reason) = served {
+                refuse(batch, index, reason, context);
+            }
+            continue;
+        }
         let (pace, now) = (&context.sender.shared.answered, context.now);
         let left = pace.left(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND);
         let (answer, reserve) = match meta.verdict {
@@ -64,15 +73,20 @@ pub(crate) fn consume(batch: &mut Batch<'_>, context: &Context<'_>, departures: 
             _ => continue,
         };
         let Some(answer) = answer else { continue };
-        let room = left > reserve;
+        let room = left > reserve && departures.answers.len() < ANSWERS;
         if room && departures.answers.try_push(answer).is_ok() {
             pace.take(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND);
         } else if matches!(meta.verdict, Verdict::Consumed(_)) {
-            context.count_drop(context.sender, BORN_FULL, &batch.frames, index);
-            if let Some(meta) = batch.parts().1.get_mut(index) {
-                meta.verdict = Verdict::Drop(BORN_FULL, context.sender.place.slot);
-            }
+            refuse(batch, index, BORN_FULL, context);
         }
+    }
+}
+
+/// Drops a frame that gets no answer.
+fn refuse(batch: &mut Batch<'_>, index: usize, reason: DropReason, context: &Context<'_>) {
+    context.count_drop(context.sender, reason, &batch.frames, index);
+    if let Some(meta) = batch.parts().1.get_mut(index) {
+        meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
     }
 }
 

@@ -15,7 +15,7 @@ use crate::engine::{
     batch::{Batch, Meta, Verdict},
     inside::Inside,
     mac::number,
-    reason::DropReason,
+    reason::{DropReason, drop_reasons},
     reserved::is_reserved,
 };
 use crate::ip::{
@@ -35,6 +35,16 @@ use crate::world::{
     asking::AskPlace,
     snapshot::{Snapshot, Vnic},
 };
+
+drop_reasons! { 13;
+    /// The router has no room to ask for the destination's machine, to keep it, or to have the
+    /// packet wait for it.
+    NEXT_HOP_LIMIT = "next-hop-limit" {
+        cause: "a machine that looks for addresses which nobody has, as a scan does; or one that sends much to an address, in large frames, while its machine is asked for",
+        remedy: "nothing if it passes within seconds; else look at what the machine sends, and declare machines that are there: `butterfly neighbour add --vni VNI --ip ADDRESS --mac MAC --host HOST`",
+        charged: "the sender",
+    }
+}
 
 /// Offset of ARP and IP behind Ethernet.
 const L3: usize = ethernet::HEADER_LEN;

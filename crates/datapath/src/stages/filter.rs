@@ -19,7 +19,7 @@ mod slow;
 use butterfly_vhost::ring::{Slot, own_memory};
 
 use crate::engine::{
-    batch::{Batch, Exits, Verdict},
+    batch::{Batch, Consumed, Exits, Meta, Verdict},
     inside::Inside,
     reason::ReasonInfo,
 };
@@ -165,11 +165,13 @@ pub(crate) fn zone_of(routed: bool, receiver: &Vnic, context: &Context<'_>) -> Z
     if routed && here == there { Zone::routed(here) } else { Zone::between(here, there) }
 }
 
-/// Has the slow path ask whether what a router answers may leave its sender.
+/// Has the slow path ask whether what a router answers may leave its sender. A lease needs no rule,
+/// and a request is read only once it is answered.
 #[cold]
 fn read_answered(batch: &Batch<'_>, room: &mut FilterRoom, pending: &mut Pending) {
     for (index, flow) in room.flows.iter_mut().enumerate().take(batch.frames.len()) {
-        if batch.is_answered(index) {
+        let leases = |meta: &Meta| meta.verdict == Verdict::Consumed(Consumed::Dhcp);
+        if batch.is_answered(index) && !batch.metas().get(index).is_some_and(leases) {
             flow.path = Path::Slow;
             pending.slow = true;
         }

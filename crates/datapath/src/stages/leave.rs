@@ -31,8 +31,8 @@ use crate::stages::{
 };
 use crate::world::snapshot::Vnic;
 
-/// Most answers to the frames of one batch.
-const ANSWERS: usize = 16;
+/// Most answers to the frames of one batch, without those of DHCP.
+pub(crate) const ANSWERS: usize = 16;
 /// Longest answer in bytes: an Ethernet frame of the usual size.
 pub(crate) const ANSWER: usize = 1514;
 /// Longest answer that says what became of a packet: it need not quote more.
@@ -42,8 +42,14 @@ const IDENTIFICATIONS: u16 = 64;
 /// Most answers to a vnic per second.
 pub(crate) const ANSWERS_PER_SECOND: u32 = 100;
 
+/// Answers to the frames of one batch that are kept for DHCP: a machine that pings its gateway
+/// without end still renews its lease.
+const FOR_LEASES: usize = 4;
+
 /// A frame that answers the sender.
 pub(crate) type Answer = ArrayVec<u8, ANSWER>;
+/// Answers to the frames of one batch.
+pub(crate) type Answers = ArrayVec<Answer, { ANSWERS + FOR_LEASES }>;
 
 /// A worker's room for departures.
 pub(crate) struct Departures {
@@ -56,7 +62,7 @@ pub(crate) struct Departures {
     /// they must be looked at again.
     pub pending: u32,
     /// Answers for the sender of the batch.
-    pub answers: Box<ArrayVec<Answer, ANSWERS>>,
+    pub answers: Box<Answers>,
 }
 
 impl Default for Departures {
@@ -482,7 +488,7 @@ impl<O: Outlet> Sending<'_, '_, O> {
         let answers = &mut self.departures.answers;
         let pace = &sender.shared.answered;
         let now = self.context.now;
-        if answers.is_full() || pace.left(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND) == 0 {
+        if answers.len() >= ANSWERS || pace.left(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND) == 0 {
             return;
         }
         let mtu = self.tunnel.inner_mtu();

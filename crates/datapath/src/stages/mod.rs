@@ -16,6 +16,7 @@ pub(crate) mod filter;
 pub(crate) mod forward;
 pub(crate) mod headers;
 pub(crate) mod join;
+pub(crate) mod leases;
 pub(crate) mod leave;
 pub(crate) mod leaving;
 pub(crate) mod masquerade;

@@ -11,7 +11,9 @@ use crate::stages::pipeline::STAGES;
 
 /// Reasons of delivery, which ends the pipeline, and of code that reads and carries packets for
 /// several stages.
-const OTHERS: [&[ReasonInfo]; 4] = [
+const OTHERS: [&[ReasonInfo]; 6] = [
+    crate::stages::asks::REASONS,
+    crate::stages::leases::REASONS,
     crate::stages::answers::REASONS,
     crate::stages::deliver::REASONS,
     crate::ip::REASONS,

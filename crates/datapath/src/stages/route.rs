@@ -34,13 +34,14 @@ use crate::ip::{
     is_v4, mapped,
 };
 use crate::stages::{
-    asks,
+    asks::{self, NEXT_HOP_LIMIT},
     claims::{IP_CLAIMED, is_claimed, may_be_discovery},
     context::Context,
     course::{course, is_behind, is_host},
     far,
     filter::read::read as read_packet,
     forward::{ROUTER_MAC, place_of},
+    leases,
     leave::ANSWER,
     stage::{Stage, StageConfig},
 };
@@ -146,13 +147,6 @@ drop_reasons! { 10;
         remedy: "nothing if that is meant; else look for the block in `butterfly route list` and take the route back with `butterfly route del`",
         charged: "the sender",
     }
-    /// The router has no room to ask for the destination's machine, to keep it, or to have the
-    /// packet wait for it.
-    NEXT_HOP_LIMIT = "next-hop-limit" {
-        cause: "a machine that looks for addresses which nobody has, as a scan does; or one that sends much to an address, in large frames, while its machine is asked for",
-        remedy: "nothing if it passes within seconds; else look at what the machine sends, and declare machines that are there: `butterfly neighbour add --vni VNI --ip ADDRESS --mac MAC --host HOST`",
-        charged: "the sender",
-    }
     /// The packet has a routing header of type 0, which tells routers where to send it (RFC 5095).
     SOURCE_ROUTED = "source-routed" {
         cause: "a program that looks for a way round filters, or a very old one",
@@ -193,6 +187,9 @@ impl Stage for Route {
 fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     if batch.unusual {
         hear(batch, routing, context);
+    }
+    if routing.leasing.is_some() {
+        leases::hear(batch, routing, context);
     }
     // Packets of a batch tend to have the same way as the one before.
     let (mut v4, mut v6) = (Known::<8>::NONE, Known::<32>::NONE);

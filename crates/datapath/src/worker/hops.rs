@@ -14,10 +14,7 @@ use crate::engine::{
     batch::{Batch, BatchOrigin, Consumed, Verdict},
     place::PortRef,
 };
-use crate::stages::{
-    context::Context,
-    route::{NEXT_HOP_LIMIT, next_hop_of},
-};
+use crate::stages::{asks::NEXT_HOP_LIMIT, context::Context, route::next_hop_of};
 use crate::world::asking::{AskPlace, Asking};
 use crate::world::snapshot::Snapshot;
 

@@ -45,6 +45,8 @@ pub(crate) struct DhcpState {
     pub ruled: Pace,
     /// Requests to servers from a vnic that bypasses filters, or from all other hosts.
     pub unfiltered: Pace,
+    /// Requests that its network answers.
+    pub leased: Pace,
     /// Clients that may be answered, if a rule makes the vnic a server.
     pub clients: OnceLock<Clients>,
 }
@@ -109,6 +111,7 @@ impl DhcpState {
             unknown: same32(&self.unknown),
             ruled: self.ruled.copy(),
             unfiltered: self.unfiltered.copy(),
+            leased: self.leased.copy(),
             clients,
         }
     }

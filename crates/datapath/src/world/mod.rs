@@ -10,6 +10,7 @@ pub(crate) mod dhcp;
 pub(crate) mod fdb;
 pub(crate) mod found;
 pub(crate) mod holders;
+pub(crate) mod leases;
 pub(crate) mod limits;
 pub(crate) mod neighbours;
 pub(crate) mod policy;

@@ -8,6 +8,7 @@ use butterfly_packet::Mac;
 use crate::engine::mac::number;
 use crate::ip::{Address, is_v4};
 use crate::world::{
+    leases::Leasing,
     prefixes::{PrefixBuilder, Prefixes},
     rules::{address as ip_of, number as number_of_ip},
     ways::{Course, Leads, Passage},
@@ -45,7 +46,7 @@ impl Block {
     /// Returns whether no machine has an address: the network's own, or its broadcast (RFC 1122,
     /// 3.2.1.3), of a block of IPv4 that has more than two.
     #[inline(always)]
-    fn is_nobodys(&self, address: Address) -> bool {
+    pub fn is_nobodys(&self, address: Address) -> bool {
         is_v4(address)
             && self.last - self.first > 1
             && (address == self.first || address == self.last)
@@ -190,6 +191,8 @@ pub(crate) struct Routing {
     subnets: Box<[Block]>,
     /// Longest IP packet, in bytes; `u32::MAX` if none is declared.
     pub mtu: u32,
+    /// DHCP of the network, if it is declared.
+    pub leasing: Option<Box<Leasing>>,
 }
 
 impl Routing {
@@ -204,8 +207,10 @@ impl Routing {
             let mac = number(Mac(router.id().gateway_mac()));
             Some(Gateway { mac, addresses, router: joined })
         };
+        let gateways: Box<[Gateway]> = routers.filter_map(gateway).collect();
         Routing {
-            gateways: routers.filter_map(gateway).collect(),
+            leasing: Leasing::new(network, &gateways).map(Box::new),
+            gateways,
             subnets: network.subnets().iter().map(|subnet| Block::new(&subnet.cidr())).collect(),
             mtu: network.mtu().map_or(u32::MAX, u32::from),
         }

@@ -62,6 +62,8 @@ pub(crate) struct Rules {
     pub limits: WayLimits,
     /// The vnic's IPv4 addresses, sorted.
     pub arp: Vec<Ipv4Addr>,
+    /// The same in the order of their declaration.
+    pub declared: Box<[Ipv4Addr]>,
     /// All its addresses, sorted.
     pub own: Box<[Address]>,
     /// The groups it is filtered by, by number, sorted.
@@ -85,6 +87,7 @@ impl Rules {
                 IpAddr::V6(_) => None,
             })
             .collect();
+        let declared = arp.clone().into();
         arp.sort_unstable();
         arp.dedup();
         let mut own: Vec<Address> = ips.iter().copied().map(number_of_ip).collect();
@@ -98,6 +101,7 @@ impl Rules {
             router,
             limits,
             arp,
+            declared,
             own: own.into(),
             groups,
             policy,
@@ -115,8 +119,8 @@ impl Rules {
         let flags = |rules: &Rules| {
             [rules.bypass, rules.ip_anti_spoof, rules.forwards, rules.shared_ip, rules.router]
         };
-        (flags(self), &self.own, &self.groups, &self.limits)
-            == (flags(other), &other.own, &other.groups, &other.limits)
+        (flags(self), &self.own, &self.declared, &self.groups, &self.limits)
+            == (flags(other), &other.own, &other.declared, &other.groups, &other.limits)
     }
 
     /// Returns whether `old` may have allowed something that is not allowed any more, for another
@@ -269,6 +273,8 @@ pub(crate) struct Network {
     pub macs: Numbers,
     /// Holders of IP addresses.
     pub holders: Holders,
+    /// IPv4 addresses that its vnics get by DHCP, by their slots.
+    pub leases: Numbers,
     /// Its other hosts, if there is an uplink.
     pub remote: Option<Remote>,
     /// Addresses learnt in it.
@@ -295,6 +301,11 @@ impl Network {
         let leads = |routing: &Arc<Routing>| !routing.gateways.is_empty();
         let is_home = !self.members.is_empty();
         self.filtered || is_home && self.routing.as_ref().is_some_and(leads)
+    }
+
+    /// Returns the address that the vnic in a slot gets by DHCP, unless it wants another one.
+    pub fn leased(&self, slot: u32) -> Option<Ipv4Addr> {
+        self.leases.get(slot.into()).map(Ipv4Addr::from)
     }
 
     /// Returns whether frames of other hosts may have to be passed on.

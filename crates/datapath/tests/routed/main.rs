@@ -8,6 +8,7 @@ mod dropped;
 mod explained;
 mod hostile;
 mod hosts;
+mod leases;
 mod moves;
 mod net;
 mod routes;

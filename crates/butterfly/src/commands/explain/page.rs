@@ -86,6 +86,10 @@ fn walk(way: &ExplainWalk, vni: Option<u32>, is_answer: bool) -> String {
             "dropped: {}",
             way.drop.iter().map(dropped).collect::<Vec<_>>().join(", ")
         ),
+        // Only DHCP has a step that tells the answer.
+        Some(Fate::ANSWERED) if way.step.iter().any(|step| step.stage() == "answer") => {
+            writeln!(page, "answered by the network")
+        }
         Some(Fate::ANSWERED) => writeln!(page, "answered by the router"),
         Some(Fate::WAITS) => writeln!(page, "waits for an answer of its next hop"),
         Some(Fate::NO_ADDRESS) => writeln!(page, "never sent: its sender gets no link address"),

@@ -63,7 +63,7 @@ pub fn text(packet: &TracedPacket) -> String {
         }
         Some(Verdict::ANSWERED) => {
             line.push_str("router");
-            let _ = write!(to, "for the router itself");
+            let _ = write!(to, "for the router or the network itself");
         }
         Some(Verdict::SEEN) | None => line.push_str(&safe(packet.point())),
     }

@@ -317,3 +317,91 @@ fn what_is_kept_is_read_as_it_was() {
     assert!(successor.envelope.handler_mut().take_up_bytes(&bytes).unwrap().is_empty());
     assert_eq!(listed(&mut successor), before);
 }
+
+/// DHCP of a network, whole; with the lease that it has if nothing is said.
+const LEASES: &str = "dns: \"9.9.9.9\" dns: \"1.1.1.1\" search: \"example.com\" mtu: 1400 dhcp { lease: 600 \
+     next_server: \"10.0.0.5\" boot_file: \"pxelinux.0\" \
+     route { cidr { address: \"10.9.0.0\" mask_size: 16 } via: \"10.0.0.7\" } }";
+
+#[test]
+fn dhcp_is_declared_kept_and_taken_back() {
+    let mut host = Host::new();
+    let declared = format!("vni: 42 {BOTH} {LEASES}");
+    host.succeeds(&format!("network_add {{ {declared} }}"));
+    assert_eq!(host.fake().take_calls(), ["network 42: declare"]);
+    assert_eq!(host.succeeds("network_list: true"), format!("network_list {{ {declared} }}"));
+    // Said again, it changes nothing.
+    host.succeeds(&format!("network_add {{ {declared} }}"));
+    assert_eq!(host.fake().take_calls(), [""; 0]);
+    let key = Key { sort: Sort::Network, name: "42".to_owned() };
+    let state: Desired = host.envelope.handler_mut().desired.clone();
+    let value = encoded(&key, &state).unwrap();
+    let sockets = SocketDir::new("/run/b".into());
+    let (object, _) = object(&key, &value, 1, &sockets).unwrap();
+    assert_eq!(object.networks.first(), state.routed().networks().next());
+    let change = |host: &mut Host, rest: &str| -> Vec<String> {
+        let response = host.ask(&format!("apply {{ network {{ vni: 42 {BOTH} {rest} }} }}"));
+        assert!(response.status.status(), "{response}");
+        response.apply.change.iter().map(|row| row.text().to_owned()).collect()
+    };
+    assert_eq!(change(&mut host, LEASES), [""; 0]);
+    let other =
+        ["DHCP lease 600 s dns 9.9.9.9 dns 1.1.1.1 search example.com next server 10.0.0.5 \
+                  boot file pxelinux.0 route 10.9.0.0/16=10.0.0.7 -> lease 3600 s"];
+    assert_eq!(change(&mut host, "mtu: 1400 dhcp { }"), other);
+    assert_eq!(change(&mut host, "mtu: 1400"), ["-DHCP"]);
+    assert_eq!(change(&mut host, "mtu: 1400 dhcp { lease: 60 }"), ["+DHCP lease 60 s"]);
+    let told = change(&mut host, "dhcp { lease: 60 }");
+    assert_eq!(told, ["MTU 1400 -> none"]);
+}
+
+#[test]
+fn dhcp_that_cannot_be_told_is_refused() {
+    let mut host = host();
+    let before = listed(&mut host);
+    let route = |cidr: &str, via: &str| format!("dhcp {{ route {{ {cidr} via: \"{via}\" }} }}");
+    let block = "cidr { address: \"10.9.0.0\" mask_size: 16 }";
+    for (rest, why) in [
+        (
+            format!("{FOUR} dns: \"9.9.9.9\""),
+            "name servers and domains of network 7 are told by DHCP: turn it on (--dhcp)",
+        ),
+        (
+            format!("{FOUR} search: \"a.b\""),
+            "name servers and domains of network 7 are told by DHCP",
+        ),
+        ("dhcp { }".into(), "DHCP of network 7 needs an IPv4 subnet with a gateway"),
+        (
+            "subnet { cidr { address: \"10.0.1.0\" mask_size: 24 } } dhcp { }".into(),
+            "DHCP of network 7 needs an IPv4 subnet with a gateway",
+        ),
+        (
+            "subnet { cidr { address: \"fd00::\" mask_size: 64 } gateway: \"fd00::1\" } dhcp { }"
+                .into(),
+            "DHCP of network 7 needs an IPv4 subnet with a gateway",
+        ),
+        (
+            format!("{FOUR} dhcp {{ lease: 59 }}"),
+            "a lease of 59 seconds is out of range: 60 to 31536000",
+        ),
+        (format!("{FOUR} dns: \"x\" dhcp {{ }}"), "\"x\" is not an IP address"),
+        (format!("{FOUR} dns: \"fd00::1\" dhcp {{ }}"), "fd00::1 cannot be a name server"),
+        (format!("{FOUR} search: \"a b\" dhcp {{ }}"), "\"a b\" is not a domain"),
+        (format!("{FOUR} dhcp {{ next_server: \"0.0.0.0\" }}"), "0.0.0.0 cannot be a next server"),
+        (format!("{FOUR} dhcp {{ boot_file: \"a b\" }}"), "\"a b\" is not the name of a boot file"),
+        (format!("{FOUR} {}", route("", "10.0.1.7")), "a route has no block: set cidr"),
+        (
+            format!("{FOUR} {}", route(block, "10.2.0.7")),
+            "the route 10.9.0.0/16=10.2.0.7 leads by an address that no machine",
+        ),
+        (
+            format!("{FOUR} {}", route(block, "fd00::7")),
+            "the route 10.9.0.0/16=fd00::7 is not of IPv4",
+        ),
+    ] {
+        let request = format!("network_add {{ vni: 7 {rest} }}");
+        let (description, _) = host.fails(&request);
+        assert!(description.starts_with(why), "{request}: {description}");
+        assert_eq!(listed(&mut host), before, "{request}");
+    }
+}

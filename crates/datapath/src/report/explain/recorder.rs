@@ -87,7 +87,18 @@ pub(super) fn record(
             let Scratches { filter, turn, .. } = scratches;
             let vni = context.exit(batch.exits(), 0).vni;
             deliver(&mut batch, &context, filter, &mut departures, &mut calls, &turn.turn, &&probe);
-            tell(probe.events(), (verdict, vni), &context, &mut steps)
+            let answered = batch.metas().first().map(|meta| meta.verdict);
+            match (verdict, answered) {
+                (Verdict::Consumed(_), Some(Verdict::Drop(reason, slot))) => {
+                    steps.push(told::dropped("answer", reason));
+                    Fate::Dropped(refused((reason, slot), &context))
+                }
+                (Verdict::Consumed(Consumed::Dhcp), _) => {
+                    steps.extend(told::leases(&context));
+                    Fate::Answered
+                }
+                _ => tell(probe.events(), (verdict, vni), &context, &mut steps),
+            }
         }
     };
     (walk(fate, admitted, steps, routed), met)

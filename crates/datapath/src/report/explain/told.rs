@@ -207,6 +207,12 @@ pub(super) fn masquerade(batch: &Batch<'_>, context: &Context<'_>) -> Option<Ste
     Some(step("masquerade", Mark::Pass, text))
 }
 
+/// Returns the step that tells what the sender's network leases to it.
+pub(super) fn leases(context: &Context<'_>) -> Option<Step> {
+    let address = context.entry.leased(context.sender.place.slot)?;
+    Some(step("answer", Mark::Pass, format!("it offers {address} to {}", context.sender.id)))
+}
+
 /// Returns the step that names the receiver.
 pub(super) fn lookup(
     verdict: Verdict,
@@ -243,6 +249,9 @@ pub(super) fn lookup(
         }
         Verdict::Consumed(Consumed::Waits) => {
             "it waits for the answer, three seconds at most".to_owned()
+        }
+        Verdict::Consumed(Consumed::Dhcp) => {
+            format!("VNI {} gives its vnics their addresses itself", context.sender.vni)
         }
         Verdict::Consumed(_) => format!("the router of VNI {} answers", context.sender.vni),
         Verdict::Drop(..) | Verdict::Undecided | Verdict::Later => format!("{mac}"),
