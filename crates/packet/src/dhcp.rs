@@ -1,6 +1,6 @@
 //! DHCP of IPv4 between clients on Ethernet and a server (RFC 2131; options as in RFC 2132).
 //!
-//! [`Request`] reads what a client sends, in one pass. [`answer`] writes the whole frame that a
+//! [`Request`] reads what a client sends, in one pass. [`answer()`] writes the whole frame that a
 //! server sends back. Neither allocates nor keeps anything; which answer a request gets is the
 //! caller's to say.
 //!
@@ -164,7 +164,7 @@ impl<'a> Iterator for DhcpOptions<'a> {
     }
 }
 
-/// Codes that a client asks for and [`answer`] knows, in the client's order, each once.
+/// Codes that a client asks for and [`answer()`] knows, in the client's order, each once.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Asked {
     codes: [u8; ON_REQUEST.len()],
