@@ -54,8 +54,7 @@ fn a_connection_between_hosts_outlasts_a_daemon() {
     for host in [&near, &far] {
         eventually("the other host is found", || {
             let told: Value = serde_json::from_str(&run(host, "tunnels --json")).unwrap();
-            let is_found = |peer: &Value| peer["mac"].is_string() && peer["of_neighbours"] == true;
-            told["peers"].as_array().unwrap().iter().any(is_found)
+            told["peers"].as_array().unwrap().iter().any(|peer| peer["mac"].is_string())
         });
     }
     let mut stream = Stream::between(&mut a, &mut b);

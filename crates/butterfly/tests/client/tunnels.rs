@@ -28,7 +28,7 @@ fn json_of(line: &str, answered: &str) -> Value {
     serde_json::from_str(&ended.out).unwrap()
 }
 
-/// Who declares where a machine is names its host with that, for no network.
+/// Declarations of where machines are name their hosts, for no network.
 #[test]
 fn hosts_of_neighbours_are_told_apart() {
     let told = r#"tunnel_show { endpoint: "10.9.0.1" peers { address: "10.9.0.2" named: true of_neighbours: true } }"#;
