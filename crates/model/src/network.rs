@@ -237,7 +237,7 @@ impl Network {
     }
 
     /// Returns this network with those of its subnets that `other` has, too. A subnet whose gateway
-    /// is another one there has none. DHCP is as here, without routes that do not fit any more. Where
+    /// is another one there has none. DHCP is as here, without routes that do not fit any more. If
     /// both have it, it stays on even if no such subnet is left: nobody else is to give addresses.
     pub fn in_common(&self, other: &Network) -> Self {
         let kept = |subnet: &Subnet| {

@@ -33,7 +33,8 @@ use crate::world::{
 };
 
 drop_reasons! { 12;
-    /// To a DHCP client's port, in a network that gives its vnics their addresses itself.
+    /// To a DHCP client's port, in a network that gives its vnics their addresses itself or led
+    /// into it by a router; or there behind more VLAN tags than can be read.
     DHCP_OTHER_SERVER = "dhcp-other-server" {
         cause: "a machine that is a DHCP server, on purpose or as some programs are by themselves (dnsmasq, libvirt, a hypervisor in the machine), or one that wants to be taken for it",
         remedy: "stop the server in the machine; if it is to serve the network, declare that without DHCP: `butterfly network add --vni VNI ...` without `--dhcp`",

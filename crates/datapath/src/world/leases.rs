@@ -31,8 +31,8 @@ pub(crate) struct LeasedSubnet {
 /// DHCP of a network.
 #[derive(Debug)]
 pub(crate) struct Leasing {
-    /// In the order of their addresses. There is none while gateways change: nothing is leased then,
-    /// and other servers are not heard either.
+    /// In the order of their addresses. There is none while gateways change: nothing is leased
+    /// then, and other servers are not heard either.
     subnets: Box<[LeasedSubnet]>,
     lease: u32,
     mtu: Option<u16>,

@@ -494,7 +494,7 @@ fn routers_lead_no_other_server_in() {
     }
 }
 
-/// What a plan makes of a network whose gateway changes: it leases nothing, and nobody else does.
+/// A plan has a network in between whose gateway changes: it leases nothing, and nobody else does.
 #[test]
 fn while_gateways_change_nobody_leases() {
     let declared = |gateway| {

@@ -111,8 +111,8 @@ pub fn search_list<'a>(domains: impl IntoIterator<Item = &'a str>) -> Option<Vec
 /// Writes the frame that answers a request, from a server with this MAC address. Returns its length
 /// in bytes, [`MAX_ANSWER`] at most.
 ///
-/// The mask comes first. Options come in the order in which the client asked for them. Those that do not fit into the
-/// longest packet that it takes are left out. `None` if `out` has no room for the shortest answer.
+/// The mask comes first, then options in the order in which the client asked for them. Those that
+/// do not fit into the longest packet that it takes are left out. `None` if `out` has no room for the shortest answer.
 pub fn answer(
     request: &Request<'_>,
     reply: Reply,
