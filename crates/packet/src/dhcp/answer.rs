@@ -112,7 +112,8 @@ pub fn search_list<'a>(domains: impl IntoIterator<Item = &'a str>) -> Option<Vec
 /// in bytes, [`MAX_ANSWER`] at most.
 ///
 /// The mask comes first, then options in the order in which the client asked for them. Those that
-/// do not fit into the longest packet that it takes are left out. `None` if `out` has no room for the shortest answer.
+/// do not fit into the longest packet that it takes are left out. `None` if `out` has no room for
+/// the shortest answer.
 pub fn answer(
     request: &Request<'_>,
     reply: Reply,
