@@ -11,7 +11,8 @@
 //! that allows nothing.
 //!
 //! Attachments of routers that go, go first, and those that come, come last: no moment routes what
-//! neither state does. Neighbours go before them, and come after them.
+//! neither state does. Neighbours go before them, and come after them. Networks that lease
+//! addresses come before their vnics, and go after them.
 
 mod groups;
 mod routed;
@@ -41,13 +42,13 @@ use routed::Routing;
 /// ```
 pub fn plan(old: &Desired, new: &Desired) -> Vec<Change> {
     let Stages { fresh, shrink, early, late, grow } = Stages::between(old, new);
-    let Routing { go, come: joined } = Routing::between(old.routed(), new.routed());
+    let Routing { go, lease, leased, come: joined } = Routing::between(old.routed(), new.routed());
     let vnics = vnics::plan(old.vnics(), new.vnics());
     let gone = |peer: &TunnelPeer| !new.peers().contains(peer);
     let come = |peer: &TunnelPeer| !old.peers().contains(peer);
     let unnamed = old.peers().iter().filter(gone).map(Change::UnnamePeer);
     let named = new.peers().iter().filter(come).map(Change::NamePeer);
-    let before = go.into_iter().chain(fresh).chain(shrink).chain(early);
-    let after = late.into_iter().chain(grow);
-    before.chain(vnics).chain(after).chain(unnamed).chain(named).chain(joined).collect()
+    let before = go.into_iter().chain(lease).chain(fresh).chain(shrink).chain(early);
+    let after = late.into_iter().chain(grow).chain(unnamed).chain(named).chain(leased);
+    before.chain(vnics).chain(after).chain(joined).collect()
 }

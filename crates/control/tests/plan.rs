@@ -428,6 +428,14 @@ proptest! {
             let now = routed(state);
             come |= !now.is_subset(&was);
             assert!(now.is_subset(if come { &will } else { &was }), "{now:#?}\nin {changes:#?}");
+            // Where both lease addresses there is no time in which nobody does.
+            for network in old.routed().networks().filter(|network| network.dhcp().is_some()) {
+                let of = |state: &Desired| {
+                    let network = state.routed().network(network.vni());
+                    network.is_some_and(|network| network.dhcp().is_some())
+                };
+                assert!(!of(&new) || of(state), "{network:?}\nin {changes:#?}");
+            }
             // Nothing goes by a way that neither state has.
             let now = led(state);
             assert!(now.is_subset(&led_somewhen), "{now:#?}\nin {changes:#?}");

@@ -4,7 +4,7 @@ use butterfly_control::{
     Change, Declaration, Desired, Object, Refused, Unnamed, What, about_router, differences, plan,
 };
 use butterfly_model::{
-    Bench, GroupNames, IpSet, Kind, Mac, Neighbour, Network, Nic, NicId, Route, Router,
+    Bench, Dhcp, GroupNames, IpSet, Kind, Mac, Neighbour, Network, Nic, NicId, Route, Router,
     RouterAddresses, RouterId, Subnet, TraceOptions, Vni,
 };
 
@@ -539,6 +539,43 @@ fn a_plan_detaches_first_and_attaches_last() {
     assert_eq!(plan(&old, &grown), [Change::DeclareNetwork(more)]);
     let text = &differences(&old, &grown, &[])[0].text;
     assert_eq!(text, "+subnet 10.0.2.0/24 gateway 10.0.2.1, MTU none -> 1400");
+}
+
+/// A vnic that is made asks for its address at once: its network is there to answer then, and as
+/// long as the vnic is.
+#[test]
+fn a_network_that_leases_comes_before_its_vnics_and_goes_after_them() {
+    let leasing =
+        |subnet| network(42, &[subnet]).with_dhcp(Some(Dhcp::new(None).unwrap())).unwrap();
+    let nic = vnic("a", "02:00:00:00:00:01", 42, &["10.0.0.2"]);
+    let first = leasing("10.0.0.0/24 10.0.0.1");
+    let joins = router("r", &[(42, &[])]);
+    let steps = [
+        Change::DeclareNetwork(first.clone()),
+        Change::AddVnic(nic.clone().into()),
+        declared(joins.clone()),
+    ];
+    let (none, full) = (Desired::default(), state(steps.clone()));
+    assert_eq!(plan(&none, &full), steps);
+    let back = [
+        Change::RemoveRouter(RouterId::new("r").unwrap()),
+        Change::RemoveVnic(nic.id.clone()),
+        Change::RemoveNetwork(vni(42)),
+    ];
+    assert_eq!(plan(&full, &none), back);
+    // Another gateway: DHCP stays on in between, with nothing to lease.
+    let other = leasing("10.0.0.0/24 10.0.0.3");
+    let file = Declaration { networks: vec![other.clone()], ..Declaration::default() };
+    let changes = plan(&full, &full.with(file, Unnamed::Stay).unwrap());
+    let networks: Vec<_> = changes
+        .iter()
+        .filter_map(|change| match change {
+            Change::DeclareNetwork(network) => Some(network),
+            _ => None,
+        })
+        .collect();
+    assert_eq!((networks.len(), networks[1]), (2, &other));
+    assert!(networks[0].dhcp().is_some() && networks[0].gateways().next().is_none());
 }
 
 #[test]

@@ -187,22 +187,25 @@ impl Dhcp {
         Ok(self)
     }
 
-    /// Adds domains in which machines look for names.
+    /// Adds domains in which machines look for names. Looks at no more of them than find room.
     pub fn with_search<S: AsRef<str>>(mut self, domains: &[S]) -> Result<Self, DhcpError> {
+        // Each label has a length before it, and each domain an end.
+        let room_for = |domain: &str| domain.len() + 2;
+        let mut len: usize = self.search.iter().map(|domain| room_for(domain)).sum();
         for domain in domains.iter().map(AsRef::as_ref) {
             if !is_domain(domain) {
                 return Err(DhcpError::Domain(domain.to_owned()));
+            }
+            len += room_for(domain);
+            if len > 255 {
+                return Err(DhcpError::Domains);
             }
             if self.search.iter().any(|other| other.eq_ignore_ascii_case(domain)) {
                 return Err(DhcpError::Twice(format!("domain {domain}")));
             }
             self.search.push(domain.to_owned());
         }
-        // Each label has a length before it, and each domain an end.
-        match self.search.iter().map(|domain| domain.len() + 2).sum::<usize>() > 255 {
-            true => Err(DhcpError::Domains),
-            false => Ok(self),
-        }
+        Ok(self)
     }
 
     /// Sets the server from which machines boot, and the file that they load there.
@@ -239,18 +242,20 @@ impl Dhcp {
     /// Checks that a network with these subnets can have it: one of them has a gateway of IPv4, and
     /// each route leads by a machine of such a subnet.
     pub(crate) fn check(&self, vni: Vni, subnets: &[Subnet]) -> Result<(), DhcpError> {
-        let serving = || subnets.iter().filter(|subnet| is_serving(subnet));
-        if serving().next().is_none() {
+        if !subnets.iter().any(is_serving) {
             return Err(DhcpError::NeedsGateway(vni));
         }
-        let reached = |route: &DhcpRoute| {
-            let mut near = serving().map(Subnet::cidr).filter(|cidr| cidr.contains(route.via));
-            near.any(|cidr| cidr.is_host(route.via))
-        };
-        match self.routes.iter().find(|route| !reached(route)) {
+        match self.routes.iter().find(|route| !is_near(route, subnets)) {
             Some(route) => Err(DhcpError::ViaOutside(*route)),
             None => Ok(()),
         }
+    }
+
+    /// Returns the same without the routes that lead by no machine of these subnets.
+    pub(crate) fn in_subnets(&self, subnets: &[Subnet]) -> Self {
+        let mut near = self.clone();
+        near.routes.retain(|route| is_near(route, subnets));
+        near
     }
 
     /// Returns the seconds of a lease.
@@ -282,6 +287,12 @@ impl Dhcp {
     pub fn routes(&self) -> &[DhcpRoute] {
         &self.routes
     }
+}
+
+/// True if a route leads by a machine of one of the subnets whose addresses are leased.
+fn is_near(route: &DhcpRoute, subnets: &[Subnet]) -> bool {
+    let mut serving = subnets.iter().filter(|subnet| is_serving(subnet)).map(Subnet::cidr);
+    serving.any(|cidr| cidr.contains(route.via) && cidr.is_host(route.via))
 }
 
 /// True if addresses of a subnet are leased: it is of IPv4, and has a gateway.
@@ -320,6 +331,7 @@ fn is_domain(text: &str) -> bool {
 mod tests {
     use super::*;
     use crate::network::Network;
+    use std::cell::Cell;
 
     fn ips(texts: &[&str]) -> Vec<IpAddr> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
@@ -372,6 +384,29 @@ mod tests {
         let domains = |n: usize| (0..n).map(domain).collect::<Vec<_>>();
         assert!(dhcp().with_search(&domains(4)).is_ok());
         assert_eq!(dhcp().with_search(&domains(5)), Err(DhcpError::Domains));
+    }
+
+    /// So many as one message of the API can have cost no more than those that find room.
+    #[test]
+    fn lists_without_end_are_refused_at_once() {
+        struct Counted<'a>(&'a Cell<usize>, String);
+        impl AsRef<str> for Counted<'_> {
+            fn as_ref(&self) -> &str {
+                self.0.set(self.0.get() + 1);
+                &self.1
+            }
+        }
+        let looks = Cell::new(0);
+        let domains: Vec<Counted<'_>> =
+            (0..300_000).map(|n| Counted(&looks, format!("d{n}"))).collect();
+        assert_eq!(dhcp().with_search(&domains), Err(DhcpError::Domains));
+        assert!(looks.get() <= 128, "{} of them", looks.get());
+        let servers: Vec<IpAddr> = (0..300_000u32).map(|n| Ipv4Addr::from(n).into()).collect();
+        assert!(matches!(dhcp().with_dns(&servers), Err(DhcpError::TooMany(..))));
+        let block = |n: u32| Cidr::new(&Ipv4Addr::from(n << 8).to_string(), 24).unwrap();
+        let via = IpAddr::from([10, 0, 0, 7]);
+        let routes: Vec<_> = (1..3_000).map(|n| DhcpRoute::new(block(n), via).unwrap()).collect();
+        assert!(matches!(dhcp().with_routes(&routes), Err(DhcpError::TooMany(..))));
     }
 
     #[test]

@@ -237,7 +237,8 @@ impl Network {
     }
 
     /// Returns this network with those of its subnets that `other` has, too. A subnet whose gateway
-    /// is another one there has none. DHCP is as here, if those subnets still allow it.
+    /// is another one there has none. DHCP is as here, without routes that do not fit any more. If
+    /// both have it, it stays on even if no such subnet is left: nobody else is to give addresses.
     pub fn in_common(&self, other: &Network) -> Self {
         let kept = |subnet: &Subnet| {
             let there = other.subnets.iter().find(|there| there.cidr == subnet.cidr)?;
@@ -245,7 +246,8 @@ impl Network {
             Some(if same { *subnet } else { subnet.without_gateway() })
         };
         let subnets: Vec<Subnet> = self.subnets.iter().filter_map(kept).collect();
-        let dhcp = self.dhcp.clone().filter(|dhcp| dhcp.check(self.vni, &subnets).is_ok());
+        let stays = |dhcp: &Dhcp| other.dhcp.is_some() || dhcp.check(self.vni, &subnets).is_ok();
+        let dhcp = self.dhcp.as_ref().map(|dhcp| dhcp.in_subnets(&subnets)).filter(stays);
         Self { subnets, dhcp, ..*self }
     }
 }
@@ -368,7 +370,20 @@ mod tests {
         let dhcp = Dhcp::new(None).unwrap();
         let leasing = network(&[a, b]).with_dhcp(Some(dhcp.clone())).unwrap();
         let left = leasing.in_common(&network(&[a]));
-        assert_eq!(left, network(&[a]).with_dhcp(Some(dhcp)).unwrap());
+        assert_eq!(left, network(&[a]).with_dhcp(Some(dhcp.clone())).unwrap());
         assert_eq!(leasing.in_common(&network(&[other])), network(&[("10.0.1.0/24", None)]));
+        // Where both lease addresses, there is no time in which nobody does.
+        let routes = ["10.8.0.0/16=10.0.0.7", "10.9.0.0/16=10.0.1.7"];
+        let routes = routes.map(|text| crate::DhcpRoute::parse(text).unwrap());
+        let routed = dhcp.clone().with_routes(&routes).unwrap();
+        let both = network(&[a, b]).with_dhcp(Some(routed)).unwrap();
+        let then = network(&[a, other]).with_dhcp(Some(dhcp.clone())).unwrap();
+        let left = both.in_common(&then);
+        assert_eq!(left.subnets(), network(&[a, ("10.0.1.0/24", None)]).subnets());
+        let first = dhcp.clone().with_routes(&routes[..1]).unwrap();
+        assert_eq!(left.dhcp(), Some(&first), "one route fits");
+        let then = network(&[other]).with_dhcp(Some(dhcp.clone())).unwrap();
+        let left = both.in_common(&then);
+        assert_eq!((left.gateways().count(), left.dhcp()), (0, Some(&dhcp)));
     }
 }

@@ -38,12 +38,15 @@ pub const CLIENT_PORT: u16 = 68;
 pub const SERVER_PORT: u16 = 67;
 
 /// Parts of the fixed header (RFC 2131, figure 1).
+/// Offset of the number of relay agents that passed a request on.
+pub const HOPS: usize = 3;
 const TRANSACTION: usize = 4;
 const FLAGS: usize = 10;
 const CIADDR: usize = 12;
 const YIADDR: usize = 16;
 const SIADDR: usize = 20;
-const GIADDR: usize = 24;
+/// Offset of the address of the first relay agent.
+pub const RELAY: usize = 24;
 /// Offset of the client's MAC address, in bytes from the first byte of the message.
 pub const CHADDR: usize = 28;
 const SNAME: usize = 44;
@@ -86,9 +89,8 @@ mod code {
     pub const END: u8 = 255;
 }
 
-/// Options that an answer has if it is asked for them.
-const ON_REQUEST: [u8; 11] = [
-    code::MASK,
+/// Options that an answer has if it is asked for them. It always has the mask.
+const ON_REQUEST: [u8; 10] = [
     code::ROUTERS,
     code::DNS,
     code::DOMAIN,
@@ -240,7 +242,7 @@ impl<'a> Request<'a> {
             transaction: word(TRANSACTION)?,
             hops,
             client: word(CIADDR)?.into(),
-            relay: word(GIADDR)?.into(),
+            relay: word(RELAY)?.into(),
             mac: Mac(*mac.ok_or(Error::Truncated)?),
             wanted: read.wanted,
             server: read.server,

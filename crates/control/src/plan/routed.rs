@@ -2,9 +2,14 @@
 //! them.
 //!
 //! In between is only what both states have, so that no moment routes what neither does, and no
-//! vnic meets an address of a router that is gone, or not there yet.
+//! vnic meets an address of a router that is gone, or not there yet. No router joins a network that
+//! is in one of the states only, so those that give their vnics addresses come before these, and go
+//! after them: no vnic asks others for its address meanwhile.
 
-use crate::{change::Change, routed::Routed};
+use crate::{
+    change::Change,
+    routed::{MAX_NETWORKS, Routed},
+};
 use butterfly_model::{Cidr, Network, Route, Router, Vni};
 use std::net::IpAddr;
 
@@ -13,6 +18,10 @@ use std::net::IpAddr;
 pub(super) struct Routing {
     /// Neighbours, attachments, routers, networks and subnets go: before the vnics change.
     pub go: Vec<Change>,
+    /// Networks come that lease addresses: before the vnics change.
+    pub lease: Vec<Change>,
+    /// Networks go that leased addresses: after the vnics changed.
+    pub leased: Vec<Change>,
     /// They come: after the vnics changed.
     pub come: Vec<Change>,
 }
@@ -38,14 +47,23 @@ impl Routing {
         }
         for was in old.networks() {
             match network(was) {
+                None if was.dhcp().is_some() => {
+                    routing.leased.push(Change::RemoveNetwork(was.vni()));
+                }
                 None => routing.go.push(Change::RemoveNetwork(was.vni())),
                 Some(left) if left != *was => routing.go.push(Change::DeclareNetwork(left)),
                 Some(_) => {}
             }
         }
+        let leases = |will: &Network| will.dhcp().is_some() && old.network(will.vni()).is_none();
+        // Those of both states at once are as many as a host may have, or they come later.
+        let fresh = new.networks().filter(|will| leases(will)).count();
+        let early = old.networks().len() + fresh <= MAX_NETWORKS;
         for will in new.networks() {
             if old.network(will.vni()).and_then(network).as_ref() != Some(will) {
-                routing.come.push(Change::DeclareNetwork(will.clone()));
+                let stage =
+                    if early && leases(will) { &mut routing.lease } else { &mut routing.come };
+                stage.push(Change::DeclareNetwork(will.clone()));
             }
         }
         for will in new.routers() {

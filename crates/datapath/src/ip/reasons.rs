@@ -66,8 +66,8 @@ drop_reasons! { 6;
     /// station, and that no rule lets out; or one to the network itself (`--dhcp`) that cannot be
     /// read.
     BAD_DHCP = "bad-dhcp" {
-        cause: "a DHCP client that is broken or asks for another MAC address, such as a relay or a container's bridge in the machine; or something else that uses the ports of DHCP",
-        remedy: "look at the request with tcpdump in the machine that sends; a relay needs an OUTBOUND rule, `butterfly sg rule add SG --dir out --ip-proto udp --port 67 --cidr SERVER/32`; the first OUTBOUND rule of a vnic's groups ends \"everything may leave\", so add one for all else as well",
+        cause: "a DHCP client that is broken or asks for another MAC address, such as a relay or a container's bridge in the machine; or something else that uses the ports of DHCP. In a network with `--dhcp`: a request that is cut short, in fragments, with a wrong checksum or malformed options",
+        remedy: "look at the request with tcpdump in the machine that sends; in a network with `--dhcp` no rule changes anything, else a relay needs an OUTBOUND rule, `butterfly sg rule add SG --dir out --ip-proto udp --port 67 --cidr SERVER/32`; the first OUTBOUND rule of a vnic's groups ends \"everything may leave\", so add one for all else as well",
         charged: "the sender",
     }
     /// More DHCP requests than a vnic may send without a rule: 8 at once and 4 per second of each
@@ -75,8 +75,8 @@ drop_reasons! { 6;
     /// per second by a rule. Of those to the network itself (`--dhcp`) 8 at once and 4 per second
     /// are read.
     DHCP_LIMIT = "dhcp-limit" {
-        cause: "a DHCP client that repeats itself without a pause; or one that renews a lease which is older than the daemon, at a server that does not answer",
-        remedy: "find the program that sends them; a lease that is older than the daemon is renewed at its next request, or when the client asks by broadcast",
+        cause: "a DHCP client that repeats itself without a pause; or, in a network without `--dhcp`, one that renews a lease which is older than the daemon, at a server that does not answer",
+        remedy: "find the program that sends them; without `--dhcp` a lease that is older than the daemon is renewed at its next request, or when the client asks by broadcast",
         charged: "the sender",
     }
 }

@@ -1,10 +1,15 @@
 //! Networks: members, stations and holders of addresses, as of the vnics in a snapshot.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::Ipv4Addr,
+    sync::Arc,
+};
 
 use butterfly_packet::mac::Mac;
 
 use crate::engine::{mac::number, numbers::Numbers, slab::Slab};
+use crate::ip::{Address, is_v4, mapped};
 use crate::plane::{FIRST_VERSION, policies::copy_with};
 use crate::world::{
     holders::addresses,
@@ -24,9 +29,9 @@ pub(super) fn rehold(snapshot: &mut Snapshot, old: Option<&Vnic>, new: &Vnic) {
         return;
     };
     let mut network = Network::clone(network);
-    let of = old.into_iter().flat_map(addresses).chain(addresses(new));
-    let tighter = network.holders.change(new.place.slot, of, &snapshot.vnics);
-    network.leases = leases(&network, &snapshot.vnics);
+    let of: Vec<_> = old.into_iter().flat_map(addresses).chain(addresses(new)).collect();
+    let tighter = network.holders.change(new.place.slot, of.iter().copied(), &snapshot.vnics);
+    release(&mut network, new.place.slot, &of, &snapshot.vnics);
     let others = network
         .members
         .clone()
@@ -46,18 +51,38 @@ pub(super) fn rehold(snapshot: &mut Snapshot, old: Option<&Vnic>, new: &Vnic) {
     }
 }
 
-/// Returns, by the slots of a network's vnics, the first address that each one declares and may get
-/// by DHCP.
-pub(super) fn leases(network: &Network, vnics: &Slab<Vnic>) -> Numbers {
-    let leasing = network.routing.as_ref().and_then(|routing| routing.leasing.as_ref());
-    let Some(leasing) = leasing else { return Numbers::default() };
-    let lease = |slot: &u32| {
-        let declared = &vnics.get(*slot)?.rules.declared;
-        let address = declared.iter().find(|ip| leasing.subnet_of(**ip).is_some())?;
-        Some((u64::from(*slot), address.to_bits()))
-    };
-    let found: Vec<(u64, u32)> = network.members.iter().filter_map(lease).collect();
-    Numbers::new(found.into_iter())
+/// Notes the lease of a vnic that came, changed or went, and those of others that have one of these
+/// addresses, of which it had or has each.
+fn release(network: &mut Network, slot: u32, of: &[Address], vnics: &Slab<Vnic>) {
+    if network.routing.as_ref().is_none_or(|routing| routing.leasing.is_none()) {
+        return;
+    }
+    let holdings = of.iter().filter(|it| is_v4(**it)).filter_map(|it| network.holders.get(*it));
+    let others = holdings.flat_map(|holding| holding.slots.iter().copied());
+    let slots: BTreeSet<u32> = others.chain([slot]).collect();
+    for slot in slots {
+        match vnics.get(slot).and_then(|vnic| lease(network, vnic)) {
+            Some(address) => network.leases.insert(slot, address),
+            None => network.leases.remove(&slot),
+        };
+    }
+}
+
+/// Returns the addresses that all vnics of a network get by DHCP, by their slots.
+pub(super) fn leases(network: &Network, vnics: &Slab<Vnic>) -> imbl::HashMap<u32, Ipv4Addr> {
+    let slots = network.members.iter().chain(&network.waiting);
+    slots.filter_map(|slot| Some((*slot, lease(network, vnics.get(*slot)?)?))).collect()
+}
+
+/// Returns the address that a vnic gets by DHCP: the first one that it declares and may get, of
+/// those that it alone has if there are any.
+fn lease(network: &Network, vnic: &Vnic) -> Option<Ipv4Addr> {
+    let leasing = network.routing.as_ref()?.leasing.as_ref()?;
+    let declared = vnic.rules.declared.iter().copied();
+    let mut may_get = declared.filter(|ip| leasing.subnet_of(*ip).is_some() && !vnic.is_mirror());
+    let alone =
+        |ip: &Ipv4Addr| network.holders.get(mapped(*ip)).is_some_and(|it| it.slots.len() == 1);
+    may_get.clone().find(alone).or_else(|| may_get.next())
 }
 
 pub(super) fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote: Option<Remote>) {
@@ -80,6 +105,8 @@ pub(super) fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote
     let sessions = sessions.or(adopted).unwrap_or_default();
     let holders =
         snapshot.networks.get(at).map(|network| network.holders.clone()).unwrap_or_default();
+    let leases =
+        snapshot.networks.get(at).map(|network| network.leases.clone()).unwrap_or_default();
     let born = snapshot.networks.get(at).map_or(first, |network| network.born);
     // The network stays while it has vnics, even if all of them are mirrors, or leads to others.
     let leads = remote.is_some() && snapshot.is_joined(vni);
@@ -93,17 +120,14 @@ pub(super) fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote
         macs: Numbers::new(stations.clone().map(|vnic| (number(vnic.mac), vnic.place.slot))),
         waiting: waiting.clone(),
         holders,
-        leases: Numbers::default(),
+        leases,
         remote,
         learnt,
         relaying,
         sessions,
         born,
     });
-    let network = network.map(|mut network| {
-        network.leases = leases(&network, vnics);
-        Arc::new(network)
-    });
+    let network = network.map(Arc::new);
     let mut by_vni = HashMap::clone(&snapshot.by_vni);
     if network.is_some() {
         by_vni.insert(vni, at)

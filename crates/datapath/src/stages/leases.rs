@@ -10,14 +10,17 @@ use std::net::Ipv4Addr;
 use arrayvec::ArrayVec;
 use butterfly_packet::{
     checksum::Sum,
-    dhcp::{CHADDR, CLIENT_PORT, Kind, MAX_ANSWER, Reply, Request, SERVER_PORT, answer},
+    dhcp::{
+        CHADDR, CLIENT_PORT, HOPS, Kind, MAX_ANSWER, RELAY, Reply, Request, SERVER_PORT, answer,
+    },
+    ethernet::{self, Ethernet},
     ipv4::{self, Ipv4},
     protocol::UDP,
     udp::{self, Udp},
 };
 
 use crate::engine::{
-    batch::{Batch, Consumed, Meta, Verdict},
+    batch::{Batch, Consumed, Hop, Meta, Verdict},
     inside::{Inside, PLAIN_IP},
     mac::number,
     reason::{DropReason, drop_reasons},
@@ -30,7 +33,8 @@ use crate::world::{
 };
 
 drop_reasons! { 12;
-    /// To a DHCP client's port, in a network that gives its vnics their addresses itself.
+    /// To a DHCP client's port, in a network that gives its vnics their addresses itself or led
+    /// into it by a router; or there behind more VLAN tags than can be read.
     DHCP_OTHER_SERVER = "dhcp-other-server" {
         cause: "a machine that is a DHCP server, on purpose or as some programs are by themselves (dnsmasq, libvirt, a hypervisor in the machine), or one that wants to be taken for it",
         remedy: "stop the server in the machine; if it is to serve the network, declare that without DHCP: `butterfly network add --vni VNI ...` without `--dhcp`",
@@ -79,21 +83,31 @@ enum Way {
     ToClient,
 }
 
-/// Has the network answer DHCP requests, and drops the word of other servers.
+/// Has the network answer DHCP requests, and drops the word of other servers. What is for a gateway
+/// is judged by the network by which it leaves: see [`stop_others`].
 #[inline(never)]
-pub(super) fn hear(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
+pub(super) fn hear(
+    batch: &mut Batch<'_>,
+    (routing, leasing): (&Routing, &Leasing),
+    context: &Context<'_>,
+) {
     let trunk = context.sender.is_trunk();
     let mut asked = 0;
     let (frames, metas) = batch.parts();
     let frames = &*frames;
-    for (index, (meta, (_, slot))) in metas.iter_mut().zip(frames.each()).enumerate() {
+    let serves = |to: Ipv4Addr| {
+        to.is_broadcast()
+            || routing.by_address(mapped(to)).is_some()
+            || leasing.by_server(to).is_some()
+    };
+    for (index, (meta, (frame, slot))) in metas.iter_mut().zip(frames.each()).enumerate() {
         let &[_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, kind, ..] =
             slot.bytes();
         if meta.inside == PLAIN_IP && kind != UDP || meta.verdict != Verdict::Undecided {
             continue;
         }
-        match way(frames.head(index), meta.inside, routing) {
-            Some(Way::ToClient) => {
+        match way((frames.head(index), frame.len), meta.inside, serves) {
+            Some(Way::ToClient) if routing.by_mac(meta.destination).is_none() => {
                 meta.verdict = Verdict::Drop(DHCP_OTHER_SERVER, context.sender.place.slot);
             }
             Some(Way::ToServer) if !trunk => {
@@ -107,29 +121,72 @@ pub(super) fn hear(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'
     batch.answers |= asked;
 }
 
-/// Returns the way of a DHCP message in a frame that begins so; `None` if it is none, or in a VLAN.
-/// Clients believe messages from any port. What goes from a server's port to one may be a relay
-/// agent's, which has its own business with servers elsewhere.
-fn way(head: &[u8], inside: Inside, routing: &Routing) -> Option<Way> {
-    let Inside::Ip { at, vlan: 0 } = inside else { return None };
-    let packet = head.get(usize::from(at)..)?;
-    let header = packet.first_chunk::<{ ipv4::MIN_LEN }>()?;
+/// Drops the word of servers that a router leads into a network which leases addresses itself.
+/// `routed` has a bit for each frame that a router passes on. Returns that without those.
+#[cold]
+#[inline(never)]
+pub(super) fn stop_others(batch: &mut Batch<'_>, routed: u64, context: &Context<'_>) -> u64 {
+    let mut left = routed;
+    let (frames, metas, hops) = batch.parts_and_hops();
+    let frames = &*frames;
+    let each = metas.iter_mut().zip(hops.iter_mut()).zip(frames.each()).enumerate();
+    for (index, ((meta, hop), (frame, _))) in each {
+        if routed.wrapping_shr(index as u32) & 1 == 0 {
+            continue;
+        }
+        let exit = context.other(hop.exit).and_then(|network| network.routing.as_ref());
+        if exit.is_some_and(|routing| routing.leasing.is_some())
+            && way((frames.head(index), frame.len), meta.inside, |_| false) == Some(Way::ToClient)
+        {
+            meta.verdict = Verdict::Drop(DHCP_OTHER_SERVER, context.sender.place.slot);
+            meta.offload = false; // nobody will look at what it claims
+            *hop = Hop::NONE;
+            left &= !(1 << index);
+        }
+    }
+    left
+}
+
+/// Returns where IP starts in a frame that names no VLAN. Tags that name none have a priority, and
+/// receivers take off any number of them.
+fn start_of(head: &[u8], inside: Inside) -> Option<usize> {
+    match inside {
+        Inside::Ip { at, vlan: 0 } => Some(at.into()),
+        Inside::HiddenIp => {
+            let mut tags = Ethernet::parse(head).ok()?.tags();
+            let in_none = tags.by_ref().all(|tag| tag.vlan() == 0);
+            // Those that go on beyond the bytes at hand may lead to it.
+            let leads = tags.ethertype() == ethernet::IPV4 || ethernet::is_vlan(tags.ethertype());
+            (in_none && leads).then(|| head.len() - tags.rest().len())
+        }
+        _ => None,
+    }
+}
+
+/// Returns the way of a DHCP message in a frame of `len` bytes that begins so; `None` if it is
+/// none, or in a VLAN. Clients believe messages from any port, and ones behind so many tags that
+/// they cannot be read here. What goes from a server's port to one may be a relay agent's, which
+/// has its own business with servers elsewhere: `serves` says which addresses are the network's.
+fn way(
+    (head, len): (&[u8], u32),
+    inside: Inside,
+    serves: impl Fn(Ipv4Addr) -> bool,
+) -> Option<Way> {
+    let packet = head.get(start_of(head, inside)?..)?;
+    let cut = (head.len() < len as usize).then_some(Way::ToClient);
+    let Some(header) = packet.first_chunk::<{ ipv4::MIN_LEN }>() else { return cut };
     let &[first, _, _, _, _, _, f0, f1, _, protocol, _, _, _, _, _, _, to @ ..] = header;
     let later = u16::from_be_bytes([f0, f1]) & 0x1fff != 0;
     if first >> 4 != 4 || protocol != UDP || later {
         return None;
     }
-    let udp = packet.get(usize::from(first & 0xf) * 4..)?;
-    let &[s0, s1, d0, d1, _, _, _, _] = udp.first_chunk::<{ udp::LEN }>()?;
-    let to = Ipv4Addr::from(to);
+    let udp = packet.get(usize::from(first & 0xf) * 4..).unwrap_or_default();
+    let Some(udp) = udp.first_chunk::<{ udp::LEN }>() else { return cut };
+    let &[s0, s1, d0, d1, _, _, _, _] = udp;
     match (u16::from_be_bytes([s0, s1]), u16::from_be_bytes([d0, d1])) {
         (_, CLIENT_PORT) => Some(Way::ToClient),
         (CLIENT_PORT, SERVER_PORT) => Some(Way::ToServer),
-        (SERVER_PORT, SERVER_PORT)
-            if to.is_broadcast() || routing.by_address(mapped(to)).is_some() =>
-        {
-            Some(Way::ToServer)
-        }
+        (SERVER_PORT, SERVER_PORT) if serves(to.into()) => Some(Way::ToServer),
         _ => None,
     }
 }
@@ -147,8 +204,7 @@ pub(super) fn serve(
 ) -> Result<(), DropReason> {
     let routing = context.entry.routing.as_ref().ok_or(DHCP_NO_LEASE)?;
     let leasing = routing.leasing.as_ref().ok_or(DHCP_NO_LEASE)?;
-    let Inside::Ip { at, .. } = meta.inside else { return Err(BAD_DHCP) };
-    let at = usize::from(at);
+    let at = start_of(batch.frames.head(index), meta.inside).ok_or(BAD_DHCP)?;
     is_from_itself(batch.frames.head(index), at, meta, context)?;
     if answers.is_full() {
         return Err(no_room);
@@ -171,7 +227,8 @@ pub(super) fn serve(
     answers.try_push(kept).map_err(|_| no_room)
 }
 
-/// Checks that a request is from the vnic itself, and for it, by the first bytes of its frame.
+/// Checks that a request is from the vnic itself, and for it, by the first bytes of its frame. One
+/// that a relay agent passed on is from others, and tells so first.
 fn is_from_itself(
     head: &[u8],
     at: usize,
@@ -181,7 +238,12 @@ fn is_from_itself(
     let own = context.sender.mac;
     let packet = head.get(at..).ok_or(BAD_DHCP)?;
     let header = usize::from(packet.first().ok_or(BAD_DHCP)? & 0xf) * 4;
-    let client = packet.get(header + udp::LEN + CHADDR..).ok_or(BAD_DHCP)?;
+    let message = packet.get(header + udp::LEN..).ok_or(BAD_DHCP)?;
+    let relay = message.get(RELAY..RELAY + 4).ok_or(BAD_DHCP)?;
+    if message.get(HOPS) != Some(&0) || relay != [0; 4] {
+        return Err(DHCP_RELAYED);
+    }
+    let client = message.get(CHADDR..).ok_or(BAD_DHCP)?;
     match client.starts_with(&own.0) && meta.source == number(own) {
         true => Ok(()),
         false => Err(DHCP_OTHER_CLIENT),

@@ -188,12 +188,13 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     if batch.unusual {
         hear(batch, routing, context);
     }
-    if routing.leasing.is_some() {
-        leases::hear(batch, routing, context);
+    if let Some(leasing) = &routing.leasing {
+        leases::hear(batch, (routing, leasing), context);
     }
     // Packets of a batch tend to have the same way as the one before.
     let (mut v4, mut v6) = (Known::<8>::NONE, Known::<32>::NONE);
     let mut extended = false;
+    let mut leases = false;
     let mut of_several;
     loop {
         let (mut routed, mut answers, mut deep) = (0, 0, 0);
@@ -211,7 +212,9 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             } else {
                 let Some(gateway) = routing.by_mac(meta.destination) else { continue };
                 let offload = meta.offload;
-                match decide((frames.head(index), frame.len), meta, (gateway, routing), context) {
+                let packet = (frames.head(index), frame.len);
+                let decided = decide(packet, meta, (gateway, routing), context);
+                match decided.inspect(|decided| leases |= decided.way.leases) {
                     // Packets with the same ends may have other ways.
                     Ok(Decided { way, several: true, .. }) => {
                         of_several = way;
@@ -235,6 +238,9 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             meta.verdict = way.verdict;
             routed |= 1 << index;
         }
+        if leases {
+            routed = leases::stop_others(batch, routed, context);
+        }
         batch.route(routed);
         batch.answers |= answers;
         if deep == 0 {
@@ -253,6 +259,8 @@ struct Onward {
     verdict: Verdict,
     /// Longest packet in bytes, with what may be behind it.
     mtu: u32,
+    /// The network that it leads to gives its vnics their addresses itself.
+    leases: bool,
 }
 
 /// Way of a packet with these ends.
@@ -279,7 +287,7 @@ impl<const N: usize> Known<N> {
         gateway: 0,
         sender: 0,
         ends: [0; N],
-        way: Onward { hop: Hop::NONE, verdict: Verdict::Undecided, mtu: 0 },
+        way: Onward { hop: Hop::NONE, verdict: Verdict::Undecided, mtu: 0, leases: false },
     };
 
     /// Notes the way of a packet, for those that follow.
@@ -629,7 +637,8 @@ fn leave(
     let mut macs = [0; 12];
     macs.iter_mut().zip(address(mac).0.into_iter().chain(from.0)).for_each(|(to, byte)| *to = byte);
     let mtu = mtu_of(verdict, routing, context);
-    Ok(Onward { hop: Hop { macs, exit }, verdict, mtu })
+    let leases = routing.leasing.is_some();
+    Ok(Onward { hop: Hop { macs, exit }, verdict, mtu, leases })
 }
 
 /// Returns the address to be asked for, and its network, for a packet without a next hop: none if

@@ -31,7 +31,8 @@ pub(crate) struct LeasedSubnet {
 /// DHCP of a network.
 #[derive(Debug)]
 pub(crate) struct Leasing {
-    /// In the order of their addresses. There is one.
+    /// In the order of their addresses. There is none while gateways change: nothing is leased
+    /// then, and other servers are not heard either.
     subnets: Box<[LeasedSubnet]>,
     lease: u32,
     mtu: Option<u16>,
@@ -66,7 +67,7 @@ impl Leasing {
         };
         let subnets: Box<[LeasedSubnet]> = network.subnets().iter().filter_map(subnet).collect();
         let search = dhcp.search();
-        (!subnets.is_empty()).then(|| Leasing {
+        Some(Leasing {
             subnets,
             lease: dhcp.lease(),
             mtu: network.mtu(),
@@ -134,4 +135,39 @@ fn routes(dhcp: &model::Dhcp, subnet: &model::Subnet, gateway: Ipv4Addr) -> Box<
         classless_route(&mut routes, (Ipv4Addr::UNSPECIFIED, 0), gateway);
     }
     routes.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::world::routing::Joined;
+
+    /// A router whose id has the hash from which the network would answer.
+    #[test]
+    fn answers_without_a_router_come_from_no_router_of_the_network() {
+        let vni = model::Vni::new(42).unwrap();
+        let subnet = model::Subnet::parse("10.0.0.0/24", Some("10.0.0.1")).unwrap();
+        let network = model::Network::new(vni, vec![subnet], None).unwrap();
+        let network = network.with_dhcp(Some(model::Dhcp::new(None).unwrap())).unwrap();
+        let router = model::Router::new(model::RouterId::new("r").unwrap());
+        let joined = Arc::new(Joined::new(&router, |_| None));
+        let with = |macs: &[[u8; 6]]| {
+            let gateway = |mac: &[u8; 6]| Gateway {
+                mac: number(Mac(*mac)),
+                addresses: [mapped([10, 0, 0, 2].into())].into(),
+                router: joined.clone(),
+            };
+            let gateways: Vec<Gateway> = macs.iter().map(gateway).collect();
+            Leasing::new(&network, &gateways).unwrap().first().unwrap().mac.0
+        };
+        let own = with(&[]);
+        assert_eq!(own, model::service_mac(vni, |_| false));
+        let second = with(&[own]);
+        let third = with(&[own, second]);
+        assert!(second != own && third != own && third != second);
+        assert!([second, third].into_iter().all(model::is_reserved_mac));
+        assert_eq!(with(&[[0xb2, 0xf0, 0, 0, 0, 1]]), own, "another router is in nobody's way");
+    }
 }

@@ -274,7 +274,7 @@ pub(crate) struct Network {
     /// Holders of IP addresses.
     pub holders: Holders,
     /// IPv4 addresses that its vnics get by DHCP, by their slots.
-    pub leases: Numbers,
+    pub leases: imbl::HashMap<u32, Ipv4Addr>,
     /// Its other hosts, if there is an uplink.
     pub remote: Option<Remote>,
     /// Addresses learnt in it.
@@ -305,7 +305,7 @@ impl Network {
 
     /// Returns the address that the vnic in a slot gets by DHCP, unless it wants another one.
     pub fn leased(&self, slot: u32) -> Option<Ipv4Addr> {
-        self.leases.get(slot.into()).map(Ipv4Addr::from)
+        self.leases.get(&slot).copied()
     }
 
     /// Returns whether frames of other hosts may have to be passed on.

@@ -328,6 +328,12 @@ fn what_gets_no_answer_is_heard_by_nobody() {
         net.drops(A, &relayed.broadcast(A), "dhcp-relayed");
         let frame = broadcast(A).udp(67, 67, &relayed.bytes());
         net.drops(A, &frame, "dhcp-relayed");
+        // For another machine, as relay agents do; by the number of agents as well.
+        let behind = Message { mac: C.1, ..relayed.clone() };
+        net.drops(A, &broadcast(A).udp(67, 67, &behind.bytes()), "dhcp-relayed");
+        let mut counted = Message { mac: C.1, ..Message::of(A, DISCOVER) }.bytes();
+        counted[3] = 1;
+        net.drops(A, &broadcast(A).udp(67, 67, &counted), "dhcp-relayed");
         let of_other = Message { mac: C.1, ..Message::of(A, DISCOVER) };
         net.drops(A, &of_other.broadcast(A), "dhcp-other-client");
         let as_other = Message::of(C, DISCOVER).broadcast(C);
@@ -390,6 +396,34 @@ fn tags() {
         };
         let offer = answer(&mut net, A, &tagged(0xe000));
         assert_eq!((offer.kind, offer.yours, offer.to), (OFFER, A.3.into(), (A.1, A.3.into())));
+        // Receivers take off any number of priorities.
+        let prioritised = |frame: Vec<u8>, count: usize| {
+            let mut frame = frame;
+            let tags = [0x88, 0xa8, 0xe0, 0, 0x81, 0, 0x20, 0].repeat(count.div_ceil(2));
+            frame.splice(12..12, tags[..4 * count].iter().copied());
+            frame
+        };
+        let own = Message::of(A, DISCOVER).broadcast(A);
+        for count in [2, 3] {
+            let offer = answer(&mut net, A, &prioritised(own.clone(), count));
+            assert_eq!((offer.kind, offer.yours), (OFFER, A.3.into()));
+        }
+        let mut words = Message::of(A, OFFER).bytes();
+        words[0] = 2;
+        let words = build::ethernet(C.1, A.1).ipv4(C.3, A.3).udp(67, 68, &words);
+        // Of many tags the headers are read where they are at hand; else nobody knows.
+        for count in [1, 2, 3, 20, 25, 28, 29, 40] {
+            net.drops(C, &prioritised(words.clone(), count), "dhcp-other-server");
+        }
+        if bypass {
+            let other = build::ethernet(C.1, A.1).ipv4(C.3, A.3).udp(67, 69, &[2; 300]);
+            let other = prioritised(other, 3);
+            assert_eq!(net.send(C, &other)["a"], [other]);
+            let mut inside = prioritised(words, 1);
+            inside.splice(12..12, [0x81, 0, 0, 7]);
+            assert_eq!(net.send(C, &inside)["a"], [inside], "two tags, one of a VLAN");
+            net.host.moved();
+        }
         // All the way: the request leaves, and the answer of another machine enters.
         let request = tagged(7);
         let got = net.send(A, &request);
@@ -403,6 +437,122 @@ fn tags() {
             assert_eq!(net.send(C, &reply)["a"], [reply]);
         }
     }
+}
+
+/// A filtered client asks a server in a VLAN of its own, and hears the answer to its request.
+#[test]
+fn in_a_vlan_a_filtered_client_has_its_own_server() {
+    let mut net = net(&[A, C], false);
+    net.host.update("c", &policy(C.3, true)).unwrap();
+    let in_vlan = |mut frame: Vec<u8>| {
+        frame.splice(12..12, [0x81, 0, 0, 7]);
+        frame
+    };
+    let mut offer = Message::of(A, OFFER).option(54, &C.3).bytes();
+    offer[0] = 2;
+    offer[16..20].copy_from_slice(&A.3);
+    let offer = in_vlan(build::ethernet(C.1, A.1).ipv4(C.3, A.3).udp(67, 68, &offer));
+    assert_eq!(net.send(C, &offer), BTreeMap::new(), "nobody asked");
+    let request = in_vlan(Message::of(A, DISCOVER).broadcast(A));
+    assert_eq!(net.send(A, &request)["c"], [request]);
+    assert_eq!(net.send(C, &offer)["a"], [offer]);
+}
+
+/// Messages to clients are judged by the network by which they leave.
+#[test]
+fn routers_lead_no_other_server_in() {
+    for bypass in [true, false] {
+        let mut net = net(&[A, B], bypass);
+        let mut words = Message::of(A, OFFER).bytes();
+        words[0] = 2;
+        for port in [67, 1067] {
+            let [sent, _] = routed(B, A, |ip| ip.udp(port, 68, &words));
+            net.drops(B, &sent, "dhcp-other-server");
+        }
+        if !bypass {
+            continue;
+        }
+        // Beside others of the same ends in one batch.
+        let [first, arrives] = routed(B, A, |ip| ip.udp(67, 69, b"x"));
+        let [second, _] = routed(B, A, |ip| ip.udp(67, 68, &words));
+        let guest = net.host.guest("b").unwrap();
+        for frame in [&first, &second, &first, &second] {
+            guest.enqueue(frame, NetHeader::default()).unwrap();
+        }
+        guest.flush();
+        while net.host.turn() {}
+        let got: Vec<Vec<u8>> =
+            net.host.received().unwrap()["a"].iter().map(|it| it.1.clone()).collect();
+        assert_eq!(got, [arrives.clone(), arrives]);
+        assert_eq!(net.host.moved()["b.drop.dhcp-other-server"], 2);
+        // Out of the network, to one that leases nothing.
+        let [sent, arrives] = routed(A, B, |ip| ip.udp(67, 68, &words));
+        net.passes(A, &sent, B, &arrives);
+        net.host.change_routing(leasing(&[SUBNET], None));
+        let [sent, arrives] = routed(B, A, |ip| ip.udp(67, 68, &words));
+        net.passes(B, &sent, A, &arrives);
+    }
+}
+
+/// A plan has a network in between whose gateway changes: it leases nothing, and nobody else does.
+#[test]
+fn while_gateways_change_nobody_leases() {
+    let declared = |gateway| {
+        let subnet = Subnet::parse("10.0.0.0/24", Some(gateway)).unwrap();
+        let network = Network::new(vni(42), vec![subnet], None).unwrap();
+        network.with_dhcp(Some(dhcp())).unwrap()
+    };
+    let mut net = Net::apart(&[A, C], true);
+    let between = declared("10.0.0.1").in_common(&declared("10.0.0.2"));
+    net.host.change_routing(RoutingChange::DeclareNetwork(between));
+    net.drops(A, &Message::of(A, DISCOVER).broadcast(A), "dhcp-no-lease");
+    let request = Message::of(A, REQUEST).client(A.3).broadcast(A);
+    net.drops(A, &request, "dhcp-no-lease");
+    let mut words = Message::of(A, OFFER).bytes();
+    words[0] = 2;
+    let words = build::ethernet(C.1, A.1).ipv4(C.3, A.3).udp(67, 68, &words);
+    net.drops(C, &words, "dhcp-other-server");
+    net.host.change_routing(RoutingChange::DeclareNetwork(declared("10.0.0.2")));
+    let ack = answer(&mut net, A, &request);
+    assert_eq!((ack.kind, ack.server), (ACK, [10, 0, 0, 2].into()));
+}
+
+/// Of several addresses the one that no other vnic has, whoever came first.
+#[test]
+fn an_address_of_its_own_comes_first() {
+    let shared = [10, 0, 0, 50];
+    let ips = |ips: &[[u8; 4]]| {
+        let ips = ips.iter().map(|ip| (*ip).into()).collect();
+        VnicPolicy { ips, ..policy(A.3, true) }
+    };
+    let mut net = net(&[A, C], true);
+    let gets = |net: &mut Net, machine: Machine| {
+        net.host.pass(10);
+        let wish = Message::of(machine, DISCOVER).broadcast(machine);
+        answer(net, machine, &wish).yours.octets()
+    };
+    net.host.update("a", &ips(&[shared, A.3])).unwrap();
+    assert_eq!(gets(&mut net, A), shared);
+    net.host.update("c", &ips(&[shared])).unwrap();
+    assert_eq!((gets(&mut net, A), gets(&mut net, C)), (A.3, shared));
+    net.host.update("c", &ips(&[C.3, shared])).unwrap();
+    assert_eq!((gets(&mut net, A), gets(&mut net, C)), (A.3, C.3));
+    net.host.remove("c");
+    assert_eq!(gets(&mut net, A), shared);
+    // One that waited for the MAC address has its own when it gets it.
+    net.host.vnic("d", A.1, 42, &ips(&[[10, 0, 0, 77]])).unwrap();
+    net.host.settle();
+    assert_eq!(gets(&mut net, A), shared);
+    net.host.remove("a");
+    net.host.settle();
+    net.host.moved();
+    let d: Machine = ("d", A.1, 42, [10, 0, 0, 77]);
+    assert_eq!(gets(&mut net, d), d.3);
+    // Another declaration of the network counts for all at once.
+    net.host.change_routing(leasing(&[("10.7.0.0/24", Some("10.7.0.1"))], Some(dhcp())));
+    net.drops(d, &Message::of(d, DISCOVER).broadcast(d), "dhcp-no-lease");
+    net.host.change_routing(leasing(&[SUBNET], Some(dhcp())));
+    assert_eq!(gets(&mut net, d), d.3);
 }
 
 /// The word of other servers reaches nobody, from whichever port it comes; without DHCP of the
@@ -533,6 +683,10 @@ fn without_a_router_answers_have_an_address_of_their_own() {
     let offer = answer(&mut net, A, &Message::of(A, DISCOVER).broadcast(A));
     let service = Mac(service_mac(vni(42), |_| false));
     assert_eq!((offer.server, offer.from), (GATEWAYS[0].into(), service));
+    // It is the server, although no router has its address.
+    let relayed = Message { relay: [10, 0, 0, 9], mac: C.1, ..Message::of(A, DISCOVER) };
+    let unicast = build::ethernet(A.1, service).ipv4(A.3, GATEWAYS[0]);
+    net.drops(A, &unicast.udp(67, 67, &relayed.bytes()), "dhcp-relayed");
     net.host.change_routing(network(50, "10.1.0.0/24", "10.1.0.1", None));
     net.host.change_routing(router("r", &[42, 50]));
     let offer = answer(&mut net, A, &Message::of(A, DISCOVER).broadcast(A));
@@ -581,6 +735,17 @@ fn explanations_say_who_answers() {
     let texts: Vec<&str> = told.walks[0].steps.iter().map(|step| step.text.as_str()).collect();
     assert!(texts.contains(&"VNI 42 gives its vnics their addresses itself"), "{texts:?}");
     assert!(texts.contains(&"it offers 10.0.0.10 to a"), "{texts:?}");
+    // With an address it renews the lease, and is told what comes of that.
+    for (source, text) in [
+        (A.3, "it leases 10.0.0.10 to a"),
+        ([10, 0, 0, 99], "it refuses: that address is not for a, which looks for another one"),
+    ] {
+        let question = Question { source: Some(source.into()), ..question.clone() };
+        let told = net.host.explain(&question).unwrap();
+        assert_eq!(told.walks[0].fate, Fate::Answered, "{told:?}");
+        let steps = &told.walks[0].steps;
+        assert!(steps.iter().any(|step| step.text == text), "{steps:?}");
+    }
     // Over its budget, of which the question takes nothing.
     for _ in 0..8 {
         answer(&mut net, A, &Message::of(A, DISCOVER).broadcast(A));

@@ -111,8 +111,9 @@ pub fn search_list<'a>(domains: impl IntoIterator<Item = &'a str>) -> Option<Vec
 /// Writes the frame that answers a request, from a server with this MAC address. Returns its length
 /// in bytes, [`MAX_ANSWER`] at most.
 ///
-/// Options come in the order in which the client asked for them. Those that do not fit into the
-/// longest packet that it takes are left out. `None` if `out` has no room for the shortest answer.
+/// The mask comes first, then options in the order in which the client asked for them. Those that
+/// do not fit into the longest packet that it takes are left out. `None` if `out` has no room for
+/// the shortest answer.
 pub fn answer(
     request: &Request<'_>,
     reply: Reply,
@@ -195,6 +196,10 @@ fn write(
         let rebinding = terms.lease - terms.lease / 8;
         options.put(code::REBINDING, &rebinding.to_be_bytes())?;
     }
+    if reply != Reply::Refuse {
+        // It stands before routers, whatever is asked first (RFC 2132, 3.3), and never falls out.
+        options.put(code::MASK, &terms.mask.octets())?;
+    }
     if let Some(id) = request.id {
         options.put(code::CLIENT, id)?;
     }
@@ -214,15 +219,12 @@ fn write(
     for code in wanted.filter(|code| !routes || *code != code::ROUTERS) {
         let _ = options.known(code, terms);
     }
-    if !asked.list().contains(&code::MASK) {
-        let _ = options.known(code::MASK, terms);
-    }
     Some(())
 }
 
-/// Options for a client that does not say what it asks for.
-const ALL: [u8; 7] =
-    [code::MASK, code::ROUTERS, code::DNS, code::BROADCAST, code::MTU, code::DOMAIN, code::SEARCH];
+/// Options for a client that does not say what it asks for, beside the mask.
+const ALL: [u8; 6] =
+    [code::ROUTERS, code::DNS, code::BROADCAST, code::MTU, code::DOMAIN, code::SEARCH];
 
 /// Fills a field with options.
 struct Writer<'a> {
@@ -249,7 +251,6 @@ impl Writer<'_> {
     fn known(&mut self, code: u8, terms: &Terms<'_>) -> Option<()> {
         let some = |value: &[u8]| (!value.is_empty()).then_some(());
         match code {
-            code::MASK => self.put(code, &terms.mask.octets()),
             code::ROUTERS => self.put(code, &terms.gateway.octets()),
             code::BROADCAST => self.put(code, &terms.broadcast?.octets()),
             code::MTU => self.put(code, &terms.mtu?.to_be_bytes()),

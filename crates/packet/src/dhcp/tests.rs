@@ -90,7 +90,7 @@ fn a_request_is_read_whole() {
     ]);
     bytes[FLAGS] = 0x80;
     bytes[CIADDR..CIADDR + 4].copy_from_slice(&[10, 0, 0, 8]);
-    bytes[GIADDR..GIADDR + 4].copy_from_slice(&[10, 0, 0, 2]);
+    bytes[RELAY..RELAY + 4].copy_from_slice(&[10, 0, 0, 2]);
     bytes[3] = 1;
     let read = Request::parse(&bytes).unwrap();
     assert_eq!(read.kind, Kind::Request);
@@ -194,10 +194,11 @@ fn classless_routes_take_the_place_of_routers() {
         let list = [&[53, 1, 1, 55, asked.len() as u8][..], asked, &[255]].concat();
         codes(&answered(&message(&list), Reply::Offer(OWN), &terms(routes, &[])).3)[5..].to_vec()
     };
-    assert_eq!(of(&[1, 3, 121, 249], &routes), [121, 1, 249]);
+    assert_eq!(of(&[1, 3, 121, 249], &routes), [1, 121, 249]);
+    assert_eq!(of(&[3, 6, 1], &[]), [1, 3, 6], "the mask is before the routers");
     assert_eq!(of(&[1, 3, 249], &routes), [1, 3, 249]);
     assert_eq!(of(&[1, 3, 121, 249], &[]), [1, 3]);
-    assert_eq!(of(&[6], &routes), [6, 1]);
+    assert_eq!(of(&[6], &routes), [1, 6]);
     // Without a list a client gets what all clients know.
     let all = answered(&message(&[53, 1, 1, 255]), Reply::Offer(OWN), &terms(&routes, &[]));
     assert_eq!(codes(&all.3)[5..], [1, 3, 6, 28, 26, 15]);
@@ -227,9 +228,9 @@ fn answers_go_where_the_client_hears_them() {
     let (.., message, options) = answered(&request(0, OWN.octets()), Reply::Refuse, &terms);
     assert_eq!(codes(&options), [53, 54, 61]);
     assert_eq!((&options[0].1[..], &options[2].1[..]), (&[6][..], &[7, 7][..]));
-    assert!(message[CIADDR..GIADDR].iter().all(|byte| *byte == 0));
+    assert!(message[CIADDR..RELAY].iter().all(|byte| *byte == 0));
     let (.., message, options) = answered(&request(0, OWN.octets()), Reply::Parameters, &terms);
-    assert_eq!(codes(&options), [53, 54, 61, 1, 3, 6, 28, 26, 15]);
+    assert_eq!(codes(&options), [53, 54, 1, 61, 3, 6, 28, 26, 15]);
     assert_eq!(message[CIADDR..CIADDR + 8], [10, 0, 0, 9, 0, 0, 0, 0]);
 }
 
@@ -248,16 +249,16 @@ fn what_does_not_fit_is_left_out() {
     let terms = Terms { routes: &long, ..terms(&[], &search) };
     assert_eq!(
         codes(&answered(&request(1500), Reply::Offer(OWN), &terms).3)[5..],
-        [121, 119, 249, 6, 1]
+        [1, 121, 119, 249, 6]
     );
-    assert_eq!(codes(&answered(&request(576), Reply::Offer(OWN), &terms).3)[5..], [121, 6, 1]);
+    assert_eq!(codes(&answered(&request(576), Reply::Offer(OWN), &terms).3)[5..], [1, 121, 6]);
     // A client's name of all lengths: the answer repeats it, and what must be there is.
     for len in 0..=255u8 {
         let mut options = vec![53, 1, 1, 55, 1, 3, 61, len];
         options.resize(options.len() + usize::from(len), 7);
         options.push(255);
         let (.., options) = answered(&message(&options), Reply::Offer(OWN), &terms);
-        assert_eq!(codes(&options), [53, 54, 51, 58, 59, 61, 3, 1]);
+        assert_eq!(codes(&options), [53, 54, 51, 58, 59, 1, 61, 3]);
     }
     let parsed = request(576);
     let parsed = Request::parse(&parsed).unwrap();

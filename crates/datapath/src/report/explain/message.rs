@@ -14,9 +14,15 @@ const HOP_LIMIT: u8 = 255;
 /// Flags of an advertisement that answers, and that replaces older knowledge (RFC 4861, 4.4).
 const SOLICITED_OVERRIDE: u32 = 3 << 29;
 
-/// Returns the request of a DHCP client without a lease, if UDP between these ports is one. The
-/// contents of an answer depend on its request, so none is made up.
-pub(super) fn dhcp(source_port: u16, destination_port: u16, v6: bool, mac: Mac) -> Option<Vec<u8>> {
+/// Returns the request of a DHCP client, if UDP between these ports is one: of IPv4 from an address
+/// that it renews the lease of, or from none to look for one. The contents of an answer depend on
+/// its request, so none is made up.
+pub(super) fn dhcp(
+    (source_port, destination_port): (u16, u16),
+    source: IpAddr,
+    mac: Mac,
+) -> Option<Vec<u8>> {
+    let v6 = source.is_ipv6();
     if Dhcp::between(source_port, destination_port, v6) != Some(true) {
         return None;
     }
@@ -30,10 +36,13 @@ pub(super) fn dhcp(source_port: u16, destination_port: u16, v6: bool, mac: Mac) 
                 .concat(),
         );
     }
-    // DISCOVER (RFC 2131, figure 1).
-    let mut message = [&[1, 1, 6, 0][..], &transaction, &[0; 20], &mac.0].concat();
+    // DISCOVER, or REQUEST with the client's address (RFC 2131, figure 1 and 4.3.2).
+    let IpAddr::V4(source) = source else { return None };
+    let kind = if source.is_unspecified() { 1 } else { 3 };
+    let (own, none) = (source.octets(), [0; 12]);
+    let mut message = [&[1, 1, 6, 0][..], &transaction, &[0; 4], &own, &none, &mac.0].concat();
     message.resize(236, 0);
-    message.extend([0x63, 0x82, 0x53, 0x63, 53, 1, 1, 255]);
+    message.extend([0x63, 0x82, 0x53, 0x63, 53, 1, kind, 255]);
     message.resize(300, 0);
     Some(message)
 }

@@ -45,9 +45,16 @@ pub(super) struct Probe {
     /// The uplink does not carry frames.
     down: Cell<bool>,
     events: RefCell<Vec<Event>>,
+    /// The answer that the sender would get, of a router or its network.
+    answer: RefCell<Vec<u8>>,
 }
 
 impl Probe {
+    /// Returns the answer to the sender; nothing if there is none.
+    pub fn answer(&self) -> Vec<u8> {
+        self.answer.take()
+    }
+
     /// Returns the events, in order.
     pub fn events(self) -> Vec<Event> {
         self.events.into_inner()
@@ -201,8 +208,9 @@ impl Receive for Offered<'_> {
         self.take()
     }
 
-    /// Ignores an answer to the sender, which is no part of the explanation.
-    fn deliver_own(&mut self, _: &[u8]) -> Result<(), NotDelivered> {
+    /// Keeps an answer to the sender, which is no event.
+    fn deliver_own(&mut self, answer: &[u8]) -> Result<(), NotDelivered> {
+        self.probe.answer.replace(answer.to_vec());
         Ok(())
     }
 

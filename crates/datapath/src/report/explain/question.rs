@@ -344,7 +344,8 @@ impl Asked {
     }
 
     fn packet(&self, ip: &Ip, payload: &[u8]) -> Result<Vec<u8>, NoAnswer> {
-        let v6 = self.ips.0.is_ipv6();
+        let source = self.ips.0;
+        let v6 = source.is_ipv6();
         let Question { protocol, flags, icmp, source_port, .. } = self.question;
         Ok(match protocol {
             TCP => {
@@ -358,7 +359,7 @@ impl Asked {
             UDP => {
                 let (from, to) = self.ports("UDP")?;
                 // A filter reads the whole message.
-                let message = message::dhcp(from, to, v6, self.macs.0).unwrap_or_default();
+                let message = message::dhcp((from, to), source, self.macs.0).unwrap_or_default();
                 ip.udp(from, to, &[&message, payload].concat())
             }
             SCTP => ip.sctp(self.ports("SCTP")?, 0, sctp::INIT, &[payload, &[0; 16]].concat()),

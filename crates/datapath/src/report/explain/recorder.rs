@@ -94,7 +94,7 @@ pub(super) fn record(
                     Fate::Dropped(refused((reason, slot), &context))
                 }
                 (Verdict::Consumed(Consumed::Dhcp), _) => {
-                    steps.extend(told::leases(&context));
+                    steps.push(told::leases(&probe.answer(), &context));
                     Fate::Answered
                 }
                 _ => tell(probe.events(), (verdict, vni), &context, &mut steps),

@@ -1,12 +1,16 @@
 //! Texts about the stages' decisions, for the operator.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use butterfly_model::Direction;
 use butterfly_packet::{
+    dhcp::DhcpOptions,
+    ethernet::Ethernet,
+    ipv4::Ipv4,
     mac::Mac,
     protocol::{ICMP, ICMPV6},
     tcp::{ACK, FIN, RST, SYN},
+    udp::Udp,
 };
 
 use crate::engine::{
@@ -207,11 +211,37 @@ pub(super) fn masquerade(batch: &Batch<'_>, context: &Context<'_>) -> Option<Ste
     Some(step("masquerade", Mark::Pass, text))
 }
 
-/// Returns the step that tells what the sender's network leases to it.
-pub(super) fn leases(context: &Context<'_>) -> Option<Step> {
-    let address = context.entry.leased(context.sender.place.slot)?;
-    Some(step("answer", Mark::Pass, format!("it offers {address} to {}", context.sender.id)))
+/// Returns the step that tells what the sender's network answers.
+pub(super) fn leases(answer: &[u8], context: &Context<'_>) -> Step {
+    let id = &context.sender.id;
+    let told = dhcp_answer(answer).map(|(kind, address)| match kind {
+        OFFER => format!("it offers {address} to {id}"),
+        ACKNOWLEDGE if address.is_unspecified() => {
+            format!("it tells {id} what goes with its address")
+        }
+        ACKNOWLEDGE => format!("it leases {address} to {id}"),
+        _ => format!("it refuses: that address is not for {id}, which looks for another one"),
+    });
+    step("answer", Mark::Pass, told.unwrap_or_else(|| format!("nobody at {id} hears an answer")))
 }
+
+/// Kinds of answers (RFC 2132, 9.6).
+const OFFER: u8 = 2;
+const ACKNOWLEDGE: u8 = 5;
+
+/// Returns the kind of a DHCP answer, and the address that it gives.
+fn dhcp_answer(frame: &[u8]) -> Option<(u8, Ipv4Addr)> {
+    let ip = Ipv4::parse(Ethernet::parse(frame).ok()?.payload()).ok()?;
+    let message = Udp::parse(ip.payload().ok()?).ok()?.payload().ok()?;
+    let given = message.get(YIADDR..)?.first_chunk::<4>()?;
+    let mut options = DhcpOptions::of_message(message)?;
+    let (_, kind) = options.find_map(|option| option.ok().filter(|(code, _)| *code == KIND))?;
+    Some((*kind.first()?, (*given).into()))
+}
+
+/// Offset of the given address in a message, and the option that names its kind.
+const YIADDR: usize = 16;
+const KIND: u8 = 53;
 
 /// Returns the step that names the receiver.
 pub(super) fn lookup(
