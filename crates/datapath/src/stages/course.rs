@@ -5,7 +5,6 @@ use butterfly_packet::{
     ipv6::Ipv6,
 };
 
-use crate::engine::batch::Meta;
 use crate::ip::{
     Address,
     discovery::{is_link_local, is_multicast},
@@ -14,6 +13,7 @@ use crate::ip::{
 use crate::stages::context::Context;
 use crate::world::{
     routing::Joined,
+    snapshot::Network,
     ways::{Course, Leads, Passage},
 };
 
@@ -64,40 +64,40 @@ pub(super) fn is_host(address: Address) -> bool {
     }
 }
 
-/// Returns whether the machine that sent a frame may send from this address, as a router leads to
-/// it by that machine.
-///
-/// The machine is the vnic that declares the way's address, or the neighbour without a host whose
-/// MAC address the frame comes from. So a default route by one machine lets no other one speak as
-/// anybody.
+/// Returns whether a router leads to a source by the machine that sent a packet: the vnic that
+/// alone declares the way's address. So a default route by one machine lets no other one speak as
+/// anybody. Nobody else of the sender's network has a MAC address that others cannot forge.
 #[cold]
-pub(super) fn is_behind(
-    source: Address,
-    meta: &Meta,
-    router: &Joined,
-    context: &Context<'_>,
-) -> bool {
+pub(super) fn is_behind(source: Address, router: &Joined, context: &Context<'_>) -> bool {
     let Some(Leads::Via(ways)) = router.route_to(source).map(|route| &route.leads) else {
         return false;
     };
     let is_sender = |way: &Passage| {
+        let holding = context.entry.holders.get(way.address);
         way.vni == context.entry.vni
-            && (context.sender.rules.owns(way.address) || is_neighbour(way.address, meta, context))
+            && holding.is_some_and(|holding| holding.slots[..] == [context.sender.place.slot])
     };
-    if !is_host(source) || router.has(source) || !ways.iter().any(is_sender) {
-        return false;
-    }
-    // A route may lead to a part of a network by a machine elsewhere, but nobody speaks as a
-    // filtered vnic of it.
-    let network = router.connected(source).and_then(|vni| context.snapshot.network(vni));
-    let holding = network.and_then(|network| network.holders.get(source));
-    !holding.is_some_and(|holding| holding.excludes(context.sender, context.snapshot))
+    is_host(source) && ways.iter().any(is_sender)
 }
 
-/// Returns whether a frame comes from the declared neighbour with an address, which no vnic here
-/// has, and which is not said to be on another host.
-fn is_neighbour(address: Address, meta: &Meta, context: &Context<'_>) -> bool {
-    let found = context.snapshot.neighbours.get(context.entry.vni, address);
-    found.is_some_and(|found| found.mac == meta.source && found.host.is_none())
-        && context.entry.holders.get(address).is_none()
+/// Returns whether a machine from behind a way may be known by an address in a network: nobody has
+/// it in the networks that the routers there join. None of these tells by which router a packet
+/// came, so an address that a filtered vnic has in any of them is that one's alone.
+#[cold]
+pub(super) fn is_free(source: Address, exit: &Network, context: &Context<'_>) -> bool {
+    let Some(routing) = &exit.routing else { return false };
+    let mut routers = routing.gateways.iter().map(|gateway| &gateway.router);
+    if routers.any(|router| router.has(source) || router.is_nobodys(source)) {
+        return false;
+    }
+    let snapshot = context.snapshot;
+    let is_anothers = |vni: &u32| {
+        let network = snapshot.network(*vni);
+        let routing = network.and_then(|network| network.routing.as_ref());
+        let holding = network.and_then(|network| network.holders.get(source));
+        snapshot.neighbours.get(*vni, source).is_some()
+            || routing.is_some_and(|routing| routing.by_address(source).is_some())
+            || holding.is_some_and(|holding| holding.excludes(context.sender, snapshot))
+    };
+    !routing.networks.iter().any(is_anothers)
 }

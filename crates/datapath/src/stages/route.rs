@@ -37,7 +37,7 @@ use crate::stages::{
     asks::{self, NEXT_HOP_LIMIT},
     claims::{IP_CLAIMED, is_claimed, may_be_discovery},
     context::Context,
-    course::{course, is_behind, is_host},
+    course::{course, is_behind, is_free, is_host},
     far,
     filter::read::read as read_packet,
     forward::{ROUTER_MAC, place_of},
@@ -432,12 +432,11 @@ fn pass_on(
     context: &Context<'_>,
 ) -> Result<Decided, DropReason> {
     let packet = read(head, len)?;
-    let owned = routing.owns(packet.source)
-        || context.sender.rules.owns(packet.source)
-        || is_behind(packet.source, meta, &gateway.router, context);
+    let owned = routing.owns(packet.source) || context.sender.rules.owns(packet.source);
+    let behind = !owned && is_behind(packet.source, &gateway.router, context);
     // RFC 4291, 2.5.6.
     let is_near = is_link_local(packet.source);
-    if !owned || is_near || routing.by_address(packet.source).is_some() {
+    if !owned && !behind || is_near || routing.by_address(packet.source).is_some() {
         return Err(FOREIGN_SOURCE);
     }
     if gateway.router.has(packet.destination) {
@@ -445,6 +444,10 @@ fn pass_on(
     }
     let course = || course(head.get(L3..).unwrap_or_default());
     let Choice { way, several, .. } = resolve(gateway, packet.destination, course, context)?;
+    let is_free = |exit| is_free(packet.source, exit, context);
+    if behind && !context.other(way.hop.exit).is_some_and(is_free) {
+        return Err(FOREIGN_SOURCE);
+    }
     // Here the filter asks whose the source is, if the receiver has one. Another host cannot know.
     let sender = context.sender;
     let is_far = matches!(way.verdict, Verdict::Tunnel(_));

@@ -151,6 +151,13 @@ impl Joined {
         self.addresses.binary_search(&address).is_ok()
     }
 
+    /// Returns whether no machine has an address in the network to which it belongs.
+    pub fn is_nobodys(&self, address: Address) -> bool {
+        let after = self.interfaces.partition_point(|it| it.block.first <= address);
+        let nearest = after.checked_sub(1).and_then(|at| self.interfaces.get(at));
+        nearest.is_some_and(|it| it.block.is_nobodys(address))
+    }
+
     /// Returns the network to which an address belongs, by its number, whatever routes there are.
     /// `None` if no network of the router has it.
     #[inline]
@@ -187,6 +194,8 @@ impl Gateway {
 #[derive(Debug)]
 pub(crate) struct Routing {
     pub gateways: Box<[Gateway]>,
+    /// The networks that its routers join, each once, this one too, ascending.
+    pub networks: Box<[u32]>,
     /// Blocks that its machines have addresses of.
     subnets: Box<[Block]>,
     /// Longest IP packet, in bytes; `u32::MAX` if none is declared.
@@ -208,7 +217,10 @@ impl Routing {
             Some(Gateway { mac, addresses, router: joined })
         };
         let gateways: Box<[Gateway]> = routers.filter_map(gateway).collect();
+        let interfaces = gateways.iter().flat_map(|gateway| &gateway.router.interfaces);
+        let networks: BTreeSet<u32> = interfaces.map(|interface| interface.vni).collect();
         Routing {
+            networks: networks.into_iter().collect(),
             leasing: Leasing::new(network, &gateways).map(Box::new),
             gateways,
             subnets: network.subnets().iter().map(|subnet| Block::new(&subnet.cidr())).collect(),
@@ -290,10 +302,9 @@ impl Routing {
         routes.flat_map(ways).map(|way| (way.vni, way.address))
     }
 
-    /// Returns the networks that its routers join, each once, this one too, ascending.
+    /// Returns the networks that its routers join, for those that add to them.
     pub fn joined(&self) -> BTreeSet<u32> {
-        let interfaces = self.gateways.iter().flat_map(|gateway| &gateway.router.interfaces);
-        interfaces.map(|interface| interface.vni).collect()
+        self.networks.iter().copied().collect()
     }
 
     /// Returns whether a machine of the network may have an address.
