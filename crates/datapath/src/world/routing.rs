@@ -112,7 +112,9 @@ impl Joined {
         let mut addresses: Vec<Address> = given.flatten().collect();
         addresses.sort_unstable();
         let connected = |address: Address| {
-            let network = interfaces.iter().find(|interface| interface.block.has(address));
+            let after = interfaces.partition_point(|it| it.block.first <= address);
+            let nearest = after.checked_sub(1).and_then(|at| interfaces.get(at));
+            let network = nearest.filter(|interface| interface.block.has(address));
             network.map(|interface| Passage::new(address, interface.vni))
         };
         let declared = router.routes().map(|route| {
@@ -270,18 +272,18 @@ impl Routing {
         self.all_beyond(address, own).next()
     }
 
-    /// Returns that network, and the address of the machine there that gets what a flow has for an
-    /// address, if it is known.
-    pub fn next(&self, address: Address, own: u32, course: Course) -> Option<(u32, Address)> {
-        let (gateway, vni) = self.beyond(address, own)?;
-        match &gateway.router.route_to(address)?.leads {
+    /// Returns all such networks, and the addresses of the machines there that may get what a flow
+    /// has for an address, those first that it prefers. Not for workers.
+    pub fn nexts(&self, address: Address, own: u32, course: Course) -> Vec<(u32, Address)> {
+        let routes = self.gateways.iter().filter_map(|it| it.router.route_to(address));
+        let ways = |route: &RouteEntry| match &route.leads {
+            Leads::Connected(vni) => vec![(*vni, address)],
             Leads::Via(ways) => {
-                let order = course.order(ways);
-                let way = order.iter().find(|way| way.vni != own)?;
-                Some((way.vni, way.address))
+                course.order(ways).iter().map(|way| (way.vni, way.address)).collect()
             }
-            _ => Some((vni, address)),
-        }
+            Leads::Nowhere => Vec::new(),
+        };
+        routes.flat_map(ways).filter(|(vni, _)| *vni != own).collect()
     }
 
     /// Returns all such networks and gateways.

@@ -1249,11 +1249,37 @@ impl Model {
 fn course(frame: &[u8]) -> Option<Course> {
     let packet = wire::packet(frame, 14, None).ok()?;
     let is_part = packet.fragment.is_some_and(|fragment| fragment.offset > 0 || fragment.more);
+    let upper = &packet.upper;
+    let is_error = match (packet.protocol, upper.first()) {
+        (1, Some(kind)) => [3, 11, 12].contains(kind),
+        (58, Some(kind)) => (1..=4).contains(kind),
+        _ => false,
+    };
+    if is_error && !is_part {
+        return quoted_course(upper.get(8..)?);
+    }
     let has_ports = [6, 17, 132].contains(&packet.protocol) && packet.upper.len() >= 4;
     let port = |at| if has_ports && !is_part { be16(&packet.upper, at) } else { 0 };
     let mut ends = [(packet.source, port(0)), (packet.destination, port(2))];
     ends.sort();
     Some((ends, if is_part { 0 } else { packet.protocol }))
+}
+
+/// Returns the course of the flow of which an ICMP error quotes a packet. Of other quotes nothing
+/// is expected.
+fn quoted_course(inner: &[u8]) -> Option<Course> {
+    let (source, destination, protocol, at) = match inner.first()? >> 4 {
+        4 if inner.len() >= 20 && be16(inner, 6) & 0x3fff == 0 => {
+            (ip(inner, 12), ip(inner, 16), inner[9], usize::from(inner[0] & 15) * 4)
+        }
+        6 if inner.len() >= 40 => (ip6(inner, 8), ip6(inner, 24), inner[6], 40),
+        _ => return None,
+    };
+    let is_whole = at >= 20 && inner.len() >= at + 8 && [6, 17, 132].contains(&protocol);
+    let mut ends =
+        is_whole.then(|| [(source, be16(inner, at)), (destination, be16(inner, at + 2))])?;
+    ends.sort();
+    Some((ends, protocol))
 }
 
 /// Returns the byte at which the contents of a frame begin, if they are behind tags or not.

@@ -315,6 +315,21 @@ fn answers_go_by_the_way_of_the_questions() {
     assert_eq!(all.len(), 2);
 }
 
+/// An error about a packet that came by a way goes back by it, whichever machine sends it.
+#[test]
+fn errors_go_by_the_way_of_their_flow() {
+    let routes: &[(&str, &[&str])] = &[("192.0.2.0/24", &["10.1.0.8", "10.1.0.9", "10.1.0.7"])];
+    let mut net = net(&[A, V, W, X], routes);
+    let flows = ways(&mut net, 1000..1032);
+    for (port, by) in &flows {
+        let quote = build::ethernet(V.1, A.1).ipv4([192, 0, 2, 5], A.3).udp(53, *port, b"x");
+        let ip = build::ethernet(A.1, gateway()).ipv4(A.3, [192, 0, 2, 5]);
+        let got = net.send(A, &ip.icmp(3, 3, 0, &quote[14..]));
+        assert_eq!(got.into_keys().collect::<Vec<_>>(), [by.clone()], "{port}");
+    }
+    assert_eq!(flows.values().collect::<BTreeSet<_>>().len(), 3);
+}
+
 #[test]
 fn fragments_of_a_packet_go_by_one_way() {
     let routes: &[(&str, &[&str])] = &[("192.0.2.0/24", &["10.1.0.8", "10.1.0.9", "10.1.0.7"])];
@@ -426,6 +441,16 @@ fn routes_of_ipv6_lead_likewise() {
     let by: BTreeSet<_> =
         (0..20).filter_map(|port| send(&mut net, A, "fd00::10", "2001:db8:3::1", port)).collect();
     assert_eq!(by.len(), 2, "{by:?}");
+    // Ports tell flows apart also where they are beyond the bytes that are at hand at first.
+    let by: BTreeSet<_> = (0..20)
+        .filter_map(|port| {
+            let ip = |text: &str| text.parse::<std::net::Ipv6Addr>().unwrap();
+            let ip = build::ethernet(A.1, gateway()).ipv6(ip("fd00::10"), ip("2001:db8:3::1"));
+            let sent = ip.extension(60, &[0; 126]).udp(port, 53, b"x");
+            net.send(A, &sent).into_keys().next()
+        })
+        .collect();
+    assert_eq!(by.len(), 2, "{by:?}");
     assert_eq!(send(&mut net, W, "2001:db8::5", "fd00::10", 1).as_deref(), Some("a"));
     assert_eq!(send(&mut net, V, "2001:db8::5", "fd00::10", 1), None);
     assert_eq!(send(&mut net, V, "::ffff:192.0.2.1", "fd00::10", 1), None);
@@ -516,4 +541,22 @@ fn an_explanation_names_the_route() {
     let told = net.host.explain(&question([192, 0, 2, 200])).unwrap();
     let Fate::Dropped(refused) = &told.walks[0].fate else { panic!("{told:?}") };
     assert_eq!(refused.reason.name, "route-blackhole");
+    // Also the route for which a packet is not passed on.
+    let details = |question: &Question, reason: &str| {
+        let told = net.host.explain(question).unwrap();
+        let Fate::Dropped(refused) = &told.walks[0].fate else { panic!("{told:?}") };
+        assert_eq!(refused.reason.name, reason);
+        let steps = &told.walks[0].steps;
+        steps.iter().find(|step| step.stage == "route").unwrap().details.clone()
+    };
+    let from = |id: &str, source: Option<[u8; 4]>, to: [u8; 4]| Question {
+        from: Origin::Vnic(id.into()),
+        source: source.map(Into::into),
+        ..question(to)
+    };
+    let ways = |there: &str| format!("the route 192.0.2.0/24 leads {there} via 10.1.0.8, 10.1.0.9");
+    let back = from("v", None, [192, 0, 2, 5]);
+    assert_eq!(details(&back, "route-back"), [ways("there")]);
+    let foreign = from("a", Some([192, 0, 2, 5]), V.3);
+    assert_eq!(details(&foreign, "foreign-source"), [ways("to the source")]);
 }
