@@ -24,6 +24,8 @@ pub(crate) const MAX_ROUTES_OF_ROUTER: usize = 1024;
 pub(crate) const MAX_ROUTES: usize = 65_536;
 /// Most ways of a route.
 pub(crate) const MAX_WAYS: usize = 16;
+/// Most ways of all routes of a host: so many that one answer lists all its routers.
+pub(crate) const MAX_WAYS_OF_HOST: usize = 65_536;
 /// Most neighbours of a host.
 pub(crate) const MAX_NEIGHBOURS: usize = 262_144;
 
@@ -40,6 +42,8 @@ pub struct Routed {
     neighbours: BTreeMap<(Vni, IpAddr), Neighbour>,
     /// Number of routes of all routers.
     routes: usize,
+    /// Number of ways of all of these.
+    ways: usize,
 }
 
 /// Equal if the same is declared.
@@ -173,6 +177,9 @@ impl Routed {
         let before = self.routers.get(id).map_or(0, |before| before.routes().len());
         let routes = self.routes - before + router.routes().len();
         bounded(routes, MAX_ROUTES, "routes", || "this host".to_owned())?;
+        let before = self.routers.get(id).map_or(0, ways_of);
+        let ways = self.ways - before + ways_of(router);
+        bounded(ways, MAX_WAYS_OF_HOST, "ways of routes", || "this host".to_owned())?;
         self.check_routes(router, None)?;
         let mine: BTreeSet<Vni> = joined(router).collect();
         let beside = self.beside(mine.clone(), Some(id));
@@ -315,6 +322,7 @@ impl Routed {
             self.by_vni.entry(vni).or_default().insert(router.id().clone());
         }
         self.routes += router.routes().len();
+        self.ways += ways_of(&router);
         self.routers.insert(router.id().clone(), router);
     }
 
@@ -332,6 +340,7 @@ impl Routed {
     pub(crate) fn remove_router(&mut self, id: &RouterId) {
         let Some(router) = self.routers.remove(id) else { return };
         self.routes -= router.routes().len();
+        self.ways -= ways_of(&router);
         for vni in joined(&router) {
             let Some(ids) = self.by_vni.get_mut(&vni) else { continue };
             ids.remove(id);
@@ -345,6 +354,11 @@ impl Routed {
 /// The name of a neighbour in a refusal.
 fn owner_name(neighbour: &Neighbour) -> String {
     format!("the declared neighbour {}", neighbour.mac())
+}
+
+/// The number of ways of all routes of a router.
+fn ways_of(router: &Router) -> usize {
+    router.routes().map(|route| route.via().len()).sum()
 }
 
 /// The networks that a router joins.

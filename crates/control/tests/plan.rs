@@ -331,16 +331,17 @@ fn led(state: &Desired) -> BTreeSet<String> {
                 .filter_map(|(vni, _)| Some((vni, state.routed().network(vni)?)));
             let own = networks.flat_map(|(vni, network)| {
                 let blocks = network.subnets().iter().map(|subnet| subnet.cidr());
-                blocks.map(move |block| (block, 1, Some(format!("in {vni}"))))
+                blocks.map(move |block| (block, 1, vec![format!("in {vni}")]))
             });
             let routes = router.routes().map(|route| {
-                let via = (!route.via().is_empty()).then(|| format!("via {:?}", route.via()));
-                (route.to(), 0, via)
+                let ways = route.via().iter().map(|via| format!("via {via}")).collect();
+                (route.to(), 0, ways)
             });
             let has = own.chain(routes).filter(|(block, ..)| block.contains(address));
             let longest = has.max_by_key(|(block, own, _)| (block.mask_size(), *own));
-            if let Some((block, _, Some(way))) = longest {
-                all.insert(format!("{} to {address} by {block} {way}", router.id()));
+            if let Some((block, _, ways)) = longest {
+                let text = |way| format!("{} to {address} by {block} {way}", router.id());
+                all.extend(ways.into_iter().map(text));
             }
         }
     }
@@ -522,6 +523,72 @@ fn tap(id: &str, vni: u32) -> Nic {
 
 fn vnics(vnics: Vec<Nic>) -> Declaration {
     Declaration { vnics, ..Declaration::default() }
+}
+
+/// Networks 42 and 50, joined by a router with routes.
+fn leading(routes: &[(&str, &[&str])]) -> Desired {
+    let network = |number, subnet: &str, gateway: &str| {
+        Network::new(vni(number), vec![Subnet::parse(subnet, Some(gateway)).unwrap()], None)
+    };
+    let networks =
+        vec![network(42, "10.0.0.0/24", "10.0.0.1"), network(50, "10.0.1.0/24", "10.0.1.1")];
+    let mut router = Router::new(RouterId::new("r").unwrap());
+    router.attach(vni(42), RouterAddresses::default());
+    router.attach(vni(50), RouterAddresses::default());
+    for (to, via) in routes {
+        router.add_route(Route::parse(to, *via).unwrap());
+    }
+    let networks = networks.into_iter().collect::<Result<_, _>>().unwrap();
+    let file = Declaration { networks, routers: vec![router], ..Declaration::default() };
+    Desired::default().with(file, Unnamed::Stay).unwrap()
+}
+
+/// Returns the routes of the router in each state in between.
+fn routes_between(old: &Desired, new: &Desired) -> Vec<Vec<String>> {
+    let mut all = Vec::new();
+    let made = carried_out(old, plan(old, new), |state| {
+        let router = state.routed().router("r").unwrap();
+        all.push(router.routes().map(|route| route.to_string()).collect());
+    });
+    assert_eq!(&made, new);
+    all
+}
+
+/// A connection by a way that both states have goes on; a route without one is closed in between.
+#[test]
+fn a_route_keeps_the_ways_that_it_has_in_both_states() {
+    let state = |ways: &[&str]| leading(&[("0.0.0.0/0", ways)]);
+    let (both, one, other) = (
+        state(&["10.0.1.8", "10.0.1.9"]),
+        state(&["10.0.1.9"]),
+        state(&["10.0.1.7", "10.0.1.9", "10.0.0.9"]),
+    );
+    let after = |states: Vec<Vec<String>>| states.concat();
+    let kept = "0.0.0.0/0 via 10.0.1.9";
+    assert_eq!(after(routes_between(&both, &one)), [kept]);
+    let more = "0.0.0.0/0 via 10.0.1.7 10.0.1.9 10.0.0.9";
+    assert_eq!(after(routes_between(&both, &other)), [kept, more]);
+    assert_eq!(after(routes_between(&one, &other)), [more]);
+}
+
+/// A router may have as many routes before and after as there can be: none is in the way in
+/// between that hides nothing.
+#[test]
+fn all_routes_of_a_router_may_be_others() {
+    let state = |second: u32| {
+        let all: Vec<String> =
+            (0..1024).map(|n| format!("100.{}.{}.0/24", second + (n >> 8), n & 0xff)).collect();
+        let routes: Vec<(&str, &[&str])> =
+            all.iter().map(|to| (&**to, &["10.0.1.9"][..])).collect();
+        leading(&routes)
+    };
+    let between = routes_between(&state(64), &state(80));
+    assert_eq!(between.iter().map(Vec::len).collect::<Vec<_>>(), [0, 1024]);
+    // Without the block in between, what is for it would go by the larger one.
+    let old = leading(&[("100.0.0.0/8", &["10.0.1.9"]), ("100.1.0.0/16", &["10.0.1.8"])]);
+    let new = leading(&[("100.0.0.0/8", &["10.0.1.9"]), ("100.1.0.0/16", &["10.0.0.8"])]);
+    let closed = ["100.0.0.0/8 via 10.0.1.9", "100.1.0.0/16 blackhole"];
+    assert_eq!(routes_between(&old, &new)[0], closed);
 }
 
 #[test]

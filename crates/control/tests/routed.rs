@@ -343,6 +343,31 @@ fn routes_and_their_ways_are_bounded() {
     assert!(state.prepare(declared(many("s65", 1024))).is_ok());
 }
 
+/// All routers fit one answer.
+#[test]
+fn the_ways_of_a_host_are_bounded() {
+    let mut state = joined();
+    let ways: Vec<String> = (2..18).map(|n| format!("10.0.0.{n}")).collect();
+    let many = |id: &str, own: &str, count: u32| {
+        let mut router = router(id, &[(42, &[own])]);
+        for n in 0..count {
+            let to = format!("100.{}.{}.0/24", n >> 8, n & 0xff);
+            router.add_route(Route::parse(&to, &ways).unwrap());
+        }
+        router
+    };
+    let own = ["10.0.0.20", "10.0.0.21", "10.0.0.22", "10.0.0.23", "10.0.0.24"];
+    for (n, own) in own.iter().take(4).enumerate() {
+        let prepared = state.prepare(declared(many(&format!("s{n}"), own, 1024))).unwrap();
+        state.commit(prepared);
+    }
+    let why = refused(&state, declared(many("s4", own[4], 1)));
+    assert_eq!(too_many(why), ("this host".into(), "ways of routes", 65_536));
+    let prepared = state.prepare(declared(many("s0", own[0], 1023))).unwrap();
+    state.commit(prepared);
+    assert!(state.prepare(declared(many("s4", own[4], 1))).is_ok());
+}
+
 /// A route that changes leads nowhere in between, as a larger block would lead elsewhere. One that
 /// stays does.
 #[test]

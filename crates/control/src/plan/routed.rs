@@ -66,11 +66,16 @@ impl Routing {
                 stage.push(Change::DeclareNetwork(will.clone()));
             }
         }
-        for will in new.routers() {
-            if old.router(will.id().as_str()).and_then(router).as_ref() != Some(will) {
-                routing.come.push(Change::DeclareRouter(will.clone()));
-            }
-        }
+        // Who has fewer routes then makes room for others: a host has not more than so many.
+        let in_between = |will: &Router| old.router(will.id().as_str()).and_then(router);
+        let mut routers: Vec<_> = new.routers().map(|will| (in_between(will), will)).collect();
+        routers.retain(|(left, will)| left.as_ref() != Some(*will));
+        let grows = |(left, will): &(Option<Router>, &Router)| {
+            left.as_ref().is_none_or(|left| left.routes().len() <= will.routes().len())
+        };
+        routers.sort_by_key(grows);
+        let routers = routers.into_iter().map(|(_, will)| will.clone());
+        routing.come.extend(routers.map(Change::DeclareRouter));
         let come =
             new.neighbours().filter(|will| old.neighbour(will.vni(), will.address()) != Some(will));
         routing.come.extend(come.cloned().map(Change::DeclareNeighbour));
@@ -108,7 +113,8 @@ fn kept(
     let before = subnets(was, &|vni| old.network(vni).cloned());
     let mut comes_back = before.clone();
     comes_back.retain(|block| after.contains(block) && !stays.contains(block));
-    keep_routes(&mut left, was, will, &stays, &comes_back);
+    let subnets = [&*before, &*after, &*stays].concat();
+    keep_routes(&mut left, (was, will), &stays, &comes_back, &subnets);
     // Of a block that comes, a part that is behind a machine comes with it.
     let new = |block: &&Cidr| !before.contains(block) || !stays.contains(block);
     let coming: Vec<&Cidr> = after.iter().filter(new).collect();
@@ -119,21 +125,36 @@ fn kept(
     left
 }
 
-/// Gives a router the routes that it has in both states, if their machines are in a block that
-/// stays. All others that it had are blackholes until the new state is there: without them, a
-/// larger block would lead somewhere else. So are those that would catch a block that comes back.
+/// Gives a router the routes that it has in both states, by the machines that lead there in both
+/// and are in a block that stays. All others that it had are blackholes until the new state is
+/// there, if a larger block would lead somewhere else without them. So are those that would catch a
+/// block that comes back. `subnets` are those of the router in any state, in between too.
 fn keep_routes(
     left: &mut Router,
-    was: &Router,
-    will: &Router,
+    (was, will): (&Router, &Router),
     stays: &[Cidr],
     comes_back: &[Cidr],
+    subnets: &[Cidr],
 ) {
+    let mut closed = Vec::new();
     for route in was.routes() {
-        let is_same = will.route(&route.to()) == Some(route);
-        let leads = |via: &IpAddr| stays.iter().any(|block| block.contains(*via));
+        let after = will.route(&route.to()).map_or(&[][..], Route::via);
+        let leads = |via: &&IpAddr| stays.iter().any(|block| block.contains(**via));
+        let both = route.via().iter().filter(leads).filter(|via| after.contains(via));
         let hides = comes_back.iter().any(|block| route.to().contains(block.network()));
-        let kept = is_same && route.via().iter().all(leads) && !hides;
-        left.add_route(if kept { route.clone() } else { route.closed() });
+        let ways: Vec<IpAddr> = both.copied().collect();
+        match Route::new(route.to(), ways) {
+            Ok(kept) if !kept.via().is_empty() && !hides => drop(left.add_route(kept)),
+            // A blackhole in both.
+            _ if will.route(&route.to()) == Some(route) && route.via().is_empty() => {
+                left.add_route(route.clone());
+            }
+            _ => closed.push(route.closed()),
+        }
     }
+    let larger =
+        |one: &Cidr, it: &Cidr| one.mask_size() <= it.mask_size() && one.contains(it.network());
+    let leading: Vec<Cidr> = left.routes().map(Route::to).chain(subnets.iter().copied()).collect();
+    closed.retain(|route| leading.iter().any(|block| larger(block, &route.to())));
+    closed.into_iter().for_each(|route| drop(left.add_route(route)));
 }

@@ -418,8 +418,22 @@ impl Import<'_> {
         let routing = self.network.routing.as_ref()?;
         let ends = [(tuple.source, tuple.source_port), (tuple.destination, tuple.destination_port)];
         let course = Course::new(ends, tuple.protocol);
-        let (vni, next) = routing.next(address, self.vnic.vni, course)?;
-        self.snapshot.network(vni).map(|network| (&**network, next))
+        let ways = routing.nexts(address, self.vnic.vni, course);
+        // As workers choose: the first one whose machine runs here, or is said to be elsewhere.
+        let leads = |(vni, next): &&(u32, Address)| {
+            let holding = self.snapshot.network(*vni).and_then(|it| it.holders.get(*next));
+            let runs = |slot| {
+                let vnic = self.snapshot.vnics.get(slot);
+                vnic.is_some_and(|vnic| vnic.shared.driving.load(Relaxed))
+            };
+            match holding.map(|holding| &holding.slots[..]) {
+                Some([slot]) if runs(*slot) => true,
+                Some([_, _, ..]) => false,
+                _ => self.snapshot.neighbours.get(*vni, *next).is_some(),
+            }
+        };
+        let (vni, next) = ways.iter().find(leads).or_else(|| ways.first())?;
+        self.snapshot.network(*vni).map(|network| (&**network, *next))
     }
 
     /// Returns the other end of a session, by its address in a network.

@@ -141,7 +141,7 @@ fn error(
     (index, reason): (usize, DropReason),
     context: &Context<'_>,
 ) -> Option<Answer> {
-    let packet = refused(batch.frames.head(index), meta, context)?;
+    let packet = refused(batch.frames.head(index), (meta, reason), context)?;
     let error = error_about(reason, packet.inner, packet.mtu)?;
     let routing = context.entry.routing.as_ref()?;
     let from = ip_of(routing.address_for(packet.gateway, packet.source)?);

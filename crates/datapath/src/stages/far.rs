@@ -5,6 +5,7 @@
 //! that of the outer source. Then it is looked at who the packet says it is from: only machines of
 //! networks that a router of this network joins may send so.
 
+use arrayvec::ArrayVec;
 use butterfly_model::host_mac;
 use butterfly_packet::Mac;
 
@@ -25,7 +26,7 @@ use crate::stages::{
     forward::{ROUTER_MAC, learn_router},
     route::{FOREIGN_SOURCE, L3, OWN_SOURCE_ROUTED, ROUTE_GROUP, read},
 };
-use crate::world::rules::address as ip_of;
+use crate::world::{rules::address as ip_of, ways::MAX_WAYS};
 
 /// Lowest bit of a MAC address as [`crate::engine::mac::number`]: of a group.
 const GROUP_BIT: u64 = 1;
@@ -119,12 +120,17 @@ fn from(source: Address, context: &Context<'_>) -> Result<Hop, DropReason> {
         return Err(FOREIGN_SOURCE);
     }
     // Of several routers and ways nobody knows by which it came, so none may be wrong.
+    let mut checked = ArrayVec::<(u32, bool), MAX_WAYS>::new();
     for (gateway, vni) in routing.all_beyond(source, context.entry.vni) {
-        let connected = gateway.router.connected(source);
-        is_believed(source, (vni, connected == Some(vni)), context)?;
         // A part of a network may be behind a machine of another one.
-        if let Some(connected) = connected.filter(|connected| *connected != vni) {
-            is_believed(source, (connected, true), context)?;
+        let connected = gateway.router.connected(source);
+        let other = connected.filter(|connected| *connected != vni).map(|vni| (vni, true));
+        for network in [Some((vni, connected == Some(vni))), other].into_iter().flatten() {
+            if !checked.contains(&network) {
+                is_believed(source, network, context)?;
+                // Of more than that, some are checked more than once.
+                let _ = checked.try_push(network);
+            }
         }
     }
     Ok(Hop::from_far(Some(address(gateway.mac).0), stays))

@@ -37,7 +37,7 @@ use crate::stages::{
     asks::{self, NEXT_HOP_LIMIT},
     claims::{IP_CLAIMED, is_claimed, may_be_discovery},
     context::Context,
-    course::{course, is_behind, is_host},
+    course::{course, is_behind, is_free, is_host},
     far,
     filter::read::read as read_packet,
     forward::{ROUTER_MAC, place_of},
@@ -50,7 +50,7 @@ use crate::world::{
     bindings::Voice,
     routing::{Gateway, RouteEntry, Routing},
     snapshot::Network,
-    ways::{Course, Leads},
+    ways::{Course, Leads, MAX_WAYS, Passage},
 };
 
 drop_reasons! { 10;
@@ -196,6 +196,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     let mut extended = false;
     let mut leases = false;
     let mut of_several;
+    let mut silent = Silent::default();
     loop {
         let (mut routed, mut answers, mut deep) = (0, 0, 0);
         let (frames, metas, hops) = batch.parts_and_hops();
@@ -213,7 +214,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
                 let Some(gateway) = routing.by_mac(meta.destination) else { continue };
                 let offload = meta.offload;
                 let packet = (frames.head(index), frame.len);
-                let decided = decide(packet, meta, (gateway, routing), context);
+                let decided = decide(packet, meta, (gateway, routing), &mut silent, context);
                 match decided.inspect(|decided| leases |= decided.way.leases) {
                     // Packets with the same ends may have other ways.
                     Ok(Decided { way, several: true, .. }) => {
@@ -368,17 +369,18 @@ fn is_sum_right(header: &[u8; 20]) -> bool {
 /// Decides on a packet to a gateway. Returns its way, or another verdict.
 #[cold]
 #[inline(never)]
-fn decide(
+fn decide<'a>(
     (head, len): (&[u8], u32),
     meta: &mut Meta,
-    (gateway, routing): (&Gateway, &Routing),
+    (gateway, routing): (&'a Gateway, &Routing),
+    silent: &mut Silent<'a>,
     context: &Context<'_>,
 ) -> Result<Decided, Verdict> {
     let way = match meta.inside {
         _ if is_reserved(meta.source) => Err(ROUTER_MAC),
         _ if context.sender.is_trunk() => Err(GATEWAY_FROM_WIRE),
         Inside::Ip { at, vlan: 0 } if usize::from(at) == L3 => {
-            pass_on((head, len), meta, (gateway, routing), context)
+            pass_on((head, len), meta, (gateway, routing), silent, context)
         }
         Inside::Ip { .. } | Inside::HiddenIp => Err(GATEWAY_TAGGED),
         _ => Err(GATEWAY_NOT_IP),
@@ -433,26 +435,31 @@ pub(crate) fn error_about(reason: DropReason, inner: Inner, mtu: u32) -> Option<
 }
 
 /// Returns the way of a packet.
-fn pass_on(
+fn pass_on<'a>(
     (head, len): (&[u8], u32),
     meta: &Meta,
-    (gateway, routing): (&Gateway, &Routing),
+    (gateway, routing): (&'a Gateway, &Routing),
+    silent: &mut Silent<'a>,
     context: &Context<'_>,
 ) -> Result<Decided, DropReason> {
     let packet = read(head, len)?;
-    let owned = routing.owns(packet.source)
-        || context.sender.rules.owns(packet.source)
-        || is_behind(packet.source, meta, &gateway.router, context);
+    let owned = routing.owns(packet.source) || context.sender.rules.owns(packet.source);
+    let behind = !owned && is_behind(packet.source, &gateway.router, context);
     // RFC 4291, 2.5.6.
     let is_near = is_link_local(packet.source);
-    if !owned || is_near || routing.by_address(packet.source).is_some() {
+    if !owned && !behind || is_near || routing.by_address(packet.source).is_some() {
         return Err(FOREIGN_SOURCE);
     }
     if gateway.router.has(packet.destination) {
         return Err(GATEWAY_NO_SERVICE); // also if it has no hop left: it is there
     }
-    let course = || course(head.get(L3..).unwrap_or_default());
-    let Choice { way, several, .. } = resolve(gateway, packet.destination, course, context)?;
+    let course = || course_of(head, len).ok_or(HEADERS_TOO_LONG);
+    let to = packet.destination;
+    let Choice { way, several, .. } = resolve(gateway, to, course, silent, context)?;
+    let is_free = |exit| is_free(packet.source, exit, context);
+    if behind && !context.other(way.hop.exit).is_some_and(is_free) {
+        return Err(FOREIGN_SOURCE);
+    }
     // Here the filter asks whose the source is, if the receiver has one. Another host cannot know.
     let sender = context.sender;
     let is_far = matches!(way.verdict, Verdict::Tunnel(_));
@@ -564,10 +571,11 @@ struct Choice {
 }
 
 /// Finds the way to an address from a gateway, of a packet with this course.
-fn resolve(
-    gateway: &Gateway,
+fn resolve<'a>(
+    gateway: &'a Gateway,
     destination: Address,
-    course: impl FnOnce() -> Course,
+    course: impl FnOnce() -> Result<Course, DropReason>,
+    silent: &mut Silent<'a>,
     context: &Context<'_>,
 ) -> Result<Choice, DropReason> {
     if !is_host(destination) {
@@ -576,14 +584,24 @@ fn resolve(
     let leave = |vni, next, several| {
         leave(gateway, (vni, next), context).map(|way| Choice { way, next, several })
     };
-    match &gateway.router.route_to(destination).ok_or(NO_ROUTE)?.leads {
+    let route = gateway.router.route_to(destination).ok_or(NO_ROUTE)?;
+    match &route.leads {
         Leads::Connected(vni) => leave(*vni, destination, false),
         Leads::Nowhere => Err(ROUTE_BLACKHOLE),
         Leads::Via(ways) => match &ways[..] {
             [way] => leave(way.vni, way.address, false),
             ways => {
-                let order = course().order(ways);
-                let mut tried = order.iter().map(|way| leave(way.vni, way.address, true));
+                let order = course()?.order(ways);
+                let mut tried = order.iter().map(|way| {
+                    if silent.has(route, ways, way) {
+                        return Err(NEXT_HOP_UNKNOWN);
+                    }
+                    let left = leave(way.vni, way.address, true);
+                    if let Err(NEXT_HOP_UNKNOWN) = left {
+                        silent.note(route, ways, way);
+                    }
+                    left
+                });
                 let first = tried.next().unwrap_or(Err(NEXT_HOP_UNKNOWN));
                 // It is asked for all the same, so that its flows come to it.
                 if let (Err(NEXT_HOP_UNKNOWN), Some(way)) = (&first, order.first()) {
@@ -599,6 +617,43 @@ fn resolve(
     }
 }
 
+/// Ways of a route that lead nowhere, as packets of this batch found. Packets of a batch tend to
+/// have one route, whose ways are the same for all of them.
+#[derive(Default)]
+struct Silent<'a> {
+    route: Option<&'a RouteEntry>,
+    /// A bit for each way, in the order in which they were declared.
+    ways: u16,
+}
+
+const _: () = assert!(MAX_WAYS <= u16::BITS as usize, "a mask has a bit for each way");
+
+impl<'a> Silent<'a> {
+    fn bit(ways: &[Passage], way: &Passage) -> u16 {
+        let at = ways.iter().position(|it| it.address == way.address);
+        at.map_or(0, |at| 1_u16.wrapping_shl(at as u32))
+    }
+
+    fn has(&self, route: &RouteEntry, ways: &[Passage], way: &Passage) -> bool {
+        self.route.is_some_and(|it| std::ptr::eq(it, route))
+            && self.ways & Silent::bit(ways, way) != 0
+    }
+
+    fn note(&mut self, route: &'a RouteEntry, ways: &[Passage], way: &Passage) {
+        if !self.route.is_some_and(|it| std::ptr::eq(it, route)) {
+            *self = Silent { route: Some(route), ways: 0 };
+        }
+        self.ways |= Silent::bit(ways, way);
+    }
+}
+
+/// Returns the course of the packet in a frame of `len` bytes. `None` if its ports are beyond what
+/// is at hand of it.
+fn course_of(head: &[u8], len: u32) -> Option<Course> {
+    let room = len.saturating_sub(L3 as u32) as usize;
+    course(head.get(L3..).unwrap_or_default(), room)
+}
+
 /// Returns the route that decides on a packet to a gateway, and the address of the machine to which
 /// the packet goes next, if one is known.
 pub(crate) fn decided_by<'a>(
@@ -608,9 +663,20 @@ pub(crate) fn decided_by<'a>(
 ) -> Option<(&'a RouteEntry, Option<Address>)> {
     let gateway = context.entry.routing.as_ref()?.by_mac(meta.destination)?;
     let packet = read(head, u32::MAX).ok()?;
-    let course = || course(head.get(L3..).unwrap_or_default());
-    let next = resolve(gateway, packet.destination, course, context).map(|choice| choice.next);
+    let course = || course_of(head, head.len() as u32).ok_or(HEADERS_TOO_LONG);
+    let next = resolve(gateway, packet.destination, course, &mut Silent::default(), context);
+    let next = next.map(|choice| choice.next);
     Some((gateway.router.route_to(packet.destination)?, next.ok()))
+}
+
+/// Returns the route by which a gateway leads back to the source of a packet to it.
+pub(crate) fn back_to<'a>(
+    head: &[u8],
+    meta: &Meta,
+    context: &Context<'a>,
+) -> Option<&'a RouteEntry> {
+    let gateway = context.entry.routing.as_ref()?.by_mac(meta.destination)?;
+    gateway.router.route_to(read(head, u32::MAX).ok()?.source)
 }
 
 /// Finds the way from a gateway to a machine with an address in a network.
@@ -650,7 +716,7 @@ fn wanted((head, len): (&[u8], u32), gateway: &Gateway, context: &Context<'_>) -
         Leads::Connected(vni) => Some((*vni, destination)).filter(may_be),
         Leads::Nowhere => None,
         Leads::Via(ways) => {
-            let order = course(head.get(L3..).unwrap_or_default()).order(ways);
+            let order = course_of(head, len)?.order(ways);
             let others = order.iter().filter(|way| way.vni != context.entry.vni);
             others.map(|way| (way.vni, way.address)).find(may_be)
         }
@@ -703,7 +769,7 @@ pub(crate) struct Undeliverable<'a> {
 /// Reads a packet that a router refused.
 pub(crate) fn refused<'a>(
     head: &[u8],
-    meta: &Meta,
+    (meta, reason): (&Meta, DropReason),
     context: &Context<'a>,
 ) -> Option<Undeliverable<'a>> {
     let gateway = context.entry.routing.as_ref()?.by_mac(meta.destination)?;
@@ -725,9 +791,13 @@ pub(crate) fn refused<'a>(
         };
         (mapped(ip.source()), mapped(ip.destination()), inner)
     };
-    let way = resolve(gateway, destination, || course(bytes), context);
-    let mtu = way.map(|choice| choice.way.mtu);
-    Some(Undeliverable { gateway, source, inner, mtu: mtu.unwrap_or(u32::MAX) })
+    let course = || course(bytes, bytes.len()).ok_or(HEADERS_TOO_LONG);
+    // No other error tells of its way.
+    let mut silent = Silent::default();
+    let way = (reason == ROUTE_TOO_BIG)
+        .then(|| resolve(gateway, destination, course, &mut silent, context));
+    let mtu = way.and_then(Result::ok).map_or(u32::MAX, |choice| choice.way.mtu);
+    Some(Undeliverable { gateway, source, inner, mtu })
 }
 
 /// Returns the MAC address of the machine of a network that has an address, and the verdict that

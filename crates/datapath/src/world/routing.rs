@@ -112,7 +112,9 @@ impl Joined {
         let mut addresses: Vec<Address> = given.flatten().collect();
         addresses.sort_unstable();
         let connected = |address: Address| {
-            let network = interfaces.iter().find(|interface| interface.block.has(address));
+            let after = interfaces.partition_point(|it| it.block.first <= address);
+            let nearest = after.checked_sub(1).and_then(|at| interfaces.get(at));
+            let network = nearest.filter(|interface| interface.block.has(address));
             network.map(|interface| Passage::new(address, interface.vni))
         };
         let declared = router.routes().map(|route| {
@@ -151,6 +153,13 @@ impl Joined {
         self.addresses.binary_search(&address).is_ok()
     }
 
+    /// Returns whether no machine has an address in the network to which it belongs.
+    pub fn is_nobodys(&self, address: Address) -> bool {
+        let after = self.interfaces.partition_point(|it| it.block.first <= address);
+        let nearest = after.checked_sub(1).and_then(|at| self.interfaces.get(at));
+        nearest.is_some_and(|it| it.block.is_nobodys(address))
+    }
+
     /// Returns the network to which an address belongs, by its number, whatever routes there are.
     /// `None` if no network of the router has it.
     #[inline]
@@ -187,6 +196,8 @@ impl Gateway {
 #[derive(Debug)]
 pub(crate) struct Routing {
     pub gateways: Box<[Gateway]>,
+    /// The networks that its routers join, each once, this one too, ascending.
+    pub networks: Box<[u32]>,
     /// Blocks that its machines have addresses of.
     subnets: Box<[Block]>,
     /// Longest IP packet, in bytes; `u32::MAX` if none is declared.
@@ -208,7 +219,10 @@ impl Routing {
             Some(Gateway { mac, addresses, router: joined })
         };
         let gateways: Box<[Gateway]> = routers.filter_map(gateway).collect();
+        let interfaces = gateways.iter().flat_map(|gateway| &gateway.router.interfaces);
+        let networks: BTreeSet<u32> = interfaces.map(|interface| interface.vni).collect();
         Routing {
+            networks: networks.into_iter().collect(),
             leasing: Leasing::new(network, &gateways).map(Box::new),
             gateways,
             subnets: network.subnets().iter().map(|subnet| Block::new(&subnet.cidr())).collect(),
@@ -258,18 +272,18 @@ impl Routing {
         self.all_beyond(address, own).next()
     }
 
-    /// Returns that network, and the address of the machine there that gets what a flow has for an
-    /// address, if it is known.
-    pub fn next(&self, address: Address, own: u32, course: Course) -> Option<(u32, Address)> {
-        let (gateway, vni) = self.beyond(address, own)?;
-        match &gateway.router.route_to(address)?.leads {
+    /// Returns all such networks, and the addresses of the machines there that may get what a flow
+    /// has for an address, those first that it prefers. Not for workers.
+    pub fn nexts(&self, address: Address, own: u32, course: Course) -> Vec<(u32, Address)> {
+        let routes = self.gateways.iter().filter_map(|it| it.router.route_to(address));
+        let ways = |route: &RouteEntry| match &route.leads {
+            Leads::Connected(vni) => vec![(*vni, address)],
             Leads::Via(ways) => {
-                let order = course.order(ways);
-                let way = order.iter().find(|way| way.vni != own)?;
-                Some((way.vni, way.address))
+                course.order(ways).iter().map(|way| (way.vni, way.address)).collect()
             }
-            _ => Some((vni, address)),
-        }
+            Leads::Nowhere => Vec::new(),
+        };
+        routes.flat_map(ways).filter(|(vni, _)| *vni != own).collect()
     }
 
     /// Returns all such networks and gateways.
@@ -290,10 +304,9 @@ impl Routing {
         routes.flat_map(ways).map(|way| (way.vni, way.address))
     }
 
-    /// Returns the networks that its routers join, each once, this one too, ascending.
+    /// Returns the networks that its routers join, for those that add to them.
     pub fn joined(&self) -> BTreeSet<u32> {
-        let interfaces = self.gateways.iter().flat_map(|gateway| &gateway.router.interfaces);
-        interfaces.map(|interface| interface.vni).collect()
+        self.networks.iter().copied().collect()
     }
 
     /// Returns whether a machine of the network may have an address.

@@ -54,7 +54,7 @@ impl Course {
     /// Makes one of both ends and the protocol. Ports count of TCP, UDP and SCTP. Of fragments the
     /// addresses alone may count, with the protocol 0: later ones have no ports.
     pub fn new(ends: [(Address, u16); 2], protocol: u8) -> Course {
-        let has_ports = matches!(protocol, TCP | UDP | SCTP);
+        let has_ports = has_ports(protocol);
         let end = |(address, port): (Address, u16)| {
             let [high, low] = halves(address);
             let port = if has_ports { port } else { 0 };
@@ -72,6 +72,11 @@ impl Course {
         order.sort_unstable_by_key(|way| Reverse(score(way)));
         order
     }
+}
+
+/// Returns whether a protocol has ports, which tell flows apart.
+pub(crate) fn has_ports(protocol: u8) -> bool {
+    matches!(protocol, TCP | UDP | SCTP)
 }
 
 fn halves(address: Address) -> [u64; 2] {

@@ -138,7 +138,9 @@ impl Model {
     /// hosts by a router is of the other network.
     pub fn speaks_as(&self, vnic: &Vnic, packet: &Packet, across: bool) -> bool {
         if across && vnic.is_trunk() {
-            let homes = self.homes(vnic.declared.vni, packet.source);
+            // Nobody elsewhere has an address that a filtered vnic has in the receiver's network.
+            let mut homes = self.homes(vnic.declared.vni, packet.source);
+            homes.push(vnic.declared.vni);
             return homes.iter().any(|vni| self.speaks_here(*vni, packet.source));
         }
         // Those of other hosts have its address, too.

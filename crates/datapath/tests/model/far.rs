@@ -134,6 +134,11 @@ fn what_a_host_takes_from_routers_of_others() {
     assert_eq!(said(&here, &udp(IP_A)), "two/vni-2: own-source-routed");
     here[1].vnic("c").unwrap().declared.shared_ip = true;
     assert_eq!(said(&here, &udp(IP_A)), "> b");
+    // So does whoever has the address in the receiver's own network.
+    let mut near = world.clone();
+    near[1].insert("c", Declared { vni: 2, ips: vec![IP_A.into()], ..vnic(A, 2, &[]) });
+    let to_web = of(1, B).ipv4(IP_A, IP_B).udp(9, 80, b"?");
+    assert_eq!(said(&near, &to_web), "two/vni-2: ip-claimed");
     // Without a router none leads back. Of a network that is not declared here nobody knows better.
     let mut without = world.clone();
     declare(&mut without, 1, Change::NoRouter("r"));

@@ -886,9 +886,11 @@ impl Model {
         let declared = &self.vnics[sender].declared;
         let is_gateway = self.routes.with_address(declared.vni, source).is_some();
         let is_near = source.is_ipv6() && is_no_unicast(source);
-        let is_of =
-            self.is_of(declared, source) || self.is_behind(sender, router, source, &frame[6..12]);
-        if (is_gateway || is_near || !is_of) && self.mistake() != Some(Mistake::AnySource) {
+        let is_of = self.is_of(declared, source);
+        let is_behind = !is_of && self.is_behind(sender, router, source);
+        if (is_gateway || is_near || !is_of && !is_behind)
+            && self.mistake() != Some(Mistake::AnySource)
+        {
             wrong.push("foreign-source");
         }
         if self.is_routers(router, destination) {
@@ -903,6 +905,16 @@ impl Model {
             wrong.push("ttl-expired");
         }
         let hop = self.hop((declared, frame), router, destination, &mut wrong, pick);
+        let to = hop.as_ref().map(|(to, _)| match to.place {
+            NextPlace::Vnic(at) => self.vnics[at].declared.vni,
+            NextPlace::Away(vni, _) => vni,
+        });
+        if is_behind
+            && to.is_some_and(|to| self.is_somebodys(to, source))
+            && self.mistake() != Some(Mistake::AnySource)
+        {
+            wrong.push("foreign-source");
+        }
         // Bytes behind the packet go along with it.
         if let Some((_, Some(mtu))) = hop
             && len > usize::from(mtu)
@@ -1120,33 +1132,40 @@ impl Model {
     }
 
     /// Returns whether a router leads to a source by its sender: the vnic which declares the
-    /// address of a way; or who sends from the MAC address of a neighbour that has it, of whom no
-    /// host is told, if no vnic has it. Nobody speaks as a filtered vnic of a network.
-    fn is_behind(&self, sender: usize, router: &Router, source: IpAddr, mac: &[u8]) -> bool {
+    /// address of a way, and no other vnic does.
+    fn is_behind(&self, sender: usize, router: &Router, source: IpAddr) -> bool {
         let Declared { vni, .. } = self.vnics[sender].declared;
         let Some(Leads::By(led)) = self.routes.leads(router, source) else { return false };
-        let has = |vnic: &Vnic, vni: u32, ip: &IpAddr| {
-            vnic.declared.vni == vni && vnic.declared.ips.contains(ip)
-        };
-        let is_neighbour = |via: &IpAddr| {
-            let mut residents = self.routes.residents.iter();
-            let is_it = |it: &Resident| (it.vni, it.ip, it.host) == (vni, *via, None);
-            residents.any(|it| is_it(it) && it.mac == *mac)
-                && !self.vnics.iter().any(|vnic| has(vnic, vni, via))
-        };
         let is_sender = |via: &IpAddr| {
+            let has = |vnic: &Vnic| vnic.declared.vni == vni && vnic.declared.ips.contains(via);
+            let holders: Vec<usize> =
+                (0..self.vnics.len()).filter(|at| has(&self.vnics[*at])).collect();
             let net = self.routes.net_of(router, *via);
-            net.is_some_and(|(net, _)| net.vni == vni)
-                && (has(&self.vnics[sender], vni, via) || is_neighbour(via))
+            net.is_some_and(|(net, _)| net.vni == vni) && holders == [sender]
         };
-        let is_anothers = self.routes.net_of(router, source).is_some_and(|(net, _)| {
-            let mut holders = self.vnics.iter().filter(|vnic| has(vnic, net.vni, &source));
-            holders.any(|vnic| !vnic.declared.bypass)
-        });
-        led.via.iter().any(is_sender)
-            && !is_no_unicast(source)
-            && !self.is_routers(router, source)
-            && !is_anothers
+        led.via.iter().any(is_sender) && !is_no_unicast(source)
+    }
+
+    /// Returns whether nobody from behind a machine is known by an address in a network. Nobody
+    /// speaks as a filtered vnic of any network that a router of the receiver's network joins, nor
+    /// as a neighbour or a router there, nor from what a block has for nobody.
+    fn is_somebodys(&self, to: u32, ip: IpAddr) -> bool {
+        let has = |vnic: &Vnic, vni: u32| {
+            let is_local = vnic.declared.link_local() == ip;
+            vnic.declared.vni == vni
+                && !vnic.declared.bypass
+                && (vnic.declared.ips.contains(&ip) || is_local)
+        };
+        let joined = self.routes.routers_of(to).flat_map(|router| &router.joins);
+        joined.map(|(vni, _)| *vni).any(|vni| {
+            let net = self.routes.net(vni);
+            let mut blocks = net.iter().flat_map(|net| &net.blocks);
+            let mut residents = self.routes.residents.iter();
+            blocks.any(|block| block.is_nobodys(ip))
+                || residents.any(|it| (it.vni, it.ip) == (vni, ip))
+                || self.routes.with_address(vni, ip).is_some()
+                || self.vnics.iter().any(|vnic| has(vnic, vni))
+        })
     }
 
     /// Finds the machine to which a packet goes next, and the longest packet that its network
@@ -1230,11 +1249,37 @@ impl Model {
 fn course(frame: &[u8]) -> Option<Course> {
     let packet = wire::packet(frame, 14, None).ok()?;
     let is_part = packet.fragment.is_some_and(|fragment| fragment.offset > 0 || fragment.more);
+    let upper = &packet.upper;
+    let is_error = match (packet.protocol, upper.first()) {
+        (1, Some(kind)) => [3, 11, 12].contains(kind),
+        (58, Some(kind)) => (1..=4).contains(kind),
+        _ => false,
+    };
+    if is_error && !is_part {
+        return quoted_course(upper.get(8..)?);
+    }
     let has_ports = [6, 17, 132].contains(&packet.protocol) && packet.upper.len() >= 4;
     let port = |at| if has_ports && !is_part { be16(&packet.upper, at) } else { 0 };
     let mut ends = [(packet.source, port(0)), (packet.destination, port(2))];
     ends.sort();
     Some((ends, if is_part { 0 } else { packet.protocol }))
+}
+
+/// Returns the course of the flow of which an ICMP error quotes a packet. Of other quotes nothing
+/// is expected.
+fn quoted_course(inner: &[u8]) -> Option<Course> {
+    let (source, destination, protocol, at) = match inner.first()? >> 4 {
+        4 if inner.len() >= 20 && be16(inner, 6) & 0x3fff == 0 => {
+            (ip(inner, 12), ip(inner, 16), inner[9], usize::from(inner[0] & 15) * 4)
+        }
+        6 if inner.len() >= 40 => (ip6(inner, 8), ip6(inner, 24), inner[6], 40),
+        _ => return None,
+    };
+    let is_whole = at >= 20 && inner.len() >= at + 8 && [6, 17, 132].contains(&protocol);
+    let mut ends =
+        is_whole.then(|| [(source, be16(inner, at)), (destination, be16(inner, at + 2))])?;
+    ends.sort();
+    Some((ends, protocol))
 }
 
 /// Returns the byte at which the contents of a frame begin, if they are behind tags or not.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use butterfly_datapath::{Fate, Mac, Origin, Question, RoutingChange, Target, VnicPolicy};
-use butterfly_model::{Route, Router, RouterAddresses, RouterId};
+use butterfly_model::{Neighbour, Route, Router, RouterAddresses, RouterId};
 use butterfly_packet::{build, protocol::UDP};
 use butterfly_vhost::net::NetHeader;
 
@@ -114,6 +114,82 @@ fn a_filtered_vnic_of_a_part_is_nobody_elses() {
             true => net.passes(V, &sent, z, &arrives),
             false => net.drops(V, &sent, "foreign-source"),
         }
+    }
+}
+
+/// A route lets nobody speak as a filtered vnic of any network that a router of the receiver's
+/// network joins, nor as a neighbour or a router of it, nor from addresses that are nobody's.
+#[test]
+fn a_route_lets_nobody_speak_as_a_vnic_of_another_router() {
+    let z = ("z", Mac([2, 0, 0, 0, 0, 0x33]), 60, [10, 2, 0, 9]);
+    let near = ("near", Mac([2, 0, 0, 0, 0, 0x34]), 42, [10, 0, 0, 12]);
+    for bypass in [true, false] {
+        let mut net = Net::apart(&[V, B], true);
+        for (id, mac, vni, ip) in [A, z, near] {
+            net.host.vnic(id, mac, vni, &policy(ip, id != "a" && bypass)).unwrap();
+        }
+        net.admit("0.0.0.0/0");
+        net.join();
+        net.host.change_routing(network(60, "10.2.0.0/24", "10.2.0.1", None));
+        // The sender's router knows nothing of network 60, which another one joins to 42.
+        net.host.change_routing(leading("r", &[42, 50], &[("0.0.0.0/0", &["10.1.0.8"])]));
+        let mut other = Router::new(RouterId::new("s").unwrap());
+        other.attach(vni(60), RouterAddresses::default());
+        other.attach(vni(42), RouterAddresses::parse(["10.0.0.2"]).unwrap());
+        net.host.change_routing(RoutingChange::DeclareRouter(other));
+        let resident = Neighbour::new(
+            vni(60),
+            [10, 2, 0, 20].into(),
+            butterfly_model::Mac::parse("02:00:00:00:00:55").unwrap(),
+            None,
+        );
+        net.host.change_routing(RoutingChange::DeclareNeighbour(resident.unwrap()));
+        net.host.settle();
+        net.host.moved();
+        for (source, passes) in [
+            ([8, 8, 8, 8], true),
+            (z.3, bypass),
+            ([10, 2, 0, 10], true),
+            ([10, 2, 0, 20], false),
+            ([10, 2, 0, 1], false),
+            ([10, 2, 0, 0], false),
+            ([10, 2, 0, 255], false),
+            ([10, 0, 0, 2], false),
+        ] {
+            let [sent, arrives] = routed(behind(V, source), A, |ip| ip.udp(53, 1000, b"x"));
+            match passes {
+                true => net.passes(V, &sent, A, &arrives),
+                false => net.drops(V, &sent, "foreign-source"),
+            }
+        }
+    }
+}
+
+/// Of an address that two vnics have nobody knows who is meant.
+#[test]
+fn only_who_alone_has_the_address_of_a_way_speaks_for_those_behind() {
+    let mut net = net(&[A, V, W], &[("192.0.2.0/24", &["10.1.0.8"])]);
+    let [sent, arrives] = routed(behind(V, [192, 0, 2, 5]), A, |ip| ip.udp(53, 1000, b"x"));
+    net.passes(V, &sent, A, &arrives);
+    net.host.vnic("other", X.1, X.2, &policy(V.3, true)).unwrap();
+    net.host.settle();
+    net.host.moved();
+    net.drops(V, &sent, "foreign-source");
+}
+
+/// Any machine may take the MAC address of a neighbour that is no vnic: none speaks for those
+/// behind it.
+#[test]
+fn nobody_here_speaks_for_those_behind_a_neighbour() {
+    let mut net = net(&[A, V, W], &[("192.0.2.0/24", &["10.1.0.7"])]);
+    let mac = butterfly_model::Mac::parse(&X.1.to_string()).unwrap();
+    let neighbour = Neighbour::new(vni(50), X.3.into(), mac, None).unwrap();
+    net.host.change_routing(RoutingChange::DeclareNeighbour(neighbour));
+    net.host.moved();
+    for from in [V, W] {
+        let behind = (from.0, X.1, X.2, [192, 0, 2, 5]);
+        let [sent, _] = routed(behind, A, |ip| ip.udp(53, 1000, b"x"));
+        net.drops(from, &sent, "foreign-source");
     }
 }
 
@@ -239,6 +315,21 @@ fn answers_go_by_the_way_of_the_questions() {
     assert_eq!(all.len(), 2);
 }
 
+/// An error about a packet that came by a way goes back by it, whichever machine sends it.
+#[test]
+fn errors_go_by_the_way_of_their_flow() {
+    let routes: &[(&str, &[&str])] = &[("192.0.2.0/24", &["10.1.0.8", "10.1.0.9", "10.1.0.7"])];
+    let mut net = net(&[A, V, W, X], routes);
+    let flows = ways(&mut net, 1000..1032);
+    for (port, by) in &flows {
+        let quote = build::ethernet(V.1, A.1).ipv4([192, 0, 2, 5], A.3).udp(53, *port, b"x");
+        let ip = build::ethernet(A.1, gateway()).ipv4(A.3, [192, 0, 2, 5]);
+        let got = net.send(A, &ip.icmp(3, 3, 0, &quote[14..]));
+        assert_eq!(got.into_keys().collect::<Vec<_>>(), std::slice::from_ref(by), "{port}");
+    }
+    assert_eq!(flows.values().collect::<BTreeSet<_>>().len(), 3);
+}
+
 #[test]
 fn fragments_of_a_packet_go_by_one_way() {
     let routes: &[(&str, &[&str])] = &[("192.0.2.0/24", &["10.1.0.8", "10.1.0.9", "10.1.0.7"])];
@@ -350,6 +441,16 @@ fn routes_of_ipv6_lead_likewise() {
     let by: BTreeSet<_> =
         (0..20).filter_map(|port| send(&mut net, A, "fd00::10", "2001:db8:3::1", port)).collect();
     assert_eq!(by.len(), 2, "{by:?}");
+    // Ports tell flows apart also where they are beyond the bytes that are at hand at first.
+    let by: BTreeSet<_> = (0..20)
+        .filter_map(|port| {
+            let ip = |text: &str| text.parse::<std::net::Ipv6Addr>().unwrap();
+            let ip = build::ethernet(A.1, gateway()).ipv6(ip("fd00::10"), ip("2001:db8:3::1"));
+            let sent = ip.extension(60, &[0; 126]).udp(port, 53, b"x");
+            net.send(A, &sent).into_keys().next()
+        })
+        .collect();
+    assert_eq!(by.len(), 2, "{by:?}");
     assert_eq!(send(&mut net, W, "2001:db8::5", "fd00::10", 1).as_deref(), Some("a"));
     assert_eq!(send(&mut net, V, "2001:db8::5", "fd00::10", 1), None);
     assert_eq!(send(&mut net, V, "::ffff:192.0.2.1", "fd00::10", 1), None);
@@ -440,4 +541,22 @@ fn an_explanation_names_the_route() {
     let told = net.host.explain(&question([192, 0, 2, 200])).unwrap();
     let Fate::Dropped(refused) = &told.walks[0].fate else { panic!("{told:?}") };
     assert_eq!(refused.reason.name, "route-blackhole");
+    // Also the route for which a packet is not passed on.
+    let details = |question: &Question, reason: &str| {
+        let told = net.host.explain(question).unwrap();
+        let Fate::Dropped(refused) = &told.walks[0].fate else { panic!("{told:?}") };
+        assert_eq!(refused.reason.name, reason);
+        let steps = &told.walks[0].steps;
+        steps.iter().find(|step| step.stage == "route").unwrap().details.clone()
+    };
+    let from = |id: &str, source: Option<[u8; 4]>, to: [u8; 4]| Question {
+        from: Origin::Vnic(id.into()),
+        source: source.map(Into::into),
+        ..question(to)
+    };
+    let ways = |there: &str| format!("the route 192.0.2.0/24 leads {there} via 10.1.0.8, 10.1.0.9");
+    let back = from("v", None, [192, 0, 2, 5]);
+    assert_eq!(details(&back, "route-back"), [ways("there")]);
+    let foreign = from("a", Some([192, 0, 2, 5]), V.3);
+    assert_eq!(details(&foreign, "foreign-source"), [ways("to the source")]);
 }

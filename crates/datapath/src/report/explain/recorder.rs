@@ -37,7 +37,7 @@ use crate::stages::{
     offload::Offload,
     pipeline::{self, Observer, Scratches},
     reasons::info,
-    route::{NEXT_HOP_UNKNOWN, ROUTE_BLACKHOLE, Route},
+    route::Route,
     stage::Stage,
 };
 use crate::world::snapshot::Vnic;
@@ -205,8 +205,8 @@ impl<'a> Recorder<'a> {
         if let (Claims::NAME, Some(address)) = (stage, self.claimed) {
             step.details.extend(told::owner(address, context));
         }
-        if [ROUTE_BLACKHOLE, NEXT_HOP_UNKNOWN].contains(&reason) {
-            step.details.extend(told::undelivered(self.frame, context));
+        if stage == Route::NAME {
+            step.details.extend(told::undelivered(self.frame, reason, context));
         }
         self.steps.push(step);
     }

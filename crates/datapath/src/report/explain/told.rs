@@ -35,7 +35,10 @@ use crate::stages::{
     context::Context,
     filter::{self, EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, SPOOFED_IP},
     reasons::info,
-    route::{decided_by, next_hop_of},
+    route::{
+        FOREIGN_SOURCE, NEXT_HOP_UNKNOWN, ROUTE_BACK, ROUTE_BLACKHOLE, back_to, decided_by,
+        next_hop_of,
+    },
 };
 use crate::world::{
     routing::RouteEntry,
@@ -183,17 +186,28 @@ pub(super) fn rewritten(batch: &Batch<'_>, context: &Context<'_>) -> Option<Rewr
     Some(Rewritten { vni, source: Mac(source), destination: Mac(destination) })
 }
 
-/// Returns what a router knows of a packet that it does not pass on.
-pub(super) fn undelivered(frame: &[u8], context: &Context<'_>) -> Option<String> {
+/// Returns the route by which a router does not pass a packet on: the one to its destination, or to
+/// a source that the sender does not speak for.
+pub(super) fn undelivered(
+    frame: &[u8],
+    reason: DropReason,
+    context: &Context<'_>,
+) -> Option<String> {
     let meta = Meta { destination: number(Mac(*frame.first_chunk()?)), ..Meta::NEW };
-    let (RouteEntry { block, leads }, _) = decided_by(frame, &meta, context)?;
+    let (RouteEntry { block, leads }, there) = match reason {
+        FOREIGN_SOURCE => (back_to(frame, &meta, context)?, "to the source"),
+        ROUTE_BLACKHOLE | NEXT_HOP_UNKNOWN | ROUTE_BACK => {
+            (decided_by(frame, &meta, context)?.0, "there")
+        }
+        _ => return None,
+    };
     match leads {
         Leads::Connected(_) => None,
         Leads::Nowhere => Some(format!("the route {block} is a blackhole")),
         Leads::Via(ways) => {
             let ways: Vec<String> =
                 ways.iter().map(|way| address(way.address).to_string()).collect();
-            Some(format!("the route {block} leads there via {}", ways.join(", ")))
+            Some(format!("the route {block} leads {there} via {}", ways.join(", ")))
         }
     }
 }
