@@ -27,6 +27,7 @@ use crate::ip::{
     mapped,
 };
 use crate::stages::{
+    asks::note_probe,
     context::Context,
     filter::read::read as read_packet,
     stage::{Stage, StageConfig},
@@ -72,6 +73,7 @@ fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
         if batch.metas().get(index).is_some_and(|meta| is_reserved(meta.source)) {
             continue; // `forward` drops it
         }
+        note_probe(batch, index, context);
         if claimed(batch, index, context).is_some()
             && let Some(meta) = batch.parts().1.get_mut(index)
         {

@@ -16,6 +16,7 @@ use crate::engine::{
     reserved::{is_host, is_reserved},
 };
 use crate::stages::{
+    asks::may_answer,
     context::Context,
     stage::{Stage, StageConfig},
 };
@@ -120,7 +121,28 @@ fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
         if context.entry.relays(context.now) {
             pass_on(batch, context);
         }
+    } else if floods {
+        keep_from_routers(batch, context);
     }
+}
+
+/// Drops what vnics send to the router address of another host, but for ARP and neighbour
+/// discovery: answers to its questions. [`lookup`] counts them as floods, so that nothing else pays.
+#[cold]
+#[inline(never)]
+fn keep_from_routers(batch: &mut Batch<'_>, context: &Context<'_>) {
+    for index in 0..batch.frames.len() {
+        let to_router =
+            |meta: &&Meta| is_host(meta.destination) && matches!(meta.verdict, Verdict::Tunnel(_));
+        let Some(meta) = batch.metas().get(index).filter(to_router) else { continue };
+        if !may_answer(batch.frames.head(index), meta.inside)
+            && let Some(meta) = batch.parts().1.get_mut(index)
+        {
+            meta.verdict = Verdict::Drop(GATEWAY_NOT_HERE, context.sender.place.slot);
+        }
+    }
+    let is_flood = |meta: &Meta| matches!(meta.verdict, Verdict::Flood { .. });
+    batch.floods = batch.metas().iter().any(is_flood);
 }
 
 /// Drops what routers of other hosts passed on to a machine that is not here: it is for nobody
@@ -363,6 +385,8 @@ fn lookup(destination: u64, exit: &Network, floods: &Cell<bool>, context: &Conte
         // Of a host that asked for a machine: what answers goes there.
         let asks = is_host(destination) && !sender.is_trunk();
         let asker = asks.then(|| on_another_host(destination, exit, context)).flatten();
+        // It is looked at again, where its contents are at hand.
+        floods.set(floods.get() || asker.is_some());
         return asker.unwrap_or(drop(GATEWAY_NOT_HERE));
     }
     let Some(place) = context.fdb.lookup(exit.vni, destination, context.now) else {
