@@ -180,36 +180,6 @@ pub(super) fn is_sum_right_of(batch: &mut Batch<'_>, index: usize, at: u16) -> b
     offload || frame.is_some_and(neighbour::is_sum_right)
 }
 
-/// Notes that a guest probes for an address by ARP (RFC 5227, 2.1.1). A host notes it whether it
-/// has a router or not: routers of others ask here, too.
-pub(super) fn note_probe(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) {
-    let Some(meta) = batch.metas().get(index).filter(|_| !context.sender.is_trunk()) else {
-        return;
-    };
-    let Inside::Arp(at) = meta.inside else { return };
-    let probe = read_arp(batch.frames.head(index), at)
-        .filter(|it| it.operation() == arp::REQUEST && it.sender_ip().is_unspecified());
-    if let Some(probe) = probe {
-        context.sender.shared.probed.note(probe.target_ip(), context.now);
-    }
-}
-
-/// Returns whether a frame to the router address of another host may be an answer to its question:
-/// ARP, or a message of discovery (RFC 4861, 7.1.2).
-pub(super) fn may_answer(head: &[u8], inside: Inside) -> bool {
-    match inside {
-        Inside::Arp(at) => usize::from(at) == L3,
-        Inside::Ip { at, vlan: 0 } => {
-            let is_message = matches!(
-                (head.get(L3 + 6), head.get(L3 + ipv6::LEN)),
-                (Some(&ICMPV6), Some(&(v6::NEIGHBOUR_SOLICITATION | v6::NEIGHBOUR_ADVERTISEMENT)))
-            );
-            usize::from(at) == L3 && may_be_discovery(head, L3) && is_message
-        }
-        _ => false,
-    }
-}
-
 /// Returns the verdict on a question of a router of another host, if a frame is one: for the one
 /// machine here whose address that is declared to be, or for all whose addresses are not declared.
 /// `source` was compared with the host that it came from.

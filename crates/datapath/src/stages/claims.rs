@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use butterfly_packet::{
-    Mac,
+    Mac, arp,
     icmp::v6,
     protocol::{TCP, UDP},
 };
@@ -24,10 +24,10 @@ use crate::engine::{
 use crate::ip::{
     Address, Discovery, L4, Packet,
     discovery::{link_local, solicited_node},
+    frame::arp as read_arp,
     mapped,
 };
 use crate::stages::{
-    asks::note_probe,
     context::Context,
     filter::read::read as read_packet,
     stage::{Stage, StageConfig},
@@ -82,6 +82,20 @@ fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
         } else {
             bind(batch, index, context);
         }
+    }
+}
+
+/// Notes that a guest probes for an address by ARP (RFC 5227, 2.1.1). A host notes it whether it
+/// has a router or not: routers of others ask here, too.
+fn note_probe(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) {
+    let Some(meta) = batch.metas().get(index).filter(|_| !context.sender.is_trunk()) else {
+        return;
+    };
+    let Inside::Arp(at) = meta.inside else { return };
+    let probe = read_arp(batch.frames.head(index), at)
+        .filter(|it| it.operation() == arp::REQUEST && it.sender_ip().is_unspecified());
+    if let Some(probe) = probe {
+        context.sender.shared.probed.note(probe.target_ip(), context.now);
     }
 }
 

@@ -5,18 +5,19 @@
 
 use std::{cell::Cell, sync::atomic::Ordering};
 
-use butterfly_packet::mac::Mac;
+use butterfly_packet::{ethernet, icmp::v6, ipv6, mac::Mac, protocol::ICMPV6};
 
 use crate::engine::{
     batch::{Batch, BatchOrigin, Exits, Meta, Verdict},
     counters::Counter,
+    inside::Inside,
     mac::number,
     place::{PeerRef, PortRef},
     reason::{DropReason, ReasonInfo, drop_reasons},
     reserved::{is_host, is_reserved},
 };
 use crate::stages::{
-    asks::may_answer,
+    claims::may_be_discovery,
     context::Context,
     stage::{Stage, StageConfig},
 };
@@ -83,6 +84,8 @@ pub(crate) fn nobody(destination: u64) -> DropReason {
     }
 }
 
+/// Offset of ARP and IP behind Ethernet.
+const L3: usize = ethernet::HEADER_LEN;
 const GROUP_BIT: u64 = 1;
 const LINK_LOCAL: u64 = number(Mac([1, 0x80, 0xc2, 0, 0, 0]));
 const LINK_LOCAL_MASK: u64 = number(Mac([0xff, 0xff, 0xff, 0xff, 0xff, 0xf0]));
@@ -127,7 +130,7 @@ fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
 }
 
 /// Drops what vnics send to the router address of another host, but for ARP and neighbour
-/// discovery: answers to its questions. [`lookup`] counts them as floods, so that nothing else pays.
+/// discovery: answers to its questions. [`lookup`] counts them as floods: nothing else pays.
 #[cold]
 #[inline(never)]
 fn keep_from_routers(batch: &mut Batch<'_>, context: &Context<'_>) {
@@ -143,6 +146,22 @@ fn keep_from_routers(batch: &mut Batch<'_>, context: &Context<'_>) {
     }
     let is_flood = |meta: &Meta| matches!(meta.verdict, Verdict::Flood { .. });
     batch.floods = batch.metas().iter().any(is_flood);
+}
+
+/// Returns whether a frame to the router address of another host may be an answer to its question:
+/// ARP, or a message of discovery (RFC 4861, 7.1.2).
+fn may_answer(head: &[u8], inside: Inside) -> bool {
+    match inside {
+        Inside::Arp(at) => usize::from(at) == L3,
+        Inside::Ip { at, vlan: 0 } => {
+            let is_message = matches!(
+                (head.get(L3 + 6), head.get(L3 + ipv6::LEN)),
+                (Some(&ICMPV6), Some(&(v6::NEIGHBOUR_SOLICITATION | v6::NEIGHBOUR_ADVERTISEMENT)))
+            );
+            usize::from(at) == L3 && may_be_discovery(head, L3) && is_message
+        }
+        _ => false,
+    }
 }
 
 /// Drops what routers of other hosts passed on to a machine that is not here: it is for nobody

@@ -108,7 +108,8 @@ pub(super) fn housekeeping(
 }
 
 /// Looks for neighbours that nobody declared: when a worker needs one or hears one, and in between.
-/// What is found is published ten times in a second at most: each time all workers look.
+///
+/// Publishes ten times in a second at most: each time all workers look.
 pub(super) fn seek_neighbours(plane: &Plane, rests: &AtomicBool) {
     const SOON: Duration = Duration::from_millis(100);
     const IDLE: Duration = Duration::from_secs(1);

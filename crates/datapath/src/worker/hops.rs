@@ -119,8 +119,8 @@ impl HopPen {
         Some(())
     }
 
-    /// Drops the newest packet of the sender with most, of those that wait for an address or of all,
-    /// for a sender that has `own`. Does so only if that sender has at least two more.
+    /// Drops the newest packet of the sender with most, of those that wait for an address or of
+    /// all, for a sender that has `own`. Does so only if that sender has at least two more.
     fn make_room(&mut self, own: usize, to: Option<AskPlace>, context: &Context<'_>) {
         // One look for all senders, as this runs for every packet that finds all places taken.
         let mut counts = [(0, None::<PortRef>); PACKETS];

@@ -637,7 +637,7 @@ fn one_of(id: &str, frame: Vec<u8>) -> Got {
     one(id, frame)
 }
 
-/// What comes from the wire is an answer under the same conditions, and for undeclared addresses.
+/// Answers from the wire count under the same conditions, and for undeclared addresses.
 #[test]
 fn forged_answers_of_other_hosts_do_not_count() {
     let mut net = host(1, &[A], false);
