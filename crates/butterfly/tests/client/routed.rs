@@ -410,18 +410,23 @@ fn a_dump_has_networks_and_routers_first_and_is_applied() {
     assert_eq!((ended.out.as_str(), ended.err.as_str(), ended.code), (out, "", Some(0)));
 }
 
-/// A router answers for itself, and a network by DHCP.
+/// A router answers for itself, and a network by DHCP. A packet may wait for an answer.
 #[test]
 fn explanations_name_who_answers() {
     let walk = |steps: &str| {
+        let fate = if steps.contains("asks") { "WAITS" } else { "ANSWERED" };
         format!(
-            "explain {{ allowed: true vni: 42 walk {{ packet: \"p\" fate: ANSWERED \
+            "explain {{ allowed: true vni: 42 walk {{ packet: \"p\" fate: {fate} \
              step {{ stage: \"lookup\" mark: PASS text: \"t\" }} {steps} }} }}"
         )
     };
     for (steps, end) in [
         ("", "answered by the router\n"),
         ("step { stage: \"answer\" mark: PASS text: \"u\" }", "answered by the network\n"),
+        (
+            "step { stage: \"route\" mark: NOTE text: \"asks\" }",
+            "waits for an answer of its next hop\n",
+        ),
     ] {
         let daemon = Daemon::new();
         let line = "explain --from a --to 10.0.0.1 --port 1 @";

@@ -10,7 +10,7 @@
 //! Declared addresses are never asked for: those of vnics of this host, neighbours and gateways.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, PoisonError, atomic::Ordering::Relaxed},
 };
 
@@ -33,7 +33,7 @@ use crate::ip::{
 use crate::plane::{Plane, State, policies::rules, seeker::Seeker};
 use crate::stages::asks::{may_be_asked_for, may_hear, router_of};
 use crate::world::{
-    asking::AskPlace,
+    asking::{AskPass, AskPlace, DueQuestion},
     found::CAPACITY,
     policy::VnicPolicy,
     rules::address as ip_of,
@@ -42,49 +42,75 @@ use crate::world::{
 
 /// Seconds after which a machine that is used is asked again, and one that is not is forgotten.
 const FRESH: u32 = 60;
+/// Most questions in a network in a second.
+const QUESTIONS: u32 = 256;
+/// Seconds after the last question in which workers are told to look at what waits.
+const AWAKE: u32 = 2;
 /// Smallest Ethernet frame without its checksum.
 const SMALLEST: usize = 60;
 const ND_HOP_LIMIT: u8 = 255;
 
 impl Plane {
-    /// Has due questions sent, takes what was heard, and forgets what is old. Returns whether
-    /// anything is being asked for.
-    pub fn seek(&self) -> bool {
+    /// Has due questions sent, takes what was heard, and forgets what is old.
+    pub fn seek(&self) -> SeekOutcome {
         let mut seeker = self.seeker.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.shared.clock.now();
         let pass = self.shared.asking.pass(self.shared.clock.tenths());
-        let idle = pass.left + seeker.asked == 0 && self.shared.snapshot.load().found.is_empty();
+        if pass.left > 0 {
+            seeker.awake = now;
+        }
+        let tells = now.saturating_sub(seeker.awake) <= AWAKE;
+        let idle = !tells && self.shared.snapshot.load().found.is_empty();
         let look = now != seeker.looked && !idle;
         seeker.looked = now;
-        let asked = std::mem::replace(&mut seeker.asked, pass.left);
+        let mut published = false;
         if !pass.answered.is_empty() || !pass.lost.is_empty() || look {
+            let state = self.state();
+            published = self.take(&mut seeker, &pass, look, now);
+            drop(state);
+            // Not before: they would be asked for anew.
+            self.shared.asking.end_answered(&pass.answered);
+        }
+        if !pass.due.is_empty() {
             let mut state = self.state();
-            let mut next = Snapshot::clone(&self.shared.snapshot.load());
-            let mut changed = false;
-            for (at, mac) in &pass.answered {
-                changed |= self.take_answer(&mut seeker, (*at, *mac), now, &mut next);
-            }
-            for at in &pass.lost {
-                changed |= seeker.forget(*at, &mut next);
-            }
-            if look {
-                changed |= self.forget_old(&mut seeker, now, &mut next);
-            }
-            if changed {
-                self.publish(next);
-            }
-            self.make_askers(&mut state, &mut seeker, pass.due.iter().map(|(at, _)| at.0));
-        } else if !pass.due.is_empty() {
-            let mut state = self.state();
-            self.make_askers(&mut state, &mut seeker, pass.due.iter().map(|(at, _)| at.0));
+            self.make_askers(&mut state, &mut seeker, pass.due.iter().map(|due| due.at.0));
+            drop(state);
+            let unsent = self.ask(&mut seeker, &pass.due, now);
+            self.shared.asking.were_not_sent(&unsent);
         }
         // Packets may wait at any of them. A declaration may have ended a wait.
-        if pass.silent || !pass.answered.is_empty() || look && asked > 0 {
+        if pass.silent || !pass.answered.is_empty() || look && tells {
             let workers = self.board.handles();
             workers.iter().take(self.board.active()).for_each(|it| it.look_at(PollSource::Waiting));
         }
-        self.ask(&seeker, &pass.due);
-        pass.left > 0
+        SeekOutcome { asks: pass.left > 0, published }
+    }
+
+    /// Takes what a pass found, and looks at all that was found before. Returns whether a snapshot
+    /// was published: it is only copied if anything changes. The caller holds the state.
+    fn take(&self, seeker: &mut Seeker, pass: &AskPass, look: bool, now: u32) -> bool {
+        let current = self.shared.snapshot.load_full();
+        let gone =
+            if look { self.forgotten(seeker, &pass.lost, now, &current) } else { Vec::new() };
+        if pass.answered.is_empty() && pass.lost.is_empty() && gone.is_empty() {
+            return false;
+        }
+        let mut next = Snapshot::clone(&current);
+        let mut changed = false;
+        for at in gone {
+            changed |= seeker.forget(at, &mut next);
+        }
+        for (at, mac) in &pass.lost {
+            let is_it = next.found.get(at.0, at.1).is_some_and(|found| found.mac == *mac);
+            changed |= is_it && seeker.forget(*at, &mut next);
+        }
+        for (at, mac) in &pass.answered {
+            changed |= self.take_answer(seeker, (*at, *mac), now, &mut next);
+        }
+        if changed {
+            self.publish(next);
+        }
+        changed
     }
 
     /// Takes an answer. Returns whether the snapshot changed.
@@ -109,38 +135,46 @@ impl Plane {
         kept
     }
 
-    /// Looks at all that was found: what is used and old is asked again, and what is not used is
-    /// forgotten. So is what was declared meanwhile, or is of no declared network any more. Returns
-    /// whether the snapshot changed.
-    fn forget_old(&self, seeker: &mut Seeker, now: u32, next: &mut Snapshot) -> bool {
-        self.shared.asking.keep(|at| may_be_asked_for(at, next));
+    /// Looks at all that was found: what is used and old is asked again. Returns what is to be
+    /// forgotten: what is not used, was declared meanwhile, or is of no declared network any more.
+    fn forgotten(
+        &self,
+        seeker: &mut Seeker,
+        lost: &[(AskPlace, u64)],
+        now: u32,
+        current: &Snapshot,
+    ) -> Vec<AskPlace> {
+        let lost: HashSet<AskPlace> = lost.iter().map(|(at, _)| *at).collect();
+        self.shared.asking.keep(|at| may_be_asked_for(at, current));
         let mut gone = Vec::new();
-        for (at, found) in next.found.iter() {
+        for (at, found) in current.found.iter() {
             let (heard, used) = found.ages(now);
-            let stays = may_be_asked_for(at, next)
-                && (heard < FRESH || used < FRESH && self.shared.asking.ask_again(at, found.mac));
-            if !stays {
+            if !may_be_asked_for(at, current) || heard >= FRESH && used >= FRESH {
                 gone.push(at);
+            } else if heard >= FRESH && !lost.contains(&at) {
+                self.shared.asking.ask_again(at, found.mac);
             }
         }
-        let mut changed = gone.into_iter().fold(false, |any, at| seeker.forget(at, next) | any);
         seeker.held.retain(|_, held| held.load(Relaxed) > 0);
-        seeker.askers.retain(|vni, _| next.network(*vni).is_some());
+        seeker.askers.retain(|vni, _| current.network(*vni).is_some());
+        seeker.paces.retain(|vni, _| current.network(*vni).is_some());
         // Networks share the room anew.
-        let networks = next.networks.iter().filter(|(_, network)| network.routing.is_some());
+        let networks = current.networks.iter().filter(|(_, network)| network.routing.is_some());
         let held: Vec<u32> = seeker.held.values().map(|held| held.load(Relaxed)).collect();
         if let Some(most) = seeker.quota.settle(CAPACITY, networks.count() as u32, &held, 0) {
             let mut all: Vec<(AskPlace, u32)> =
-                next.found.iter().map(|(at, found)| (at, found.ages(now).0)).collect();
+                current.found.iter().map(|(at, found)| (at, found.ages(now).0)).collect();
             all.sort_unstable_by_key(|(_, heard)| *heard);
             let mut kept = HashMap::<u32, u32>::new();
             for (at, _) in all {
                 let kept = kept.entry(at.0).or_default();
                 *kept += 1;
-                changed |= *kept > most && seeker.forget(at, next);
+                if *kept > most {
+                    gone.push(at);
+                }
             }
         }
-        changed
+        gone
     }
 
     /// Makes the senders of questions in these networks, as the networks are now.
@@ -183,18 +217,28 @@ impl Plane {
         }
     }
 
-    /// Has questions sent: those of a network by one worker, one in a turn.
-    fn ask(&self, seeker: &Seeker, due: &[(AskPlace, Option<u64>)]) {
+    /// Has questions sent: those of a network by one worker, one in a turn. Returns those that were
+    /// not: for want of a sender, beyond the network's pace, or as their machine may be probing.
+    fn ask(&self, seeker: &mut Seeker, due: &[DueQuestion], now: u32) -> Vec<DueQuestion> {
         let snapshot = self.shared.snapshot.load();
-        let now = self.shared.clock.now();
         let mut frames = BTreeMap::<u32, Vec<Vec<u8>>>::new();
-        for (at, to) in due {
-            let Some(asker) = seeker.askers.get(&at.0) else { continue };
-            let network = snapshot.network(at.0).filter(|_| may_be_asked_for(*at, &snapshot));
-            let Some(network) = network else { continue };
-            if to.is_none_or(|to| hears(to, network, now, &snapshot)) {
-                frames.entry(at.0).or_default().push(question(asker.mac, at.1, *to));
+        let mut unsent = Vec::new();
+        for question in due {
+            let DueQuestion { at, to, .. } = *question;
+            let asker = seeker.askers.get(&at.0);
+            let asker = asker.filter(|it| self.board.announcer(it.place.slot).is_some());
+            let network = snapshot.network(at.0);
+            let heard =
+                network.is_some_and(|it| to.is_none_or(|to| hears((to, at.1), it, now, &snapshot)));
+            let Some(asker) = asker.filter(|_| heard && may_be_asked_for(at, &snapshot)) else {
+                unsent.push(*question);
+                continue;
+            };
+            if !seeker.paces.entry(at.0).or_default().take(now, QUESTIONS, QUESTIONS) {
+                unsent.push(*question);
+                continue;
             }
+            frames.entry(at.0).or_default().push(frame_of(asker.mac, at.1, to));
         }
         for (vni, frames) in frames {
             if let Some(asker) = seeker.askers.get(&vni)
@@ -203,6 +247,7 @@ impl Plane {
                 worker.ask(asker.clone(), Arc::new(frames));
             }
         }
+        unsent
     }
 
     /// Returns machines that were found, and addresses that are asked for: for the operator.
@@ -230,6 +275,15 @@ impl Plane {
         all.sort_unstable_by_key(|it| (it.vni, it.address));
         all
     }
+}
+
+/// Outcome of a search.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SeekOutcome {
+    /// True if anything is asked for.
+    pub asks: bool,
+    /// True if what is found changed.
+    pub published: bool,
 }
 
 /// A neighbour that nobody declared.
@@ -274,13 +328,13 @@ impl SoughtState {
 
 /// Returns whether a machine may be asked again: if a vnic of this host has its MAC address, its
 /// guest must not be one that may be probing.
-fn hears(mac: u64, network: &Network, now: u32, snapshot: &Snapshot) -> bool {
+fn hears((mac, address): (u64, Address), network: &Network, now: u32, snapshot: &Snapshot) -> bool {
     let vnic = network.macs.get(mac).and_then(|slot| snapshot.vnics.get(slot));
-    vnic.is_none_or(|vnic| may_hear(vnic, now))
+    vnic.is_none_or(|vnic| may_hear(vnic, address, now))
 }
 
 /// Returns the question for an address: to one machine, or to all.
-fn question(from: Mac, address: Address, to: Option<u64>) -> Vec<u8> {
+fn frame_of(from: Mac, address: Address, to: Option<u64>) -> Vec<u8> {
     let to = to.map(mac_address);
     if is_v4(address) {
         // A probe (RFC 5227, 2.1.1): nobody learns from it.
@@ -311,19 +365,19 @@ mod tests {
 
     #[test]
     fn a_question_by_arp_is_a_probe() {
-        let frame = question(FROM, mapped([10, 0, 0, 9].into()), None);
+        let frame = frame_of(FROM, mapped([10, 0, 0, 9].into()), None);
         assert_eq!((&frame[..6], frame.len()), (&[0xff; 6][..], SMALLEST));
         let arp = Arp::parse(Ethernet::parse(&frame).unwrap().payload()).unwrap();
         assert_eq!((arp.operation(), arp.sender_mac()), (arp::REQUEST, FROM));
         assert_eq!((arp.sender_ip(), arp.target_ip()), ([0; 4].into(), [10, 0, 0, 9].into()));
-        let again = question(FROM, mapped([10, 0, 0, 9].into()), Some(number(Mac([2; 6]))));
+        let again = frame_of(FROM, mapped([10, 0, 0, 9].into()), Some(number(Mac([2; 6]))));
         assert_eq!((&again[..6], &again[6..]), (&[2; 6][..], &frame[6..]));
     }
 
     #[test]
     fn a_question_by_discovery_is_valid() {
         let target: std::net::Ipv6Addr = "fd00::1:2:3".parse().unwrap();
-        let frame = question(FROM, target.to_bits(), None);
+        let frame = frame_of(FROM, target.to_bits(), None);
         assert_eq!(&frame[..6], &[0x33, 0x33, 0xff, 2, 0, 3]);
         assert!(neighbour::is_sum_right(&frame[14..]));
         assert_eq!((frame[21], frame[54]), (255, icmp::v6::NEIGHBOUR_SOLICITATION));

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use crate::engine::quota::Quota;
+use crate::engine::{pace::Pace, quota::Quota};
 use crate::world::{
     asking::AskPlace,
     found::{CAPACITY, FoundNeighbour, MAX_PER_NETWORK},
@@ -24,8 +24,10 @@ pub(super) struct Seeker {
     pub quota: Quota,
     /// Second of the last look at what was found.
     pub looked: u32,
-    /// Number of addresses that were asked for after the last pass.
-    pub asked: usize,
+    /// Second in which anything was asked for last.
+    pub awake: u32,
+    /// Questions in networks.
+    pub paces: HashMap<u32, Pace>,
 }
 
 impl Default for Seeker {
@@ -35,7 +37,8 @@ impl Default for Seeker {
             held: BTreeMap::new(),
             quota: Quota::new(CAPACITY),
             looked: 0,
-            asked: 0,
+            awake: 0,
+            paces: HashMap::new(),
         }
     }
 }

@@ -134,7 +134,7 @@ impl Plane {
             dhcp: Default::default(),
             discovery: Default::default(),
             asks: Default::default(),
-            probed: AtomicU32::new(0),
+            probed: Default::default(),
         })
     }
 

@@ -15,6 +15,7 @@ use crate::engine::{
     batch::{Batch, Meta, Verdict},
     inside::Inside,
     mac::number,
+    place::PeerRef,
     reason::{DropReason, drop_reasons},
     reserved::is_reserved,
 };
@@ -32,7 +33,8 @@ use crate::stages::{
     forward::{NO_RECEIVER, learn_source},
 };
 use crate::world::{
-    asking::AskPlace,
+    asking::{AskPlace, PROBING},
+    fdb::Learning,
     snapshot::{Snapshot, Vnic},
 };
 
@@ -42,15 +44,19 @@ drop_reasons! { 13;
     NEXT_HOP_LIMIT = "next-hop-limit" {
         cause: "a machine that looks for addresses which nobody has, as a scan does; or one that sends much to an address, in large frames, while its machine is asked for",
         remedy: "nothing if it passes within seconds; else look at what the machine sends, and declare machines that are there: `butterfly neighbour add --vni VNI --ip ADDRESS --mac MAC --host HOST`",
-        charged: "the sender",
+        charged: "the sender, or the network if an answer came from another host",
+    }
+    /// ARP or neighbour discovery to the router address of a host that answers no question of its
+    /// routers.
+    NO_ANSWER = "no-answer" {
+        cause: "an answer that came late, twice, or by another machine than the one that was asked; or a machine that wants to be taken for another one",
+        remedy: "nothing if it is rare: the router asks again; else look for two machines with the packet's source address",
+        charged: "the sender, or the network if the frame came from another host",
     }
 }
 
 /// Offset of ARP and IP behind Ethernet.
 const L3: usize = ethernet::HEADER_LEN;
-/// Seconds in which a guest that attached, or probed for an address, hears no questions: it would
-/// take one for the probe of a machine that wants its address (RFC 5227, 2.1.1).
-const PROBING: u32 = 10;
 /// Lowest bit of a MAC address as [`number`]: of a group.
 const GROUP_BIT: u64 = 1;
 
@@ -61,12 +67,22 @@ pub(crate) fn router_of(tunnel: Option<&Tunnel>) -> Mac {
     tunnel.map_or_else(nobody, |tunnel| tunnel.router_mac)
 }
 
-/// Returns whether the guest of a vnic may hear a question: it is not probing for an address of its
-/// own.
-pub(crate) fn may_hear(vnic: &Vnic, now: u32) -> bool {
-    let is_long_ago = |second: u32| second == 0 || now.saturating_sub(second) >= PROBING;
-    let shared = &vnic.shared;
-    is_long_ago(shared.attached.load(Relaxed)) && is_long_ago(shared.probed.load(Relaxed))
+/// Returns whether the guest of a vnic may hear a question for an address: it is not probing for
+/// that one, and attached long enough ago to have no probe of which nobody here knows.
+pub(crate) fn may_hear(vnic: &Vnic, address: Address, now: u32) -> bool {
+    let attached = vnic.shared.attached.load(Relaxed);
+    let is_long_ago = attached == 0 || now.saturating_sub(attached) >= PROBING;
+    is_long_ago && !vnic.shared.probed.has(address, now)
+}
+
+/// Returns whether a vnic may hear a frame of a batch that is from a router of this host, or of
+/// another one.
+pub(crate) fn may_hear_frame(vnic: &Vnic, head: &[u8], meta: &Meta, now: u32) -> bool {
+    let asked = match meta.inside {
+        Inside::Arp(at) => read_arp(head, at).map(|packet| mapped(packet.target_ip())),
+        _ => Some(0), // guests probe by discovery in a form of its own
+    };
+    asked.is_some_and(|address| may_hear(vnic, address, now))
 }
 
 /// Returns whether routers may ask for an address: a machine of a declared network may have it, and
@@ -105,15 +121,20 @@ pub(super) fn hear(
     };
     // A filtered vnic has what is declared, which nobody asks for.
     let speaks = context.sender.rules.bypass;
-    if let Some(address) = said.filter(|_| speaks && is_station(meta.source)) {
-        let at = (context.sender.vni, address);
-        if context.asking.is_asked(at) {
-            // Its place is known before it is used.
-            learn_source(meta.source, meta.peer, context)?;
-            context.asking.hear(at, meta.source);
-        }
+    let said = said.filter(|_| speaks && is_station(meta.source)).ok_or(NO_ANSWER)?;
+    if !context.sender.shared.asks.may_answer(context.now) {
+        return Err(NEXT_HOP_LIMIT);
     }
-    Ok(true)
+    let at = (context.sender.vni, said);
+    let counts = |noted: Option<bool>| noted.ok_or(NEXT_HOP_LIMIT)?.then_some(()).ok_or(NO_ANSWER);
+    counts(context.asking.awaits(at, meta.source))?;
+    // Its place is known before it is used. One that another host passed on has none.
+    let placed = !context.sender.is_trunk() || meta.peer != PeerRef::PASSED_ON;
+    match learn_source(meta.source, meta.peer, context)? {
+        Learning::Refused => Err(NEXT_HOP_LIMIT),
+        _ if !placed => Err(NO_ANSWER),
+        _ => counts(context.asking.hear(at, meta.source)).map(|()| true),
+    }
 }
 
 /// Returns whether a machine may send from a MAC address.
@@ -157,22 +178,6 @@ pub(super) fn is_sum_right_of(batch: &mut Batch<'_>, index: usize, at: u16) -> b
     let offload = batch.metas().get(index).is_some_and(|meta| meta.offload);
     let frame = batch.parts().0.keep(index).and_then(|frame| frame.get(usize::from(at)..));
     offload || frame.is_some_and(neighbour::is_sum_right)
-}
-
-/// Notes that a guest probes for an address.
-pub(super) fn note_probe(batch: &mut Batch<'_>, index: usize, meta: &Meta, context: &Context<'_>) {
-    let head = batch.frames.head(index);
-    let probes = match meta.inside {
-        Inside::Arp(at) => read_arp(head, at).is_some_and(|it| it.sender_ip().is_unspecified()),
-        Inside::Ip { at, .. } if may_be_discovery(head, at.into()) => {
-            let source = usize::from(at) + 8;
-            head.get(source..source + 16).is_some_and(|source| *source == [0; 16])
-        }
-        _ => false,
-    };
-    if probes {
-        context.sender.shared.probed.store(context.now, Relaxed);
-    }
 }
 
 /// Returns the verdict on a question of a router of another host, if a frame is one: for the one
@@ -226,7 +231,7 @@ fn receiver(
     }
     let here = |slot: u32| context.snapshot.vnics.get(slot);
     let hears = |vnic: &&std::sync::Arc<Vnic>| {
-        may_hear(vnic, context.now) && vnic.shared.driving.load(Relaxed)
+        may_hear(vnic, address, context.now) && vnic.shared.driving.load(Relaxed)
     };
     if let Some(holding) = network.holders.get(address) {
         // Of several machines with one address nobody knows which one has it now.

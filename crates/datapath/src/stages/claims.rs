@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use butterfly_packet::{
-    Mac,
+    Mac, arp,
     icmp::v6,
     protocol::{TCP, UDP},
 };
@@ -24,6 +24,7 @@ use crate::engine::{
 use crate::ip::{
     Address, Discovery, L4, Packet,
     discovery::{link_local, solicited_node},
+    frame::arp as read_arp,
     mapped,
 };
 use crate::stages::{
@@ -72,6 +73,7 @@ fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
         if batch.metas().get(index).is_some_and(|meta| is_reserved(meta.source)) {
             continue; // `forward` drops it
         }
+        note_probe(batch, index, context);
         if claimed(batch, index, context).is_some()
             && let Some(meta) = batch.parts().1.get_mut(index)
         {
@@ -80,6 +82,20 @@ fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
         } else {
             bind(batch, index, context);
         }
+    }
+}
+
+/// Notes that a guest probes for an address by ARP (RFC 5227, 2.1.1). A host notes it whether it
+/// has a router or not: routers of others ask here, too.
+fn note_probe(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) {
+    let Some(meta) = batch.metas().get(index).filter(|_| !context.sender.is_trunk()) else {
+        return;
+    };
+    let Inside::Arp(at) = meta.inside else { return };
+    let probe = read_arp(batch.frames.head(index), at)
+        .filter(|it| it.operation() == arp::REQUEST && it.sender_ip().is_unspecified());
+    if let Some(probe) = probe {
+        context.sender.shared.probed.note(probe.target_ip(), context.now);
     }
 }
 

@@ -22,7 +22,7 @@ use crate::engine::{
 };
 use crate::stages::{
     answers::consume,
-    asks::may_hear,
+    asks::may_hear_frame,
     context::Context,
     filter::{FilterRoom, admits_flooded, note_flooded},
     forward::nobody,
@@ -890,16 +890,19 @@ fn flood<O: Outlet>(
             continue;
         };
         let bypass = receiver.rules.bypass;
-        let flooded = |meta: &Meta| {
+        let flooded = |index: usize, meta: &Meta| {
             matches!(meta.verdict, Verdict::Flood { unknown } if bypass || !unknown)
                 // Questions of routers are for who may have addresses that are not declared.
-                && (!is_host(meta.source) || bypass && may_hear(receiver, context.now))
+                && (!is_host(meta.source)
+                    || bypass
+                        && may_hear_frame(receiver, batch.frames.head(index), meta, context.now))
         };
-        if !batch.metas().iter().any(flooded) {
+        if !batch.metas().iter().enumerate().any(|(index, meta)| flooded(index, meta)) {
             continue;
         }
         if !bypass {
-            for (index, _) in batch.metas().iter().enumerate().filter(|(_, meta)| flooded(meta)) {
+            let each = batch.metas().iter().enumerate();
+            for (index, _) in each.filter(|(index, meta)| flooded(*index, meta)) {
                 match admits_flooded(room, index, receiver, context) {
                     Ok(()) => note_flooded(room, index, receiver, context),
                     Err((reason, charged)) => {
@@ -915,7 +918,8 @@ fn flood<O: Outlet>(
             ring.prepare(floods as u16);
         }
         to_one(batch, guard.as_mut(), receiver, context, outlet, &mut got, |index, meta| {
-            flooded(meta) && (bypass || admits_flooded(room, index, receiver, context).is_ok())
+            flooded(index, meta)
+                && (bypass || admits_flooded(room, index, receiver, context).is_ok())
         });
         let interrupt = guard.as_mut().and_then(Receive::show);
         drop(guard);

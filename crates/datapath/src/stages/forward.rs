@@ -5,17 +5,19 @@
 
 use std::{cell::Cell, sync::atomic::Ordering};
 
-use butterfly_packet::mac::Mac;
+use butterfly_packet::{ethernet, icmp::v6, ipv6, mac::Mac, protocol::ICMPV6};
 
 use crate::engine::{
     batch::{Batch, BatchOrigin, Exits, Meta, Verdict},
     counters::Counter,
+    inside::Inside,
     mac::number,
     place::{PeerRef, PortRef},
     reason::{DropReason, ReasonInfo, drop_reasons},
     reserved::{is_host, is_reserved},
 };
 use crate::stages::{
+    claims::may_be_discovery,
     context::Context,
     stage::{Stage, StageConfig},
 };
@@ -82,6 +84,8 @@ pub(crate) fn nobody(destination: u64) -> DropReason {
     }
 }
 
+/// Offset of ARP and IP behind Ethernet.
+const L3: usize = ethernet::HEADER_LEN;
 const GROUP_BIT: u64 = 1;
 const LINK_LOCAL: u64 = number(Mac([1, 0x80, 0xc2, 0, 0, 0]));
 const LINK_LOCAL_MASK: u64 = number(Mac([0xff, 0xff, 0xff, 0xff, 0xff, 0xf0]));
@@ -120,6 +124,43 @@ fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
         if context.entry.relays(context.now) {
             pass_on(batch, context);
         }
+    } else if floods {
+        keep_from_routers(batch, context);
+    }
+}
+
+/// Drops what vnics send to the router address of another host, but for ARP and neighbour
+/// discovery: answers to its questions. [`lookup`] counts them as floods: nothing else pays.
+#[cold]
+#[inline(never)]
+fn keep_from_routers(batch: &mut Batch<'_>, context: &Context<'_>) {
+    for index in 0..batch.frames.len() {
+        let to_router =
+            |meta: &&Meta| is_host(meta.destination) && matches!(meta.verdict, Verdict::Tunnel(_));
+        let Some(meta) = batch.metas().get(index).filter(to_router) else { continue };
+        if !may_answer(batch.frames.head(index), meta.inside)
+            && let Some(meta) = batch.parts().1.get_mut(index)
+        {
+            meta.verdict = Verdict::Drop(GATEWAY_NOT_HERE, context.sender.place.slot);
+        }
+    }
+    let is_flood = |meta: &Meta| matches!(meta.verdict, Verdict::Flood { .. });
+    batch.floods = batch.metas().iter().any(is_flood);
+}
+
+/// Returns whether a frame to the router address of another host may be an answer to its question:
+/// ARP, or a message of discovery (RFC 4861, 7.1.2).
+fn may_answer(head: &[u8], inside: Inside) -> bool {
+    match inside {
+        Inside::Arp(at) => usize::from(at) == L3,
+        Inside::Ip { at, vlan: 0 } => {
+            let is_message = matches!(
+                (head.get(L3 + 6), head.get(L3 + ipv6::LEN)),
+                (Some(&ICMPV6), Some(&(v6::NEIGHBOUR_SOLICITATION | v6::NEIGHBOUR_ADVERTISEMENT)))
+            );
+            usize::from(at) == L3 && may_be_discovery(head, L3) && is_message
+        }
+        _ => false,
     }
 }
 
@@ -363,6 +404,8 @@ fn lookup(destination: u64, exit: &Network, floods: &Cell<bool>, context: &Conte
         // Of a host that asked for a machine: what answers goes there.
         let asks = is_host(destination) && !sender.is_trunk();
         let asker = asks.then(|| on_another_host(destination, exit, context)).flatten();
+        // It is looked at again, where its contents are at hand.
+        floods.set(floods.get() || asker.is_some());
         return asker.unwrap_or(drop(GATEWAY_NOT_HERE));
     }
     let Some(place) = context.fdb.lookup(exit.vni, destination, context.now) else {

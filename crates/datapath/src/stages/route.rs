@@ -819,11 +819,9 @@ fn next_hop(address: Address, network: &Network, context: &Context<'_>) -> Optio
     }
     let found = context.snapshot.neighbours.get(network.vni, address);
     let mac = found.map(|found| found.mac).or(here.map(|(_, mac)| mac));
-    let mac = mac.or_else(|| {
-        let answered = context.snapshot.found.get(network.vni, address)?;
-        context.asking.goes_to(answered, context.now);
-        Some(answered.mac)
-    })?;
+    let answered = || context.snapshot.found.get(network.vni, address);
+    let answered = if mac.is_none() { answered() } else { None };
+    let mac = mac.or(answered.map(|answered| answered.mac))?;
     let host = found.and_then(|found| found.host).zip(context.tunnel);
     let verdict = match host.filter(|(host, tunnel)| *host != tunnel.own) {
         Some((host, tunnel)) => Verdict::Tunnel(tunnel.peers.find(host)?),
@@ -835,6 +833,9 @@ fn next_hop(address: Address, network: &Network, context: &Context<'_>) -> Optio
         Verdict::Deliver(slot) => here.is_none_or(|(away, _)| away != slot),
         _ => false,
     };
+    if let Some(answered) = answered.filter(|_| leads) {
+        context.asking.goes_to(answered, context.now);
+    }
     leads.then_some((mac, verdict))
 }
 
@@ -863,9 +864,6 @@ fn hear(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             }
             _ => continue,
         };
-        if !context.sender.is_trunk() {
-            asks::note_probe(batch, index, &meta, context);
-        }
         let verdict = match told {
             Told::Claims => Err(GATEWAY_CLAIMED),
             // Nobody else hears it, and it is not answered.

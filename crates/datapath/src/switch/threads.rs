@@ -108,12 +108,18 @@ pub(super) fn housekeeping(
 }
 
 /// Looks for neighbours that nobody declared: when a worker needs one or hears one, and in between.
+///
+/// Publishes ten times in a second at most: each time all workers look.
 pub(super) fn seek_neighbours(plane: &Plane, rests: &AtomicBool) {
     const SOON: Duration = Duration::from_millis(100);
     const IDLE: Duration = Duration::from_secs(1);
     plane.shared.asking.begin(Some(std::thread::current()));
     while !rests.load(Ordering::Acquire) {
-        let asks = plane.seek();
-        std::thread::park_timeout(if asks { SOON } else { IDLE });
+        let outcome = plane.seek();
+        if outcome.published {
+            std::thread::sleep(SOON); // also if a worker wakes it
+        } else {
+            std::thread::park_timeout(if outcome.asks { SOON } else { IDLE });
+        }
     }
 }

@@ -16,7 +16,6 @@ use crate::engine::{
 };
 use crate::stages::{asks::NEXT_HOP_LIMIT, context::Context, route::next_hop_of};
 use crate::world::asking::{AskPlace, Asking};
-use crate::world::snapshot::Snapshot;
 
 /// Most packets that wait, of all senders, of one, and for one address.
 const PACKETS: usize = 128;
@@ -88,11 +87,18 @@ impl HopPen {
         let from = context.sender.place;
         let meta = *batch.metas().get(index)?;
         let to = next_hop_of(batch, index, context)?;
-        let of = |wanted: &dyn Fn(&PennedHop) -> bool| {
-            self.packets.iter().filter(|packet| wanted(packet)).count()
+        let own = self.packets.iter().filter(|packet| packet.from == from).count();
+        if own >= PER_SENDER {
+            return None;
+        }
+        let is_full = |pen: &HopPen| {
+            pen.packets.iter().filter(|packet| packet.to == to).count() >= PER_ADDRESS
         };
-        let has_room = of(&|packet| packet.from == from) < PER_SENDER
-            && of(&|packet| packet.to == to) < PER_ADDRESS;
+        let at_address = is_full(self).then_some(to);
+        if at_address.is_some() || self.spare.is_empty() {
+            self.make_room(own, at_address, context);
+        }
+        let has_room = !is_full(self);
         // The next guest may not take what this one left to others, so the sum is made here.
         let frame = batch.frames.frames().get(index)?;
         let is_partial = frame.offload && frame.net.flags & NetHeader::FLAG_NEEDS_CSUM != 0;
@@ -113,15 +119,38 @@ impl HopPen {
         Some(())
     }
 
-    /// Looks whose next hop is known by now, or not asked for any more. Returns whether there is
-    /// any.
-    #[cold]
-    pub fn look(&mut self, snapshot: &Snapshot, asking: &Asking) -> bool {
-        for packet in &mut self.packets {
-            let (vni, address) = packet.to;
-            packet.due |= snapshot.found.get(vni, address).is_some() || !asking.is_asked(packet.to);
+    /// Drops the newest packet of the sender with most, of those that wait for an address or of
+    /// all, for a sender that has `own`. Does so only if that sender has at least two more.
+    fn make_room(&mut self, own: usize, to: Option<AskPlace>, context: &Context<'_>) {
+        // One look for all senders, as this runs for every packet that finds all places taken.
+        let mut counts = [(0, None::<PortRef>); PACKETS];
+        for packet in &self.packets {
+            if let Some(count) =
+                counts.iter_mut().find(|it| it.1.is_none_or(|it| it == packet.from))
+            {
+                *count = (count.0 + 1, Some(packet.from));
+            }
         }
-        self.is_due()
+        let is_one = |packet: &PennedHop| !packet.due && to.is_none_or(|to| packet.to == to);
+        let waits = |from| self.packets.iter().any(|packet| packet.from == from && is_one(packet));
+        let beyond = counts.iter().filter(|(count, _)| *count >= own + 2);
+        let senders = beyond.filter_map(|(count, from)| Some((*count, (*from)?)));
+        let most = senders.filter(|(_, from)| waits(*from)).max_by_key(|(count, _)| *count);
+        let Some((_, from)) = most else { return };
+        let newest = self.packets.iter().rposition(|it| it.from == from && is_one(it));
+        let Some(packet) = newest.and_then(|at| self.packets.remove(at)) else { return };
+        if let Some(sender) = context.snapshot.vnic(packet.from) {
+            context.count_own(sender, NEXT_HOP_LIMIT, &packet.frame);
+        }
+        self.spare.push(packet.frame); // within its capacity
+    }
+
+    /// Looks whose next hop is not asked for any more: it is known by now, or stays unknown.
+    #[cold]
+    pub fn look(&mut self, asking: &Asking) {
+        for packet in &mut self.packets {
+            packet.due = packet.due || !asking.is_asked(packet.to);
+        }
     }
 
     /// Ends all waits.

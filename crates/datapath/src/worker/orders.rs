@@ -60,7 +60,7 @@ impl Worker {
                 Order::Weigh => self.weigh(),
                 Order::Look(source) => {
                     if source == PollSource::Waiting {
-                        self.later.hops.look(&self.snapshot, &self.shared.asking);
+                        self.later.hops.look(&self.shared.asking);
                     }
                     self.add(source);
                 }

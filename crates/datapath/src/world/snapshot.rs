@@ -28,7 +28,7 @@ use crate::session::{SessionTimes, VnicSessions};
 use crate::world::{
     adopted::{Adopted, Waiting},
     announcing::Announcing,
-    asking::AskPaces,
+    asking::{ArpProbes, AskPaces},
     bound::Bound,
     claim::Claim,
     dhcp::DhcpState,
@@ -181,8 +181,8 @@ pub(crate) struct VnicShared {
     pub discovery: Crowd<Pace>,
     /// Budgets of its packets without a next hop.
     pub asks: AskPaces,
-    /// Second in which its guest last probed for an address; 0 if it never did.
-    pub probed: AtomicU32,
+    /// Addresses for which its guest probed a moment ago.
+    pub probed: ArpProbes,
 }
 
 impl VnicShared {

@@ -173,11 +173,15 @@ fn forged_answers_do_not_count() {
     }
     // The first one that is right counts, and no later one.
     net.send(X, &answer(X.1));
-    net.send(X, &answer(other));
+    net.drops(X, &answer(other), "no-answer");
     assert_eq!(net.seeks(), one("open", arrives.clone()));
-    net.send(X, &answer(other));
+    net.drops(X, &answer(other), "no-answer");
     net.seeks();
     net.passes(A, &sent, X, &arrives);
+}
+
+fn probe(address: [u8; 4]) -> Vec<u8> {
+    build::ethernet(X.1, Mac::BROADCAST).arp_request([0; 4], address)
 }
 
 /// A guest that may be probing for its own address hears no question: it would take it for a
@@ -186,35 +190,207 @@ fn forged_answers_do_not_count() {
 fn nobody_is_asked_within_ten_seconds_of_an_attach_or_a_probe() {
     let mut net = net();
     let [sent, _] = routed(A, X, udp(53));
-    for probe in [
-        build::ethernet(X.1, Mac::BROADCAST).arp_request([0; 4], [10, 1, 0, 77]),
-        build::ethernet(X.1, Mac::BROADCAST)
-            .ipv6([0; 8], [0xff02, 0, 0, 0, 0, 1, 0xff00, 7])
-            .ttl(255)
-            .icmp(135, 0, 0, &[0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7]),
-    ] {
-        net.host.send(X.0, &probe, NetHeader::default()).unwrap();
-        net.got();
-        net.send(A, &sent);
-        assert_eq!(net.seeks(), Got::new());
-        for second in 0..8 {
-            let got = net.second();
-            assert!(!got.contains_key("open"), "{second}: {got:x?}");
+    for (passed, is_heard) in [(9, false), (10, true)] {
+        net.host.send(X.0, &probe(X.3), NetHeader::default()).unwrap();
+        // Others in between, which the guest may have, too.
+        for last in 60..63 {
+            net.host.send(X.0, &probe([10, 1, 0, last]), NetHeader::default()).unwrap();
         }
-        net.host.pass(3);
-        net.seeks();
+        net.got();
+        net.host.pass(passed);
         net.send(A, &sent);
-        assert_eq!(net.seeks(), one("open", question(Mac::BROADCAST)));
-        for _ in 0..10 {
+        assert_eq!(net.seeks().contains_key("open"), is_heard, "{passed}");
+        for _ in 0..20 {
             net.second();
         }
     }
+    for (passed, is_heard) in [(9, false), (10, true)] {
+        let guest = net.host.detach("open").unwrap();
+        net.host.go_on("open", guest).unwrap();
+        net.host.settle();
+        net.host.pass(passed);
+        net.send(A, &sent);
+        assert_eq!(net.seeks().contains_key("open"), is_heard, "{passed}");
+        for _ in 0..20 {
+            net.second();
+        }
+    }
+}
+
+/// A guest that probes for another address, or by neighbour discovery, takes no question by ARP
+/// for a conflict. Nor does one that says that it has the address.
+#[test]
+fn a_probe_for_another_address_keeps_no_question_away() {
+    let mut net = net();
+    let [sent, _] = routed(A, X, udp(53));
+    let target = [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7];
+    let other = build::ethernet(X.1, Mac::BROADCAST)
+        .ipv6([0; 8], [0xff02, 0, 0, 0, 0, 1, 0xff00, 7])
+        .ttl(255)
+        .icmp(135, 0, 0, &target);
+    for frame in
+        [probe([10, 1, 0, 77]), other, build::ethernet(X.1, Mac::BROADCAST).arp_request(X.3, X.3)]
+    {
+        net.host.send(X.0, &frame, NetHeader::default()).unwrap();
+        net.got();
+        net.send(A, &sent);
+        assert_eq!(net.seeks(), one("open", question(Mac::BROADCAST)));
+        for _ in 0..20 {
+            net.second();
+        }
+    }
+}
+
+/// On a host without routers, too: the routers of others ask there.
+#[test]
+fn a_host_without_routers_notes_probes() {
+    let mut two = host(2, &[], false);
+    two_has(&mut two, false, &VnicPolicy { bypass: true, ..VnicPolicy::default() });
+    two.host.settle();
+    two.host.pass(20);
+    two.got();
+    let mut asked = question(Mac::BROADCAST);
+    asked[6..12].copy_from_slice(&router_of(1).0);
+    asked[22..28].copy_from_slice(&router_of(1).0);
+    let asked = [outer((1, 2), 50, &asked)];
+    assert_eq!(two.gets(&asked).keys().collect::<Vec<_>>(), ["open"]);
+    two.host.send("open", &probe(X.3), NetHeader::default()).unwrap();
+    two.got();
+    assert_eq!(two.gets(&asked), Got::new());
+    two.host.pass(9);
+    assert_eq!(two.gets(&asked), Got::new());
+    two.host.pass(1);
+    assert_eq!(two.gets(&asked).keys().collect::<Vec<_>>(), ["open"]);
+}
+
+/// A machine that was found, and whose guest may be probing now, is not asked, and stays.
+#[test]
+fn a_machine_that_may_not_be_asked_stays_found() {
+    let mut net = net();
+    let [sent, arrives] = routed(A, X, udp(53));
+    net.send(A, &sent);
+    net.seeks();
+    net.send(X, &answer(X.1));
+    net.seeks();
+    net.host.pass(58);
+    net.passes(A, &sent, X, &arrives);
     let guest = net.host.detach("open").unwrap();
     net.host.go_on("open", guest).unwrap();
     net.host.settle();
+    for second in 0..9 {
+        assert_eq!(net.second(), Got::new(), "{second}");
+        net.passes(A, &sent, X, &arrives);
+    }
+    assert_eq!(net.second(), one("open", question(X.1)));
+    net.send(X, &answer(X.1));
+    net.seeks();
+    assert_eq!(net.states(), [("10.1.0.20".into(), SoughtState::Found)]);
+}
+
+/// A vnic whose machine does not run is asked nothing, and is found when it runs.
+#[test]
+fn a_vnic_that_does_not_run_is_asked_later() {
+    let mut net = net();
+    let [sent, arrives] = routed(A, X, udp(53));
+    let guest = net.host.detach("open").unwrap();
+    net.host.settle();
     net.send(A, &sent);
+    for _ in 0..4 {
+        assert!(!net.second().contains_key("open"));
+    }
+    assert_eq!(net.states(), [("10.1.0.20".into(), SoughtState::Silent)]);
+    net.host.go_on("open", guest).unwrap();
+    net.host.settle();
+    net.host.pass(12);
+    net.seeks();
+    net.send(A, &sent);
+    assert_eq!(net.seeks(), one("open", question(Mac::BROADCAST)));
+    net.send(X, &answer(X.1));
+    assert_eq!(net.seeks(), one("open", arrives));
+}
+
+/// An answer whose place finds no room is no way: the address stays asked for.
+#[test]
+fn a_machine_without_a_place_is_not_found() {
+    let mut net = net();
+    let [sent, _] = routed(A, X, udp(53));
+    net.send(A, &sent);
+    net.seeks();
+    let mac = |n: u32| Mac([2, 1, 0, 0, (n >> 8) as u8, n as u8]);
+    let mut n = 0;
+    loop {
+        let before = net.host.learnt();
+        let hello = build::ethernet(mac(n), X.1).payload(0x88b5, &[0; 46]);
+        net.host.send(X.0, &hello, NetHeader::default()).unwrap();
+        n += 1;
+        if net.host.learnt() == before {
+            break;
+        }
+    }
+    net.got();
+    net.host.moved();
+    net.drops(X, &answer(mac(n)), "next-hop-limit");
+    net.seeks();
+    assert_eq!(net.states(), [("10.1.0.20".into(), SoughtState::Asked)]);
+}
+
+/// 256 questions a second, in a network. Others come in the next second, before any is asked again.
+#[test]
+fn questions_of_a_network_have_a_pace() {
+    let mut net = net();
+    net.host.change_routing(network(50, "10.1.0.0/16", "10.1.0.1", None));
+    for n in 0..5u8 {
+        let id = ["s0", "s1", "s2", "s3", "s4"][usize::from(n)];
+        let from: Machine = (id, Mac([2, 2, 0, 0, 0, n]), 42, [10, 0, 0, 100 + n]);
+        net.host.vnic(from.0, from.1, from.2, &policy(from.3, true)).unwrap();
+        net.host.settle();
+        for last in 0..64 {
+            let [sent, _] = routed(from, ("", Mac::ZERO, 50, [10, 1, 1 + n, last]), udp(53));
+            net.host.send(from.0, &sent, NetHeader::default()).unwrap();
+        }
+    }
+    net.got();
+    assert_eq!(net.states().len(), 5 * 64);
+    net.host.moved();
+    let asked = |got: Got| -> std::collections::BTreeSet<Vec<u8>> {
+        got.get("open").into_iter().flatten().map(|frame| frame[38..42].to_vec()).collect()
+    };
+    let first = asked(net.seeks());
+    assert_eq!(first.len(), 256);
     assert_eq!(net.seeks(), Got::new());
-    assert_eq!(net.second(), Got::new());
+    let moved = net.host.moved();
+    assert!(!moved.keys().any(|name| name.starts_with("open.drop")), "{moved:?}");
+    let second = asked(net.second());
+    assert_eq!(second.len(), 256);
+    assert_eq!(first.union(&second).count(), 5 * 64);
+}
+
+/// A sender with fewer packets takes the newest place of the one with most.
+#[test]
+fn a_third_sender_finds_a_place() {
+    let mut net = net();
+    let third: Machine = ("third", Mac([2, 0, 0, 0, 0, 0x13]), 42, [10, 0, 0, 0x13]);
+    for it in [C, third] {
+        net.host.vnic(it.0, it.1, it.2, &policy(it.3, true)).unwrap();
+    }
+    net.host.settle();
+    net.host.moved();
+    for (from, many) in [(A, 8), (C, 8), (third, 1)] {
+        for port in 0..many {
+            let [sent, _] = routed(from, X, udp(100 + port));
+            net.send(from, &sent);
+        }
+    }
+    let moved = net.host.moved();
+    let drops: Vec<_> = moved.iter().filter(|(name, _)| name.contains(".drop.")).collect();
+    assert_eq!(drops.iter().map(|(_, count)| **count).sum::<u64>(), 1, "{moved:?}");
+    assert_eq!(moved.get("third.drop.next-hop-limit"), None);
+    net.seeks();
+    net.send(X, &answer(X.1));
+    let got = net.seeks().remove("open").unwrap();
+    let [_, arrives] = routed(third, X, udp(100));
+    assert_eq!(got.len(), 16);
+    assert!(got.contains(&arrives));
 }
 
 /// Declared addresses are never asked for, and count before what was found.
@@ -272,11 +448,21 @@ fn what_was_found_is_asked_again() {
     assert_eq!(net.seeks(), Got::new());
     assert_eq!(net.seeks(), one("open", question(X.1)));
     net.passes(A, &sent, X, &arrives);
-    // It is another one by now.
+    // Another one may not answer what that one is asked.
     let other = Mac([2, 0, 0, 0, 0, 0x66]);
-    net.send(X, &answer(other));
+    net.drops(X, &answer(other), "no-answer");
     net.seeks();
+    net.passes(A, &sent, X, &arrives);
+    // It is another one by now: three questions stay without an answer, then all are asked.
+    for _ in 0..2 {
+        assert_eq!(net.second(), one("open", question(X.1)));
+    }
+    assert_eq!(net.second(), Got::new());
+    net.send(A, &sent);
+    assert_eq!(net.seeks(), one("open", question(Mac::BROADCAST)));
+    net.send(X, &answer(other));
     let [_, arrives] = routed(A, (X.0, other, X.2, X.3), udp(53));
+    assert_eq!(net.seeks(), one("open", arrives.clone()));
     net.passes(A, &sent, X, &arrives);
     // Silent: three questions, then packets ask anew.
     net.host.pass(50);
@@ -403,6 +589,14 @@ fn machines_of_other_hosts_are_asked_for() {
             (X.1, X.3.into()),
             (router_of(1), [0; 4].into()),
         );
+        // Nothing else goes to the router of the other host.
+        two.host.moved();
+        let to_router =
+            |ttl: u8| build::ethernet(X.1, router_of(1)).ipv4(X.3, A.3).ttl(ttl).udp(1, 2, b"x");
+        for other in [to_router(64), to_router(255)] {
+            assert_eq!(two.leaves(far, &other), Vec::<Vec<u8>>::new());
+            assert_eq!(two.drops_counted(), [(format!("{id}.drop.gateway-not-here"), 1)]);
+        }
         let answered = two.leaves(far, &reply);
         assert_eq!(answered.iter().map(|it| &it[50..]).collect::<Vec<_>>(), [&reply[..]]);
         // From another host it is another machine's: of the first one that answers.
@@ -441,6 +635,120 @@ fn two_has(two: &mut Net, declared: bool, open: &VnicPolicy) -> &'static str {
 
 fn one_of(id: &str, frame: Vec<u8>) -> Got {
     one(id, frame)
+}
+
+/// Answers from the wire count under the same conditions, and for undeclared addresses.
+#[test]
+fn forged_answers_of_other_hosts_do_not_count() {
+    let mut net = host(1, &[A], false);
+    net.join();
+    net.admit("10.0.0.0/8");
+    net.host.set_peers(vec![endpoint(2)], BTreeMap::new()).unwrap();
+    net.reaches(2);
+    net.host.begin_seeking();
+    net.host.pass(20);
+    net.host.settle();
+    net.neighbour(("", B.1, 50, B.3), Some(2));
+    let own = router_of(1);
+    let reply = |mac: Mac, sender: (Mac, [u8; 4]), target: (Mac, [u8; 4])| {
+        build::ethernet(mac, own).arp(
+            arp::REPLY,
+            (sender.0, sender.1.into()),
+            (target.0, target.1.into()),
+        )
+    };
+    let right = reply(X.1, (X.1, X.3), (own, [0; 4]));
+    net.got();
+    net.host.left().unwrap();
+    let drops = |net: &mut Net, frame: &[u8], reason: &str| {
+        net.host.moved();
+        assert_eq!(net.gets(&[outer((2, 1), 50, frame)]), Got::new());
+        assert_eq!(net.drops_counted(), [(format!("vni-50.drop.{reason}"), 1)], "{frame:x?}");
+    };
+    drops(&mut net, &right, "no-answer"); // nobody asked
+    let [sent, _] = routed(A, X, udp(53));
+    net.leaves(A, &sent);
+    net.host.seek();
+    assert_eq!(net.host.left().unwrap().len(), 1);
+    for wrong in [
+        reply(X.1, (A.1, X.3), (own, [0; 4])),
+        reply(X.1, (X.1, B.3), (own, [0; 4])), // declared
+        reply(X.1, (X.1, [10, 1, 0, 21]), (own, [0; 4])),
+        reply(X.1, (X.1, X.3), (own, [10, 1, 0, 9])),
+        reply(X.1, (X.1, X.3), (X.1, [0; 4])),
+    ] {
+        drops(&mut net, &wrong, "no-answer");
+        net.host.seek();
+    }
+    assert_eq!(net.states(), [("10.1.0.20".into(), SoughtState::Asked)]);
+    net.host.left().unwrap();
+    assert_eq!(net.gets(&[outer((2, 1), 50, &right)]), Got::new());
+    net.host.seek();
+    assert_eq!(net.host.left().unwrap().len(), 1);
+    drops(&mut net, &right, "no-answer"); // once
+}
+
+/// A machine on another host is found by neighbour discovery, and its answer alone gets there.
+#[test]
+fn machines_of_other_hosts_are_found_by_neighbour_discovery() {
+    let (mut one, mut two) = (host(1, &[A], false), host(2, &[], false));
+    let open = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+    let id = two_has(&mut two, false, &open);
+    let x = (id, X.1, X.2, X.3);
+    for (net, other) in [(&mut one, 2), (&mut two, 1)] {
+        net.join();
+        for (vni, block, own) in
+            [(42, "fd00:42::/64", "fd00:42::1"), (50, "fd00:50::/64", "fd00:50::1")]
+        {
+            net.host.change_routing(network(vni, block, own, None));
+        }
+        net.host.set_peers(vec![endpoint(other)], BTreeMap::new()).unwrap();
+        net.reaches(other);
+        net.host.begin_seeking();
+        net.host.pass(20);
+    }
+    let ips = vec![A.3.into(), std::net::Ipv6Addr::from(SIX_A).into()];
+    one.host.update(A.0, &VnicPolicy { ips, ..policy(A.3, true) }).unwrap();
+    for net in [&mut one, &mut two] {
+        net.host.settle();
+        net.host.left().unwrap();
+        net.got();
+        net.host.moved();
+    }
+    let sent = build::ethernet(A.1, gateway()).ipv6(SIX_A, SIX_X).udp(1, 2, b"x");
+    assert_eq!(one.leaves(A, &sent), Vec::<Vec<u8>>::new());
+    one.host.seek();
+    let asked = one.host.left().unwrap();
+    assert_eq!(asked.len(), 1);
+    assert_eq!(two.gets(&asked)[id].len(), 1);
+    let link = std::net::Ipv6Addr::from(butterfly_link(router_of(1))).segments();
+    let advertisement = |hops: u8, kind: u8| {
+        build::ethernet(X.1, router_of(1)).ipv6(SIX_X, link).ttl(hops).icmp(
+            kind,
+            0,
+            0x6000_0000,
+            &about_x(2, X.1),
+        )
+    };
+    two.host.moved();
+    for wrong in [advertisement(64, 136), advertisement(255, 128)] {
+        assert_eq!(two.leaves(x, &wrong), Vec::<Vec<u8>>::new());
+        assert_eq!(two.drops_counted(), [(format!("{id}.drop.gateway-not-here"), 1)]);
+    }
+    let answered = two.leaves(x, &advertisement(255, 136));
+    assert_eq!(answered.len(), 1);
+    assert_eq!(one.gets(&answered), Got::new());
+    one.host.seek();
+    let left = one.host.left().unwrap();
+    assert_eq!(left.len(), 1);
+    let arrives = build::ethernet(router_of(1), X.1).ipv6(SIX_A, SIX_X).ttl(63).udp(1, 2, b"x");
+    assert_eq!(left[0][50..], arrives);
+}
+
+/// Link-local address of a MAC address (RFC 4291, appendix A).
+fn butterfly_link(mac: Mac) -> [u8; 16] {
+    let [a, b, c, d, e, f] = mac.0;
+    [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]
 }
 
 /// Another host's question has to be from its own router address, and to be one.

@@ -223,6 +223,7 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         answered,
         dhcp,
         discovery,
+        asks,
         probed,
         ..
     } = shared;
@@ -255,7 +256,7 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         answered: answered.copy(),
         dhcp: dhcp.copy(),
         discovery: discovery.copy(Pace::copy),
-        asks: Default::default(),
-        probed: same32(probed),
+        asks: asks.copy(),
+        probed: probed.copy(),
     })
 }
