@@ -69,11 +69,14 @@ impl Stage for Claims {
 #[cold]
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
+    let probes = !context.sender.is_trunk();
     for index in 0..batch.frames.len() {
         if batch.metas().get(index).is_some_and(|meta| is_reserved(meta.source)) {
             continue; // `forward` drops it
         }
-        note_probe(batch, index, context);
+        if probes {
+            note_probe(batch, index, context);
+        }
         if claimed(batch, index, context).is_some()
             && let Some(meta) = batch.parts().1.get_mut(index)
         {
@@ -85,13 +88,20 @@ fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
     }
 }
 
+/// Offset of the sender's address in ARP of IPv4 (RFC 826).
+const ARP_SENDER: usize = 14;
+
 /// Notes that a guest probes for an address by ARP (RFC 5227, 2.1.1). A host notes it whether it
 /// has a router or not: routers of others ask here, too.
-fn note_probe(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) {
-    let Some(meta) = batch.metas().get(index).filter(|_| !context.sender.is_trunk()) else {
+#[inline(always)]
+fn note_probe(batch: &Batch<'_>, index: usize, context: &Context<'_>) {
+    let inside = batch.metas().get(index).map(|meta| meta.inside);
+    let Some(Inside::Arp(at)) = inside else { return };
+    // Most ARP has one.
+    let sender = batch.frames.head(index).get(usize::from(at) + ARP_SENDER..);
+    if sender.and_then(<[u8]>::first_chunk) != Some(&0_u32.to_ne_bytes()) {
         return;
-    };
-    let Inside::Arp(at) = meta.inside else { return };
+    }
     let probe = read_arp(batch.frames.head(index), at)
         .filter(|it| it.operation() == arp::REQUEST && it.sender_ip().is_unspecified());
     if let Some(probe) = probe {

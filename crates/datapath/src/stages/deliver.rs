@@ -38,7 +38,7 @@ use crate::stages::{
 };
 use crate::world::{
     limits::Limit,
-    snapshot::{Budgets, Network, Vnic},
+    snapshot::{Budgets, Network, PortKind, Vnic},
     steering::Steering,
 };
 
@@ -883,6 +883,9 @@ fn flood<O: Outlet>(
         }
     }
 
+    // Questions of routers are for who may have addresses that are not declared.
+    let may_ask = !matches!(sender.kind, PortKind::Vnic);
+    let asks = may_ask && batch.metas().iter().any(|meta| is_host(meta.source));
     for slot in turn.members(members) {
         let Some(receiver) =
             context.snapshot.vnics.get(*slot).filter(|vnic| vnic.place != sender.place)
@@ -892,8 +895,8 @@ fn flood<O: Outlet>(
         let bypass = receiver.rules.bypass;
         let flooded = |index: usize, meta: &Meta| {
             matches!(meta.verdict, Verdict::Flood { unknown } if bypass || !unknown)
-                // Questions of routers are for who may have addresses that are not declared.
-                && (!is_host(meta.source)
+                && (!asks
+                    || !is_host(meta.source)
                     || bypass
                         && may_hear_frame(receiver, batch.frames.head(index), meta, context.now))
         };

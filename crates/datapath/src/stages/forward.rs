@@ -124,16 +124,15 @@ fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
         if context.entry.relays(context.now) {
             pass_on(batch, context);
         }
-    } else if floods {
-        keep_from_routers(batch, context);
     }
 }
 
 /// Drops what vnics send to the router address of another host, but for ARP and neighbour
-/// discovery: answers to its questions. [`lookup`] counts them as floods: nothing else pays.
+/// discovery: answers to its questions. [`lookup`] counts them as floods, so the next stage calls
+/// this, and nothing else pays.
 #[cold]
 #[inline(never)]
-fn keep_from_routers(batch: &mut Batch<'_>, context: &Context<'_>) {
+pub(super) fn keep_from_routers(batch: &mut Batch<'_>, context: &Context<'_>) {
     for index in 0..batch.frames.len() {
         let to_router =
             |meta: &&Meta| is_host(meta.destination) && matches!(meta.verdict, Verdict::Tunnel(_));

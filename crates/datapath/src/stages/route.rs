@@ -191,12 +191,8 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     if let Some(leasing) = &routing.leasing {
         leases::hear(batch, (routing, leasing), context);
     }
-    // Packets of a batch tend to have the same way as the one before.
-    let (mut v4, mut v6) = (Known::<8>::NONE, Known::<32>::NONE);
+    let mut ways = Ways::default();
     let mut extended = false;
-    let mut leases = false;
-    let mut of_several;
-    let mut silent = Silent::default();
     loop {
         let (mut routed, mut answers, mut deep) = (0, 0, 0);
         let (frames, metas, hops) = batch.parts_and_hops();
@@ -206,23 +202,15 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             if meta.verdict != Verdict::Undecided || !is_reserved(meta.destination) {
                 continue;
             }
-            let way = if v4.has_v4(slot.bytes(), meta, frame.len) {
-                &v4.way
-            } else if v6.has_v6(slot.bytes(), meta, frame.len) {
-                &v6.way
+            let way = if ways.v4.has_v4(slot.bytes(), meta, frame.len) {
+                &ways.v4.way
+            } else if ways.v6.has_v6(slot.bytes(), meta, frame.len) {
+                &ways.v6.way
             } else {
-                let Some(gateway) = routing.by_mac(meta.destination) else { continue };
                 let offload = meta.offload;
-                let packet = (frames.head(index), frame.len);
-                let decided = decide(packet, meta, (gateway, routing), &mut silent, context);
-                match decided.inspect(|decided| leases |= decided.way.leases) {
-                    // Packets with the same ends may have other ways.
-                    Ok(Decided { way, several: true, .. }) => {
-                        of_several = way;
-                        &of_several
-                    }
-                    Ok(Decided { ends: Ends::V4(ends), way, .. }) => v4.note(ends, meta, way),
-                    Ok(Decided { ends: Ends::V6(ends), way, .. }) => v6.note(ends, meta, way),
+                match ways.another((frames.head(index), frame.len), meta, routing, context) {
+                    Ok(way) => way,
+                    Err(Verdict::Undecided) => continue, // to no gateway
                     Err(Verdict::Drop(HEADERS_TOO_LONG, _)) if !extended => {
                         meta.offload = offload;
                         deep |= 1 << index;
@@ -239,7 +227,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             meta.verdict = way.verdict;
             routed |= 1 << index;
         }
-        if leases {
+        if ways.leases {
             routed = leases::stop_others(batch, routed, context);
         }
         batch.route(routed);
@@ -249,6 +237,56 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
         }
         extend(batch, deep);
         extended = true;
+    }
+}
+
+/// Ways that packets of a batch take: they tend to have the same as the one before.
+struct Ways<'a> {
+    v4: Known<8>,
+    v6: Known<32>,
+    /// Way of the last packet of a route with several. Packets with the same ends may have others.
+    of_several: Onward,
+    silent: Silent<'a>,
+    /// A packet goes to a network that gives its vnics their addresses itself.
+    leases: bool,
+}
+
+impl Default for Ways<'_> {
+    #[inline(always)]
+    fn default() -> Self {
+        Ways {
+            v4: Known::NONE,
+            v6: Known::NONE,
+            of_several: Onward::NONE,
+            silent: Silent::default(),
+            leases: false,
+        }
+    }
+}
+
+impl<'a> Ways<'a> {
+    /// Decides on a packet that has none of these ways. Undecided is one to no gateway.
+    #[cold]
+    #[inline(never)]
+    fn another(
+        &mut self,
+        packet: (&[u8], u32),
+        meta: &mut Meta,
+        routing: &'a Routing,
+        context: &Context<'_>,
+    ) -> Result<&Onward, Verdict> {
+        let gateway = routing.by_mac(meta.destination).ok_or(Verdict::Undecided)?;
+        let decided = decide(packet, meta, (gateway, routing), &mut self.silent, context)?;
+        let Decided { ends, way, several } = decided;
+        self.leases |= way.leases;
+        if several {
+            self.of_several = way;
+            return Ok(&self.of_several);
+        }
+        Ok(match ends {
+            Ends::V4(ends) => self.v4.note(ends, meta, way),
+            Ends::V6(ends) => self.v6.note(ends, meta, way),
+        })
     }
 }
 
@@ -262,6 +300,11 @@ struct Onward {
     mtu: u32,
     /// The network that it leads to gives its vnics their addresses itself.
     leases: bool,
+}
+
+impl Onward {
+    const NONE: Onward =
+        Onward { hop: Hop::NONE, verdict: Verdict::Undecided, mtu: 0, leases: false };
 }
 
 /// Way of a packet with these ends.
@@ -284,12 +327,7 @@ struct Known<const N: usize> {
 }
 
 impl<const N: usize> Known<N> {
-    const NONE: Known<N> = Known {
-        gateway: 0,
-        sender: 0,
-        ends: [0; N],
-        way: Onward { hop: Hop::NONE, verdict: Verdict::Undecided, mtu: 0, leases: false },
-    };
+    const NONE: Known<N> = Known { gateway: 0, sender: 0, ends: [0; N], way: Onward::NONE };
 
     /// Notes the way of a packet, for those that follow.
     fn note(&mut self, ends: [u8; N], meta: &Meta, way: Onward) -> &Onward {
@@ -564,8 +602,6 @@ const ENDS_V6: usize = 8;
 /// Way that a router chose for a packet.
 struct Choice {
     way: Onward,
-    /// Address of the machine to which the packet goes next.
-    next: Address,
     /// There are several, of which another packet may have another one.
     several: bool,
 }
@@ -581,40 +617,52 @@ fn resolve<'a>(
     if !is_host(destination) {
         return Err(ROUTE_GROUP);
     }
-    let leave = |vni, next, several| {
-        leave(gateway, (vni, next), context).map(|way| Choice { way, next, several })
-    };
     let route = gateway.router.route_to(destination).ok_or(NO_ROUTE)?;
-    match &route.leads {
-        Leads::Connected(vni) => leave(*vni, destination, false),
-        Leads::Nowhere => Err(ROUTE_BLACKHOLE),
+    let (vni, next) = match &route.leads {
+        Leads::Connected(vni) => (*vni, destination),
+        Leads::Nowhere => return Err(ROUTE_BLACKHOLE),
         Leads::Via(ways) => match &ways[..] {
-            [way] => leave(way.vni, way.address, false),
+            [way] => (way.vni, way.address),
             ways => {
                 let order = course()?.order(ways);
-                let mut tried = order.iter().map(|way| {
-                    if silent.has(route, ways, way) {
-                        return Err(NEXT_HOP_UNKNOWN);
-                    }
-                    let left = leave(way.vni, way.address, true);
-                    if let Err(NEXT_HOP_UNKNOWN) = left {
-                        silent.note(route, ways, way);
-                    }
-                    left
-                });
-                let first = tried.next().unwrap_or(Err(NEXT_HOP_UNKNOWN));
-                // It is asked for all the same, so that its flows come to it.
-                if let (Err(NEXT_HOP_UNKNOWN), Some(way)) = (&first, order.first()) {
-                    let at = (way.vni, way.address);
-                    if asks::may_be_asked_for(at, context.snapshot) {
-                        let _ = seek(Some(at), context);
-                    }
-                }
-                // One of a machine that is not known, or of the sender's own network, is no way.
-                first.or_else(|why| tried.find_map(Result::ok).ok_or(why))
+                let way = first_of(&order, (route, ways), gateway, silent, context)?;
+                return Ok(Choice { way, several: true });
             }
         },
+    };
+    leave(gateway, (vni, next), context).map(|way| Choice { way, several: false })
+}
+
+/// Finds the first way of several that leads on, in the order in which a packet takes them.
+#[cold]
+#[inline(never)]
+fn first_of<'a>(
+    order: &[&Passage],
+    (route, ways): (&'a RouteEntry, &[Passage]),
+    gateway: &Gateway,
+    silent: &mut Silent<'a>,
+    context: &Context<'_>,
+) -> Result<Onward, DropReason> {
+    let mut tried = order.iter().map(|way| {
+        if silent.has(route, ways, way) {
+            return Err(NEXT_HOP_UNKNOWN);
+        }
+        let left = leave(gateway, (way.vni, way.address), context);
+        if let Err(NEXT_HOP_UNKNOWN) = left {
+            silent.note(route, ways, way);
+        }
+        left
+    });
+    let first = tried.next().unwrap_or(Err(NEXT_HOP_UNKNOWN));
+    // It is asked for all the same, so that its flows come to it.
+    if let (Err(NEXT_HOP_UNKNOWN), Some(way)) = (&first, order.first()) {
+        let at = (way.vni, way.address);
+        if asks::may_be_asked_for(at, context.snapshot) {
+            let _ = seek(Some(at), context);
+        }
     }
+    // One of a machine that is not known, or of the sender's own network, is no way.
+    first.or_else(|why| tried.find_map(Result::ok).ok_or(why))
 }
 
 /// Ways of a route that lead nowhere, as packets of this batch found. Packets of a batch tend to
@@ -663,10 +711,17 @@ pub(crate) fn decided_by<'a>(
 ) -> Option<(&'a RouteEntry, Option<Address>)> {
     let gateway = context.entry.routing.as_ref()?.by_mac(meta.destination)?;
     let packet = read(head, u32::MAX).ok()?;
-    let course = || course_of(head, head.len() as u32).ok_or(HEADERS_TOO_LONG);
-    let next = resolve(gateway, packet.destination, course, &mut Silent::default(), context);
-    let next = next.map(|choice| choice.next);
-    Some((gateway.router.route_to(packet.destination)?, next.ok()))
+    let route = gateway.router.route_to(packet.destination)?;
+    let leads = |vni, next| leave(gateway, (vni, next), context).is_ok().then_some(next);
+    let next = match &route.leads {
+        Leads::Connected(vni) => leads(*vni, packet.destination),
+        Leads::Nowhere => None,
+        Leads::Via(ways) => {
+            let order = course_of(head, head.len() as u32)?.order(ways);
+            order.iter().find_map(|way| leads(way.vni, way.address))
+        }
+    };
+    Some((route, next))
 }
 
 /// Returns the route by which a gateway leads back to the source of a packet to it.

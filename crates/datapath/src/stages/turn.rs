@@ -15,9 +15,11 @@ use crate::engine::budget::Budget;
 use crate::engine::{
     batch::{Batch, BatchOrigin, Exits, Meta, Verdict},
     reason::ReasonInfo,
+    reserved::is_host,
 };
 use crate::stages::{
     context::Context,
+    forward::keep_from_routers,
     stage::{Stage, StageConfig},
 };
 use crate::world::snapshot::Network;
@@ -134,6 +136,10 @@ impl Stage for Cut {
 /// Frames from other hosts cannot be put back: of those that do not fit, floods are for later.
 #[inline(never)]
 fn turn(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> Turn {
+    let is_odd = |meta: &Meta| is_host(meta.destination);
+    if batch.floods && !context.sender.is_trunk() && batch.metas().iter().any(is_odd) {
+        keep_from_routers(batch, context);
+    }
     if batch.exits().any() {
         return turn_of_crossing(batch, context, from);
     }

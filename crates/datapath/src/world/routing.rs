@@ -82,6 +82,8 @@ pub(crate) struct Joined {
     addresses: Box<[Address]>,
     /// Blocks of its networks, and those of its routes.
     entries: Box<[RouteEntry]>,
+    /// Number of routes, which come before the blocks of networks.
+    routes: usize,
     /// Places in [`Self::entries`], of both families.
     v4: Prefixes,
     v6: Prefixes,
@@ -136,13 +138,21 @@ impl Joined {
             table.insert(key(block.first), block.bits(), at as u32);
         }
         let (v4, v6) = (v4.finish(), v6.finish());
-        Joined { interfaces: interfaces.into(), addresses: addresses.into(), entries, v4, v6 }
+        let routes = entries.len() - interfaces.len();
+        let (interfaces, addresses) = (interfaces.into(), addresses.into());
+        Joined { interfaces, addresses, entries, routes, v4, v6 }
     }
 
     /// Returns the smallest block that it knows and that has an address: of one of its networks, or
     /// of a route. `None` if there is none.
     #[inline]
     pub fn route_to(&self, address: Address) -> Option<&RouteEntry> {
+        if self.routes == 0 {
+            // The blocks of its networks alone, in the order of `interfaces`.
+            let after = self.entries.partition_point(|it| it.block.first <= address);
+            let nearest = self.entries.get(after.checked_sub(1)?)?;
+            return nearest.block.has(address).then_some(nearest);
+        }
         let table = if is_v4(address) { &self.v4 } else { &self.v6 };
         self.entries.get(table.longest(key(address))? as usize)
     }

@@ -39,6 +39,7 @@ use crate::stages::{
     reasons::info,
     route::Route,
     stage::Stage,
+    turn::Cut,
 };
 use crate::world::snapshot::Vnic;
 
@@ -198,7 +199,7 @@ impl<'a> Recorder<'a> {
     fn stopped(&mut self, stage: &'static str, reason: DropReason, context: &Context<'_>) {
         let name = match stage {
             Antispoof::NAME | Claims::NAME => "source",
-            Forward::NAME => "lookup",
+            Forward::NAME | Cut::NAME => "lookup",
             other => other,
         };
         let mut step = told::dropped(name, reason);
