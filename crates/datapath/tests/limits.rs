@@ -58,6 +58,8 @@ fn number_of(frame: &[u8]) -> u64 {
 #[derive(Debug, Default)]
 struct Played {
     sent: u64,
+    /// Most frames that waited in the ring of "a".
+    waited: u64,
     /// Numbers and lengths of what "b" got.
     got: Vec<(u64, usize)>,
     seconds: f64,
@@ -106,6 +108,7 @@ fn play(host: &mut Host, mut next: impl FnMut(u64) -> (Vec<u8>, NetHeader)) -> P
         host.turn();
         let got = host.received().unwrap().remove("b").unwrap_or_default();
         played.got.extend(got.iter().map(|(_, frame)| (number_of(frame), frame.len())));
+        played.waited = played.waited.max(played.sent.saturating_sub(played.got.len() as u64));
     }
     (played.seconds, played.worked) = (begin.elapsed().as_secs_f64(), worked() - idle);
     played
@@ -132,9 +135,8 @@ fn a_sender_waits_and_loses_nothing() {
         played.check(went, rate, burst, if in_bytes { len as u64 } else { 1 });
         // In order, each once, and what is missing waits in the ring.
         assert!(played.got.iter().map(|(number, _)| *number).eq(0..played.got.len() as u64));
-        assert!(
-            played.sent > played.got.len() as u64 && played.sent <= played.got.len() as u64 + 256
-        );
+        // At the very end the machine may have stood still, and nothing waits.
+        assert!((1..=256).contains(&played.waited), "{}", played.waited);
         let moved = host.moved();
         assert!(moved.keys().all(|name| !name.contains("drop")), "{moved:?}");
         assert_eq!(moved["a.in.packets"], played.got.len() as u64);

@@ -432,11 +432,7 @@ fn block_of(declared: &proto::Route) -> Result<Cidr, Failure> {
     let Some(cidr) = declared.cidr.as_ref() else {
         return Err(Failure::new("a route needs the block that it leads to: set cidr"));
     };
-    // Left out it would be 0: everything.
-    let Some(mask_size) = cidr.mask_size else {
-        return Err(Failure::new("the block of a route has no length: set mask_size"));
-    };
-    let cidr = Cidr::new(cidr.address(), mask_size);
+    let cidr = Cidr::new(cidr.address(), cidr.mask_size());
     cidr.map_err(|error| Failure::new(error.to_string()))
 }
 
