@@ -11,7 +11,12 @@ use crate::world::fdb::{self, Learnt};
 impl Plane {
     /// Removes learnt addresses that are too old.
     pub fn expire(&self) {
-        self.forget(|_| false);
+        // An idle host without any reads no table.
+        let snapshot = self.shared.snapshot.load();
+        let mut networks = snapshot.networks.iter();
+        if networks.any(|(_, network)| network.learnt.load(Ordering::Relaxed) > 0) {
+            self.forget(|_| false);
+        }
         self.settle();
     }
 
