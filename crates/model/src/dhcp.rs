@@ -3,7 +3,7 @@
 use crate::{
     address::{AddressError, canonical, parse_ip},
     cidr::{Cidr, CidrError},
-    network::Subnet,
+    subnet::Subnet,
     vni::Vni,
 };
 use std::{
@@ -330,7 +330,7 @@ fn is_domain(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::network::Network;
+    use crate::Network;
     use std::cell::Cell;
 
     fn ips(texts: &[&str]) -> Vec<IpAddr> {

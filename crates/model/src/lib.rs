@@ -22,6 +22,7 @@ mod router;
 mod rule;
 mod security_group;
 mod socket;
+mod subnet;
 mod vni;
 
 pub use address::{AddressError, IpSet, canonical, parse_ip};
@@ -32,7 +33,7 @@ pub use limits::{Limit, LimitError, Limits};
 pub use mac::{Mac, MacError};
 pub use neighbour::{Neighbour, NeighbourError};
 pub use netns::{Netns, NetnsError};
-pub use network::{MtuError, Network, Subnet, SubnetError};
+pub use network::{MtuError, Network};
 pub use nic::{Bench, Kind, Nic, NicUpdate, Role, TraceOptions};
 pub use nic_id::{NicId, NicIdError};
 pub use route::{Route, RouteError};
@@ -43,4 +44,5 @@ pub use router::{
 pub use rule::{Direction, Peer, Protocol, Rule, RuleError};
 pub use security_group::{GroupName, GroupNameError, GroupNames, SecurityGroup};
 pub use socket::{SocketDir, SocketPath, SocketPathError};
+pub use subnet::{Subnet, SubnetError};
 pub use vni::{Vni, VniOutOfRange};

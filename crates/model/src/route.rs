@@ -3,7 +3,7 @@
 use crate::{
     address::{AddressError, canonical, parse_ip},
     cidr::{Cidr, CidrError},
-    network::{SPECIAL, SubnetError, parse_block},
+    subnet::{SPECIAL, SubnetError, parse_block},
 };
 use std::{fmt, net::IpAddr};
 

@@ -263,7 +263,7 @@ impl Router {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::network::Subnet;
+    use crate::subnet::Subnet;
 
     #[test]
     fn names_are_texts_of_one_line() {
