@@ -10,7 +10,8 @@ use butterfly_packet::{
 
 use crate::net::*;
 
-fn question(reply: bool) -> Question {
+/// Asks about UDP from A to B.
+pub fn question(reply: bool) -> Question {
     Question {
         from: Origin::Vnic("a".into()),
         to: Target::Address(B.3.into()),

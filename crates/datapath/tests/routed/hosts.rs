@@ -3,19 +3,18 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use butterfly_datapath::{
-    Fate, Mac, Origin, Question, Rewritten, RoutingChange, SessionConfig, SessionFilter, Target,
+    Fate, Mac, Origin, Question, Rewritten, RoutingChange, SessionConfig, SessionFilter,
     TunnelConfig, harness::Host,
 };
 use butterfly_model::{Neighbour, host_mac};
 use butterfly_packet::{
     build::{self, Ip, Tcp},
     checksum::Sum,
-    protocol::UDP,
     tcp::{ACK, SYN},
 };
 use butterfly_vhost::net::NetHeader;
 
-use crate::net::*;
+use crate::{explained::question, net::*};
 
 /// Machines of a third network, which the router joins only where a test says so.
 const D: Machine = ("d", Mac([2, 0, 0, 0, 0, 0xd]), 60, [10, 2, 0, 10]);
@@ -121,20 +120,7 @@ const INNER: usize = 50;
 fn an_answer_of_another_host_is_explained() {
     for bypass in [false, true] {
         let (one, two) = apart(bypass);
-        let question = Question {
-            from: Origin::Vnic("a".into()),
-            to: Target::Address(B.3.into()),
-            source: None,
-            source_mac: None,
-            destination_mac: None,
-            protocol: UDP,
-            source_port: Some(1000),
-            destination_port: Some(53),
-            flags: None,
-            icmp: None,
-            length: None,
-            reply: true,
-        };
+        let question = question(true);
         let told = one.host.explain(&question).unwrap();
         let [there, back] = &told.walks[..] else { panic!("{told:?}") };
         assert_eq!(there.fate, Fate::Leaves(endpoint(2)), "{there:?}");

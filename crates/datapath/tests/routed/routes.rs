@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use butterfly_datapath::{Fate, Mac, Origin, Question, RoutingChange, Target, VnicPolicy};
 use butterfly_model::{Neighbour, Route, Router, RouterAddresses, RouterId};
-use butterfly_packet::{build, protocol::UDP};
+use butterfly_packet::build;
 use butterfly_vhost::net::NetHeader;
 
-use crate::{hosts, net::*};
+use crate::{explained::question, hosts, net::*};
 
 /// Machines of network 50 that pass packets on.
 const V: Machine = ("v", Mac([2, 0, 0, 0, 0, 0x11]), 50, [10, 1, 0, 8]);
@@ -518,20 +518,7 @@ fn an_explanation_names_the_route() {
     let routes: &[(&str, &[&str])] =
         &[("192.0.2.0/24", &["10.1.0.8", "10.1.0.9"]), ("192.0.2.128/25", &[])];
     let net = net(&[A, V, W], routes);
-    let question = |to: [u8; 4]| Question {
-        from: Origin::Vnic("a".into()),
-        to: Target::Address(to.into()),
-        source: None,
-        source_mac: None,
-        destination_mac: None,
-        protocol: UDP,
-        source_port: Some(1000),
-        destination_port: Some(53),
-        flags: None,
-        icmp: None,
-        length: None,
-        reply: false,
-    };
+    let question = |to: [u8; 4]| Question { to: Target::Address(to.into()), ..question(false) };
     let told = net.host.explain(&question([192, 0, 2, 5])).unwrap();
     let route = told.walks[0].steps.iter().find(|step| step.stage == "route").unwrap();
     let by = |ip: &str| {
