@@ -184,13 +184,13 @@ several_queues() {
     vm exec a "ethtool -L eth0 combined $count"
     vm exec b "ethtool -L eth0 combined $((5 - count))"
     wait_for 5 uses a "$count" || fail "a uses $count pairs, and nic show says: $(bf nic show a)"
-    ping_all a 10.0.0.2 || fail "a does not reach b with $count pairs"
+    reaches_beside_load || fail "a does not reach b with $count pairs"
   done
   for count in 2 1; do
     daemon_kill
     daemon_start "$dir" --state-dir "$dir/state"
     wait_for 5 uses a 4 || fail "a uses four pairs, and the next daemon's nic show says: $(bf nic show a)"
-    ping_all a 10.0.0.2 || fail "a does not reach b after a death"
+    reaches_beside_load || fail "a does not reach b after a death"
   done
   vm exec a 'pidof iperf3 >/dev/null; cat /tmp/iperf.error' || fail "connections ended"
   vm exec a 'ethtool -S eth0' | grep -E "[rt]x_queue_[0-3]_packets:" | sed 's/^ */    /'
@@ -201,6 +201,16 @@ several_queues() {
   rm -rf "$dir/state"
   daemon_start "$dir"
 }
+# reaches_beside_load: does each echo request of a get its answer from b, but for those that a full ring may have lost? The
+# load fills rings, above all that of a guest which turns to one pair from four; a pair that is dead answers nothing.
+reaches_beside_load() {
+  local before
+  before=$(full_rings)
+  ping_all a 10.0.0.2 && return
+  say "    pings were lost; frames that found a ring full: $before, then $(full_rings)"
+  [ "$(full_rings)" -gt "$before" ] && wait_for 10 ping_all a 10.0.0.2 1
+}
+full_rings() { echo $(("$(nic_field a 'd.get("ring-full", 0)')" + "$(nic_field b 'd.get("ring-full", 0)')")); }
 uses() { [ "$(nic_field "$1" "sum(q['enabled'] for q in n['queues'])")" = $((2 * $2)) ]; }
 jumbo_frames() {
   local guest

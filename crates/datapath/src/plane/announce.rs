@@ -48,7 +48,9 @@ impl Plane {
         let from = self.announced.load(Relaxed);
         let behind = snapshot.vnics.iter().filter(|(slot, _)| *slot > from);
         let before = snapshot.vnics.iter().filter(|(slot, _)| *slot <= from);
-        for (slot, vnic) in behind.chain(before) {
+        // Mostly nobody is announced: nothing else of a silent vnic is read.
+        let under_way = |(_, vnic): &(u32, &Arc<Vnic>)| vnic.shared.announcing.is_under_way();
+        for (slot, vnic) in behind.chain(before).filter(under_way) {
             // A mirror is no station, and a vnic that waits for its address must not use it.
             let waits =
                 snapshot.networks.get(vnic.network).is_some_and(|network| network.waits(slot));

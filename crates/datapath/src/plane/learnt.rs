@@ -11,10 +11,7 @@ use crate::world::fdb::{self, Learnt};
 impl Plane {
     /// Removes learnt addresses that are too old.
     pub fn expire(&self) {
-        // An idle host without any reads no table.
-        let snapshot = self.shared.snapshot.load();
-        let mut networks = snapshot.networks.iter();
-        if networks.any(|(_, network)| network.learnt.load(Ordering::Relaxed) > 0) {
+        if self.shared.fdb.may_have_aged(self.shared.clock.now()) {
             self.forget(|_| false);
         }
         self.settle();

@@ -16,6 +16,11 @@ impl Announcing {
         self.0.store(TICKS, Relaxed);
     }
 
+    /// True if announcements are left.
+    pub fn is_under_way(&self) -> bool {
+        self.0.load(Relaxed) > 0
+    }
+
     /// Repeats the last tick, whose round was not taken.
     pub fn again(&self) {
         self.0.fetch_add(1, Relaxed);
@@ -41,7 +46,7 @@ mod tests {
     #[test]
     fn rounds_come_and_end_and_wait_for_room() {
         let announcing = Announcing::default();
-        assert!(!announcing.tick(true), "nothing is to be said");
+        assert!(!announcing.tick(true) && !announcing.is_under_way(), "nothing is to be said");
         announcing.begin();
         assert!((0..5).all(|_| !announcing.tick(false)), "the first round waits");
         let rounds: Vec<usize> = (0..100).filter(|_| announcing.tick(true)).collect();

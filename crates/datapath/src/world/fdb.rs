@@ -58,6 +58,8 @@ pub(crate) struct Fdb {
     /// Seconds until a silent address is forgotten. Written by the thread that changes settings; a
     /// worker may use the old one once more.
     ageing: AtomicU32,
+    /// No entry was seen last before this second, so none is too old before it is.
+    oldest: AtomicU32,
     /// Secret seed of the hash: guests choose addresses, but cannot know which of them share a
     /// bucket.
     seed: u64,
@@ -147,6 +149,7 @@ impl Fdb {
             buckets: (0..BUCKETS).map(|_| Bucket::default()).collect(),
             quota: Quota::new(CAPACITY),
             ageing: AtomicU32::new(ageing),
+            oldest: AtomicU32::new(0),
             seed,
         }
     }
@@ -255,6 +258,7 @@ impl Fdb {
         let emptier = if second.used() < first.used() { second } else { first };
         let entry = emptier.free().or_else(|| self.make_room(homes))?;
         entry.fill(wanted_key, wanted_value, now);
+        self.oldest.fetch_min(now, Ordering::Relaxed);
         Some(Learning::New)
     }
 
@@ -275,12 +279,19 @@ impl Fdb {
                 let [key, value] =
                     [&entry.key, &entry.value].map(|word| word.load(Ordering::Relaxed));
                 // The entry is in both for a moment: a reader finds it in one of them.
-                free.fill(key, value, entry.seen.load(Ordering::Relaxed));
+                let seen = entry.seen.load(Ordering::Relaxed);
+                free.fill(key, value, seen);
                 entry.key.store(0, Ordering::Release);
+                self.oldest.fetch_min(seen, Ordering::Relaxed); // a walk may have missed both
                 return Some(entry);
             }
         }
         None
+    }
+
+    /// True if an entry may be too old: reading the whole table to find none is dear.
+    pub fn may_have_aged(&self, now: u32) -> bool {
+        !self.is_fresh(self.oldest.load(Ordering::Relaxed), now)
     }
 
     /// Removes entries for which `gone` is true, or that are too old. For the housekeeping thread
@@ -291,6 +302,8 @@ impl Fdb {
         mut gone: impl FnMut(&Learnt) -> bool,
         mut removed: impl FnMut(&Learnt),
     ) {
+        self.oldest.store(u32::MAX, Ordering::Relaxed);
+        let mut oldest = now;
         for bucket in &self.buckets {
             if bucket.entries.iter().all(|entry| entry.key.load(Ordering::Relaxed) == 0) {
                 continue;
@@ -301,9 +314,12 @@ impl Fdb {
                 if !fresh || gone(&learnt) {
                     entry.key.store(0, Ordering::Release);
                     removed(&learnt);
+                } else {
+                    oldest = oldest.min(entry.seen.load(Ordering::Relaxed));
                 }
             }
         }
+        self.oldest.fetch_min(oldest, Ordering::Relaxed);
     }
 
     fn read(&self, entry: &Entry, now: u32) -> Option<(Learnt, bool)> {
@@ -405,6 +421,33 @@ mod tests {
             assert_eq!(fdb.lookup(vni, mac, 1), Some(A), "address {n}");
         }
         assert_eq!(fdb.list(1).len(), CAPACITY as usize);
+    }
+
+    #[test]
+    fn the_table_is_walked_only_when_an_entry_may_be_too_old() {
+        let fdb = Fdb::new(300);
+        let walk = |now: u32| {
+            let mut removed = 0;
+            fdb.remove(now, |_| false, |_| removed += 1);
+            removed
+        };
+        assert_eq!(walk(10), 0);
+        assert!(!fdb.may_have_aged(309) && fdb.may_have_aged(310), "empty since 10");
+        assert_eq!(fdb.learn(1, 1, A, 20, true), Learning::New);
+        assert_eq!(fdb.learn(1, 2, A, 30, true), Learning::New);
+        assert_eq!((walk(310), walk(315)), (0, 0));
+        assert!(!fdb.may_have_aged(319) && fdb.may_have_aged(320));
+        assert_eq!(fdb.learn(1, 1, A, 319, true), Learning::Known);
+        assert_eq!(walk(320), 0, "it was seen meanwhile");
+        assert!(!fdb.may_have_aged(329) && fdb.may_have_aged(330));
+        assert_eq!(walk(330), 1);
+        assert!(!fdb.may_have_aged(618) && fdb.may_have_aged(619));
+        // The setting counts when it changes, and an entry by the clock of who learns it.
+        fdb.set_ageing(10);
+        assert!(fdb.may_have_aged(331));
+        assert_eq!(walk(331), 1);
+        assert_eq!(fdb.learn(1, 3, A, 328, true), Learning::New);
+        assert!(!fdb.may_have_aged(337) && fdb.may_have_aged(338));
     }
 
     #[test]
