@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use butterfly_model::{Neighbour, Network as Declared, Router, RouterId, Vni};
+use butterfly_model::{External, Nat, Neighbour, Network as Declared, Router, RouterId, Vni};
 
 use crate::world::routing::{Joined, Routing};
 
@@ -26,7 +26,19 @@ pub enum RoutingChange {
     DeclareNeighbour(Neighbour),
     /// The neighbour with this address in this network goes.
     RemoveNeighbour(Vni, IpAddr),
+    /// A declared network has an outside from now on: a wire, or without one its vnics here. On an
+    /// error nothing has changed.
+    DeclareWire(External),
+    /// A network has no outside any more.
+    RemoveWire(Vni),
+    /// A router has exactly these translations at the external with this number from now on.
+    DeclareNat(RouterId, Vni, Vec<Nat>),
 }
+
+/// Error of a change that this host cannot put into effect.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NotInEffect(pub String);
 
 /// Returns the networks that a router joins.
 fn networks_of(router: Option<&Router>) -> BTreeSet<Vni> {
@@ -65,6 +77,10 @@ impl Routed {
             RoutingChange::DeclareNeighbour(_) | RoutingChange::RemoveNeighbour(..) => {
                 BTreeSet::new()
             }
+            // Nothing goes by them yet.
+            RoutingChange::DeclareWire(_)
+            | RoutingChange::RemoveWire(_)
+            | RoutingChange::DeclareNat(..) => BTreeSet::new(),
         }
     }
 

@@ -14,7 +14,7 @@ use crate::overlay::impossible;
 use crate::plane::{
     Plane, State,
     networks::{leases, rebuild_network},
-    routed::RoutingChange,
+    routed::{NotInEffect, RoutingChange},
     updates::Update,
 };
 use crate::world::{
@@ -25,8 +25,9 @@ use crate::world::{
 
 impl Plane {
     /// Changes what is declared of a network, router or neighbour. Returns when no worker goes by
-    /// the old state any more. Who declares checks that the whole makes sense.
-    pub fn change_routing(&self, change: RoutingChange) {
+    /// the old state any more. The caller checks that the whole makes sense. Fails for a wire that
+    /// this host cannot have; nothing has changed then.
+    pub fn change_routing(&self, change: RoutingChange) -> Result<(), NotInEffect> {
         let mut state = self.state();
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         match &change {
@@ -75,6 +76,7 @@ impl Plane {
             self.settle();
         }
         self.updates.add(Update::RoutingChanged);
+        Ok(())
     }
 
     /// Notes that a neighbour is on this host now, and was there before. The tunnel knows hosts of
