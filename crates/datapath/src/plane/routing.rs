@@ -7,6 +7,7 @@ use std::{
 };
 
 use butterfly_model::Vni;
+use butterfly_packet::Mac;
 
 use crate::engine::place::MAX_SLOTS;
 use crate::ip::Address;
@@ -79,6 +80,12 @@ impl Plane {
         Ok(())
     }
 
+    /// Notes the MAC address of this host on the wire of an external, or that it has none. Counts
+    /// from the next change of the external on.
+    pub fn set_wire(&self, vni: Vni, mac: Option<Mac>) {
+        self.state().routed.set_wire(vni, mac);
+    }
+
     /// Notes that a neighbour is on this host now, and was there before. The tunnel knows hosts of
     /// neighbours as it knows those that are named.
     fn change_host(&self, state: &mut State, new: Option<IpAddr>, old: Option<Whereabouts>) {
@@ -102,8 +109,8 @@ impl Plane {
         }
     }
 
-    /// Has networks with a router and no vnic here, so that packets leave by them for other hosts.
-    /// Returns the trunks of those that go.
+    /// Has networks with a router and no vnic here, so that packets leave by them for other hosts,
+    /// and externals without other hosts. Returns the trunks of those that go.
     fn join(
         &self,
         state: &mut State,
@@ -114,7 +121,30 @@ impl Plane {
         for vni in concerned.into_iter().map(Vni::number) {
             let here = next.by_vni.get(&vni).copied();
             let joined = next.is_joined(vni);
+            let external = self.is_external(state, vni);
+            let has = here.and_then(|at| next.networks.get(at)?.remote.as_ref());
+            let trunk = has.map(|remote| remote.slot);
             match here {
+                Some(at) if external && trunk.is_some() => {
+                    rebuild_network(next, vni, at, None);
+                    if let Some(trunk) = trunk.and_then(|slot| next.vnics.get(slot).cloned()) {
+                        next.vnics.set(trunk.place.slot, None);
+                        leaving.push(trunk);
+                    }
+                }
+                _ if external => {}
+                // It was an external.
+                Some(at) if trunk.is_none() && self.shared.tunnel.is_some() => {
+                    if next.vnics.vacant() >= MAX_SLOTS {
+                        continue; // nothing is switched to other hosts there
+                    }
+                    self.next_version(next);
+                    self.add_trunk(state, next, vni, at);
+                    let remote = self.remote(state, next, vni, at);
+                    let trunk = remote.as_ref().map(|remote| remote.slot);
+                    rebuild_network(next, vni, at, remote);
+                    self.name_slots(trunk.into_iter(), next);
+                }
                 None if joined && self.shared.tunnel.is_some() => {
                     if next.vnics.vacant() >= MAX_SLOTS {
                         continue; // nothing is routed to other hosts there
