@@ -1,8 +1,8 @@
 //! A wire of an external: between an interface of this host and the switch.
 //!
-//! All frames of the interface, or of one VLAN of it, are taken by AF_XDP, and what the switch sends
-//! leaves by it. The host's own stack sees none of them. The switch completes checksums and cuts
-//! segments before, as the interface takes frames as they are.
+//! All frames of the interface, or of one VLAN of it, are taken by AF_XDP, and what the switch
+//! sends leaves by it. The host's own stack sees none of them. The switch completes checksums and
+//! cuts segments before, as the interface takes frames as they are.
 
 use std::{
     net::IpAddr,
