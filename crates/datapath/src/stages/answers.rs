@@ -58,7 +58,9 @@ pub(crate) fn consume(batch: &mut Batch<'_>, context: &Context<'_>, departures: 
             continue;
         }
         let (pace, now) = (&context.sender.shared.answered, context.now);
-        let left = pace.left(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND);
+        // Many machines are behind a wire.
+        let most = ANSWERS_PER_SECOND * if context.sender.is_wire() { 10 } else { 1 };
+        let left = pace.left(now, most, most);
         let (answer, reserve) = match meta.verdict {
             Verdict::Consumed(Consumed::Arp) => (arp_answer(batch, &meta, index, context), 0),
             Verdict::Consumed(Consumed::Discovery) => {
@@ -75,7 +77,7 @@ pub(crate) fn consume(batch: &mut Batch<'_>, context: &Context<'_>, departures: 
         let Some(answer) = answer else { continue };
         let room = left > reserve && departures.answers.len() < ANSWERS;
         if room && departures.answers.try_push(answer).is_ok() {
-            pace.take(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND);
+            pace.take(now, most, most);
         } else if matches!(meta.verdict, Verdict::Consumed(_)) {
             refuse(batch, index, BORN_FULL, context);
         }
@@ -101,9 +103,9 @@ fn arp_answer(
     let head = batch.frames.head(index);
     let packet = read_arp(head, at).filter(|packet| packet.operation() == arp::REQUEST)?;
     let asked = packet.target_ip();
-    let gateway = context.entry.routing.as_ref()?.by_address(mapped(asked))?;
+    let own = context.entry.routing.as_ref()?.answers_for(mapped(asked))?;
     let asker = head.get(6..12)?.first_chunk().map(|mac| Mac(*mac))?;
-    kept(&arp::reply((asker, packet.sender_ip()), (address(gateway.mac), asked)))
+    kept(&arp::reply((asker, packet.sender_ip()), (address(own), asked)))
 }
 
 /// Returns the answer to an echo request, which is what was sent and not what the machine makes of
@@ -129,9 +131,9 @@ fn discovery_answer(
     if found.kind != v6::NEIGHBOUR_SOLICITATION {
         return None;
     }
-    let gateway = context.entry.routing.as_ref()?.by_address(found.target)?;
+    let own = context.entry.routing.as_ref()?.answers_for(found.target)?;
     let asker = (address(meta.source), found.source.into());
-    kept(&neighbour::advertisement(asker, (address(gateway.mac), found.target.into())))
+    kept(&neighbour::advertisement(asker, (address(own), found.target.into())))
 }
 
 /// Returns the error about a packet that goes no further, if it gets one.

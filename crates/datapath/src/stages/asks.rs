@@ -70,6 +70,9 @@ pub(crate) fn router_of(tunnel: Option<&Tunnel>) -> Mac {
 /// Returns whether the guest of a vnic may hear a question for an address: it is not probing for
 /// that one, and attached long enough ago to have no probe of which nobody here knows.
 pub(crate) fn may_hear(vnic: &Vnic, address: Address, now: u32) -> bool {
+    if vnic.is_wire() {
+        return true; // it is asked from an address that nobody there has
+    }
     let attached = vnic.shared.attached.load(Relaxed);
     let is_long_ago = attached == 0 || now.saturating_sub(attached) >= PROBING;
     is_long_ago && !vnic.shared.probed.has(address, now)
@@ -95,7 +98,7 @@ pub(crate) fn may_be_asked_for((vni, address): AskPlace, snapshot: &Snapshot) ->
     let owned = network
         .routing
         .as_ref()
-        .is_some_and(|routing| routing.owns(address) && routing.by_address(address).is_none());
+        .is_some_and(|routing| routing.owns(address) && routing.answers_for(address).is_none());
     owned && (network.open || network.remote.is_some()) && !declared()
 }
 
@@ -108,7 +111,9 @@ pub(super) fn hear(
     context: &Context<'_>,
 ) -> Result<bool, DropReason> {
     let said = match meta.inside {
-        Inside::Arp(at) if usize::from(at) == L3 => said_by_arp(batch.frames.head(index), at, meta),
+        Inside::Arp(at) if usize::from(at) == L3 => {
+            said_by_arp(batch.frames.head(index), at, meta, context)
+        }
         Inside::Ip { at, vlan: 0 }
             if usize::from(at) == L3 && may_be_discovery(batch.frames.head(index), L3) =>
         {
@@ -122,6 +127,11 @@ pub(super) fn hear(
     // A filtered vnic has what is declared, which nobody asks for.
     let speaks = context.sender.rules.bypass;
     let said = said.filter(|_| speaks && is_station(meta.source)).ok_or(NO_ANSWER)?;
+    let routing = context.entry.routing.as_ref();
+    let outside = routing.and_then(|routing| routing.outside.as_ref());
+    if !context.sender.is_wire() && outside.is_some_and(|it| it.is_behind_wire(said)) {
+        return Err(NO_ANSWER);
+    }
     if !context.sender.shared.asks.may_answer(context.now) {
         return Err(NEXT_HOP_LIMIT);
     }
@@ -143,14 +153,17 @@ fn is_station(mac: u64) -> bool {
 }
 
 /// Returns the address that an ARP reply is about, if it is one to a question of ours: from the
-/// machine that it names, to nobody's address.
-fn said_by_arp(head: &[u8], at: u16, meta: &Meta) -> Option<Address> {
+/// machine that it names, to nobody's address, or on a wire to that from which this host asks.
+fn said_by_arp(head: &[u8], at: u16, meta: &Meta, context: &Context<'_>) -> Option<Address> {
     let packet = read_arp(head, at)?;
+    let outside = context.entry.routing.as_ref().and_then(|routing| routing.outside.as_ref());
+    let (asker, asked) = (mapped(packet.target_ip()), mapped(packet.sender_ip()));
+    let is_asker = outside.is_some_and(|it| it.mac != 0 && it.asker(asked) == Some(asker));
     let is_answer = packet.operation() == arp::REPLY
         && number(packet.sender_mac()) == meta.source
         && number(packet.target_mac()) == meta.destination
-        && packet.target_ip().is_unspecified();
-    is_answer.then(|| mapped(packet.sender_ip()))
+        && (is_asker || packet.target_ip().is_unspecified());
+    is_answer.then_some(asked)
 }
 
 /// Returns the address that an advertisement is about, if it is a valid one of the machine that it
@@ -226,7 +239,7 @@ fn receiver(
 ) -> Result<Verdict, DropReason> {
     let network = context.entry;
     let routing = network.routing.as_ref();
-    if routing.is_some_and(|routing| routing.by_address(address).is_some()) {
+    if routing.is_some_and(|routing| routing.answers_for(address).is_some()) {
         return Err(NO_RECEIVER);
     }
     let here = |slot: u32| context.snapshot.vnics.get(slot);

@@ -16,6 +16,7 @@ mod settings;
 pub(crate) mod status;
 mod threads;
 mod vnics;
+mod wires;
 mod workers;
 
 use std::{
@@ -28,6 +29,7 @@ use std::{
 };
 
 use butterfly_mem::blackbox::BlackBox;
+use butterfly_model::{External, Vni};
 use butterfly_vhost::control::Device;
 
 use crate::endpoint::{
@@ -66,6 +68,8 @@ pub struct Switch {
     pub(crate) changing_peers: Mutex<()>,
     /// Vnics whose rings are held.
     held: Mutex<HeldRings>,
+    /// Externals in effect. Held while one changes.
+    wires: Mutex<BTreeMap<Vni, External>>,
 }
 
 impl Switch {
@@ -132,6 +136,7 @@ impl Switch {
             hold,
             side: None,
             changing_peers: Mutex::default(),
+            wires: Mutex::default(),
         };
         if let (Some(spec), Some(rest)) = (switch.config.tunnel.clone(), rest) {
             switch.side = Some(EndpointSide::start(
@@ -200,6 +205,10 @@ impl Switch {
 
     pub(crate) fn plane(&self) -> &Plane {
         &self.plane
+    }
+
+    fn wires(&self) -> MutexGuard<'_, BTreeMap<Vni, External>> {
+        self.wires.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn vnics(&self) -> MutexGuard<'_, BTreeMap<String, Declared>> {

@@ -19,11 +19,6 @@ use crate::session::FormerTable;
 use crate::switch::Switch;
 
 impl Switch {
-    /// Changes what is routed. Returns when no packet goes by the old state any more.
-    pub fn change_routing(&self, change: crate::plane::routed::RoutingChange) {
-        self.plane().change_routing(change);
-    }
-
     /// Returns machines that routers of this host found or ask for, though nobody declared them, by
     /// network and address.
     pub fn sought_neighbours(&self) -> Vec<crate::plane::seek::SoughtNeighbour> {

@@ -1,0 +1,79 @@
+//! Outsides: which packets enter from the outside of an external, and which leave by it.
+//!
+//! A source inside does not come from outside (RFC 2827), nothing passes from one outside to
+//! another, and IPv4 leaves untranslated only from public networks.
+
+use crate::engine::reason::{DropReason, drop_reasons};
+use crate::ip::{Address, is_v4};
+use crate::stages::{context::Context, course::is_host};
+use crate::world::{
+    routing::{Joined, Routing},
+    ways::Leads,
+};
+
+drop_reasons! { 14;
+    /// The packet came from the outside of an external, from an address inside: one that the router
+    /// reaches by another network.
+    INSIDE_SOURCE = "inside-source" {
+        cause: "somebody outside who forges an address of your networks; or a network that is reached by the external and declared here as well",
+        remedy: "nothing if it is forged; else compare the packet's source with `butterfly network list` and `butterfly route list`, and give one of the two networks another block",
+        charged: "the wire of the external, or the vnic that is its outside",
+    }
+    /// IPv4 to the outside of an external that no rule translates, from a network that is not
+    /// public: no answer would come back.
+    NAT_NO_RULE = "nat-no-rule" {
+        cause: "a machine with a private address that reaches for the outside, and a router that translates nothing for it",
+        remedy: "declare the network public if the outside has a route to it: `butterfly network add --vni VNI ... --public`; else have the router translate its addresses",
+        charged: "the sender",
+    }
+}
+
+/// Bar to a packet from or to an outside. [`crate::stages::route`] has names for the first two.
+pub(super) enum Barred {
+    /// Nobody outside may have its source, or no answer would find it.
+    Foreign,
+    /// Nothing outside knows a way to its destination.
+    NoRoute,
+    By(DropReason),
+}
+
+/// Looks whether a packet from this source may come from the outside by which it came.
+pub(super) fn may_enter(
+    source: Address,
+    router: &Joined,
+    routing: &Routing,
+    context: &Context<'_>,
+) -> Result<(), Barred> {
+    let own = context.entry.vni;
+    if !is_host(source) || routing.answers_for(source).is_some() {
+        return Err(Barred::Foreign);
+    }
+    match router.route_to(source).map(|route| &route.leads) {
+        Some(Leads::Connected(vni)) if *vni == own => {
+            routing.owns(source).then_some(()).ok_or(Barred::Foreign)
+        }
+        Some(Leads::Via(ways)) if ways.iter().all(|way| way.vni == own) => Ok(()),
+        Some(Leads::Connected(_) | Leads::Via(_)) => Err(Barred::By(INSIDE_SOURCE)),
+        // No answer would find it.
+        Some(Leads::Nowhere) | None => Err(Barred::Foreign),
+    }
+}
+
+/// Looks whether a packet from a network may go on by another one, for a machine with this address.
+pub(super) fn may_pass(
+    destination: Address,
+    router: &Joined,
+    (from, to): (&Routing, &Routing),
+    context: &Context<'_>,
+) -> Result<(), Barred> {
+    match (&from.outside, &to.outside) {
+        (None, None) => Ok(()),
+        (Some(_), _) if router.is_known_outside(destination, context.entry.vni) => {
+            // Not from one outside to another.
+            to.outside.is_none().then_some(()).ok_or(Barred::NoRoute)
+        }
+        (Some(_), _) => Err(Barred::NoRoute),
+        (None, Some(_)) if is_v4(destination) && !from.public => Err(Barred::By(NAT_NO_RULE)),
+        (None, Some(_)) => Ok(()),
+    }
+}
