@@ -166,7 +166,8 @@ impl<D: Dataplane> Daemon<D> {
                 (Kind::ExternalRemoved, format!("external {:?} deleted", id.as_str()))
             }
             Change::DeclareNat(router, external, nats) => {
-                let old: Vec<Nat> = self.desired.routed().nats(router, external).copied().collect();
+                let old = self.desired.routed().nats(router, external);
+                let old: Vec<Nat> = old.copied().collect();
                 self.declare_nat(router, external, nats)?;
                 let (kind, text) = told_nats(&old, nats);
                 let (router, external) = (router.as_str(), external.as_str());
