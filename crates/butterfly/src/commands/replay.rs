@@ -226,8 +226,8 @@ fn print_dump(arguments: &Arguments, session: &mut Session) -> Result<(), Failur
         let neighbour_list = neighbour::with_others(first, None, session)?;
         newer.push(Some(Response { neighbour_list, ..Response::default() }));
     }
-    // Routers join networks and externals, so those come first; translations and neighbours come behind them, and all of these
-    // before all else.
+    // Routers join networks and externals, so those come first; translations and neighbours come
+    // behind them, and all of these before all else.
     responses.splice(0..0, newer.into_iter().flatten());
     responses.extend(peers.into_iter().flatten());
     let dump = Messages {

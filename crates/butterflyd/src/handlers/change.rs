@@ -81,9 +81,8 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Has the data path carry out a change of a group, a peer, a network, a router, a neighbour, an
-    /// external or a translation.
-    /// Returns the event that it is.
+    /// Has the data path carry out a change of a group, a peer, or of what is routed. Returns the
+    /// event that it is.
     fn carry_out_change(&mut self, change: &Change) -> Result<(Kind, String), Failure> {
         let mut group =
             |name: &GroupName, change| self.dataplane.change_group(name, change).map_err(refusal);
