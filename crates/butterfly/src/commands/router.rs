@@ -88,8 +88,7 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let (ids, before) = (arguments.words_from(0), notes::routers(session));
     session.ask_all(ids.iter().map(request).collect())?;
     for router in before.iter().flatten().filter(|router| ids.iter().any(|id| id == router.id())) {
-        let joined: Vec<String> =
-            router.attachment.iter().map(|attachment| place(attachment)).collect();
+        let joined: Vec<String> = router.attachment.iter().map(place).collect();
         if !router.route.is_empty() {
             session.doubt(&format!(
                 "router {} was there and has no routes now: it had {}",
