@@ -130,13 +130,8 @@ fn lists_are_declarations() {
     for nat in [WEB, FLOATING, SNAT] {
         host.succeeds(&format!("nat_add {{ {nat} }}"));
     }
-    host.succeeds(
-        &all.replacen("external_list", "external_add", 1)
-            .split(" external_list")
-            .next()
-            .unwrap()
-            .to_owned(),
-    );
+    let first = all.replacen("external_list", "external_add", 1);
+    host.succeeds(first.split(" external_list").next().unwrap());
     assert_eq!((listed(&mut host), host.fake().take_calls()), (before, vec![]));
 }
 
