@@ -130,13 +130,8 @@ fn lists_are_declarations() {
     for nat in [WEB, FLOATING, SNAT] {
         host.succeeds(&format!("nat_add {{ {nat} }}"));
     }
-    host.succeeds(
-        &all.replacen("external_list", "external_add", 1)
-            .split(" external_list")
-            .next()
-            .unwrap()
-            .to_owned(),
-    );
+    let first = all.replacen("external_list", "external_add", 1);
+    host.succeeds(first.split(" external_list").next().unwrap());
     assert_eq!((listed(&mut host), host.fake().take_calls()), (before, vec![]));
 }
 
@@ -271,7 +266,7 @@ fn what_is_refused_says_why_and_changes_nothing() {
     assert_eq!(internet.gateways().count(), 1, "it is as it was");
 }
 
-/// What a file declares in any order, with numbers that nothing of the file has.
+/// A file declares in any order, and gets numbers that nothing of it has.
 #[test]
 fn a_file_is_applied_as_a_whole() {
     let mut host = Host::new();
