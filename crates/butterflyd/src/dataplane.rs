@@ -2,7 +2,7 @@
 
 use butterfly_datapath::{
     AddError, DropReport, Explanation, ExportedVnic, FdbRow, GroupChange, Imported, Moved,
-    MovedVnic, NoAnswer, NotAHost, Question, RoutingChange, SessionFilter, SessionRow,
+    MovedVnic, NoAnswer, NotAHost, NotInEffect, Question, RoutingChange, SessionFilter, SessionRow,
     SessionTable, SoughtNeighbour, Switch, Timeouts, TunnelError, TunnelReport, UplinkReport,
     VnicPolicy, VnicReport, VnicSpec, WorkerReport,
 };
@@ -103,8 +103,8 @@ pub trait Dataplane {
     /// Takes that back. Says whether it was named.
     fn remove_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError>;
 
-    /// Changes what is routed.
-    fn change_routing(&mut self, change: RoutingChange);
+    /// Changes what is routed. On an error nothing has changed.
+    fn change_routing(&mut self, change: RoutingChange) -> Result<(), NotInEffect>;
 
     /// Returns machines that routers of this host found or ask for, though nobody declared them, by
     /// network and address.
@@ -234,8 +234,8 @@ impl Dataplane for Arc<Switch> {
         Switch::remove_peer(self, peer, vni)
     }
 
-    fn change_routing(&mut self, change: RoutingChange) {
-        Switch::change_routing(self, change);
+    fn change_routing(&mut self, change: RoutingChange) -> Result<(), NotInEffect> {
+        Switch::change_routing(self, change)
     }
 
     fn sought_neighbours(&self) -> Vec<SoughtNeighbour> {

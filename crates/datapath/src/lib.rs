@@ -55,7 +55,7 @@ pub use engine::reason::{DropReason, ReasonInfo};
 pub use engine::writer::MAX_WORKERS;
 pub use plane::AddError;
 pub use plane::moves::{ImportedSessions, NotAHost};
-pub use plane::routed::RoutingChange;
+pub use plane::routed::{NotInEffect, RoutingChange};
 pub use plane::seek::{SoughtNeighbour, SoughtState};
 pub use plane::sessions::{Admission, SessionEnd, SessionFilter, SessionRow, SessionTable};
 pub use report::drops::{DropPlace, DropReport, DropRow, DroppedPacket, PlaceDrops};

@@ -9,9 +9,11 @@
 mod address;
 mod cidr;
 mod dhcp;
+mod external;
 mod hash;
 mod limits;
 mod mac;
+mod nat;
 mod neighbour;
 mod netns;
 mod network;
@@ -28,9 +30,13 @@ mod vni;
 pub use address::{AddressError, IpSet, canonical, parse_ip};
 pub use cidr::{Cidr, CidrError};
 pub use dhcp::{Dhcp, DhcpError, DhcpRoute};
+pub use external::{
+    External, ExternalError, ExternalId, ExternalIdError, WireDevice, WireDeviceError,
+};
 pub use hash::libstdcxx_hash;
 pub use limits::{Limit, LimitError, Limits};
 pub use mac::{Mac, MacError};
+pub use nat::{ForwardProtocol, Nat, NatError, NatRule, parse_endpoint};
 pub use neighbour::{Neighbour, NeighbourError};
 pub use netns::{Netns, NetnsError};
 pub use network::{MtuError, Network};

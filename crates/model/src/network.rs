@@ -18,6 +18,7 @@ pub struct Network {
     subnets: Vec<Subnet>,
     mtu: Option<u16>,
     dhcp: Option<Dhcp>,
+    public: bool,
 }
 
 /// Error of an MTU that a network cannot have.
@@ -53,7 +54,13 @@ impl Network {
         };
         let mtu = mtu.map(checked).transpose()?;
         subnets.sort_by_key(|subnet| (subnet.cidr().network(), subnet.cidr().mask_size()));
-        Ok(Self { vni, subnets, mtu, dhcp: None })
+        Ok(Self { vni, subnets, mtu, dhcp: None, public: false })
+    }
+
+    /// Says whether the outside has routes to its IPv4 subnets, so that their addresses leave by
+    /// externals untranslated.
+    pub fn with_public(self, public: bool) -> Self {
+        Self { public, ..self }
     }
 
     /// Has the network give its vnics their IPv4 addresses by DHCP, or not. Fails if no subnet of
@@ -85,6 +92,11 @@ impl Network {
         self.dhcp.as_ref()
     }
 
+    /// Returns whether its IPv4 addresses leave by externals untranslated.
+    pub fn is_public(&self) -> bool {
+        self.public
+    }
+
     /// Returns the gateways of its subnets, in their order.
     pub fn gateways(&self) -> impl Iterator<Item = IpAddr> {
         self.subnets.iter().filter_map(Subnet::gateway)
@@ -107,7 +119,7 @@ impl Network {
         let subnets: Vec<Subnet> = self.subnets.iter().filter_map(kept).collect();
         let stays = |dhcp: &Dhcp| other.dhcp.is_some() || dhcp.check(self.vni, &subnets).is_ok();
         let dhcp = self.dhcp.as_ref().map(|dhcp| dhcp.in_subnets(&subnets)).filter(stays);
-        Self { subnets, dhcp, ..*self }
+        Self { subnets, dhcp, public: self.public && other.public, ..*self }
     }
 }
 

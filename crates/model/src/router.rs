@@ -3,6 +3,7 @@
 use crate::{
     address::{AddressError, canonical, parse_ip},
     cidr::Cidr,
+    external::ExternalId,
     network::Network,
     route::Route,
     vni::Vni,
@@ -202,6 +203,7 @@ impl RouterAddresses {
 pub struct Router {
     id: RouterId,
     attachments: BTreeMap<Vni, RouterAddresses>,
+    externals: BTreeMap<ExternalId, RouterAddresses>,
     /// By the first addresses of their blocks and the lengths of these.
     routes: BTreeMap<(IpAddr, u8), Route>,
 }
@@ -209,7 +211,8 @@ pub struct Router {
 impl Router {
     /// Makes a router that joins nothing.
     pub fn new(id: RouterId) -> Self {
-        Self { id, attachments: BTreeMap::new(), routes: BTreeMap::new() }
+        let (attachments, externals, routes) = Default::default();
+        Self { id, attachments, externals, routes }
     }
 
     /// Returns its name.
@@ -236,6 +239,32 @@ impl Router {
     /// Detaches it from a network. Returns whether it was attached.
     pub fn detach(&mut self, vni: Vni) -> bool {
         self.attachments.remove(&vni).is_some()
+    }
+
+    /// Returns the externals that it is attached to, in byte order of their ids, and the addresses
+    /// that it is given there. With none it has none there.
+    pub fn externals(&self) -> impl ExactSizeIterator<Item = (&ExternalId, RouterAddresses)> {
+        self.externals.iter().map(|(id, addresses)| (id, *addresses))
+    }
+
+    /// Returns the addresses that it is given at an external, if it is attached to it.
+    pub fn external(&self, id: &str) -> Option<RouterAddresses> {
+        self.externals.get(id).copied()
+    }
+
+    /// Attaches it to an external, with these addresses from now on. Returns those before, if it
+    /// was attached.
+    pub fn attach_external(
+        &mut self,
+        id: ExternalId,
+        addresses: RouterAddresses,
+    ) -> Option<RouterAddresses> {
+        self.externals.insert(id, addresses)
+    }
+
+    /// Detaches it from an external. Returns whether it was attached.
+    pub fn detach_external(&mut self, id: &str) -> bool {
+        self.externals.remove(id).is_some()
     }
 
     /// Returns its routes, in the order of their blocks, those of IPv4 first.
@@ -368,6 +397,19 @@ mod tests {
         assert_eq!(router.attachments().collect::<Vec<_>>(), [(vni, given)]);
         assert_eq!(router.attachment(vni), Some(given));
         assert!(router.detach(vni) && !router.detach(vni));
+        assert_eq!(router, Router::new(RouterId::new("r").unwrap()));
+    }
+
+    #[test]
+    fn externals_are_joined_once() {
+        let (id, given) =
+            (ExternalId::new("x").unwrap(), RouterAddresses::parse(["192.0.2.7"]).unwrap());
+        let mut router = Router::new(RouterId::new("r").unwrap());
+        assert_eq!(router.attach_external(id.clone(), RouterAddresses::default()), None);
+        assert_eq!(router.attach_external(id.clone(), given), Some(RouterAddresses::default()));
+        assert_eq!(router.externals().collect::<Vec<_>>(), [(&id, given)]);
+        assert_eq!((router.external("x"), router.attachments().len()), (Some(given), 0));
+        assert!(router.detach_external("x") && !router.detach_external("x"));
         assert_eq!(router, Router::new(RouterId::new("r").unwrap()));
     }
 }

@@ -124,31 +124,31 @@ impl<D: Dataplane> Daemon<D> {
                 (Kind::PeerUnnamed, self.unnamed(peer))
             }
             Change::DeclareNetwork(network) => {
-                self.dataplane.change_routing(RoutingChange::DeclareNetwork(network.clone()));
+                self.route(RoutingChange::DeclareNetwork(network.clone()))?;
                 let text = format!("network {}: {}", network.vni(), about_network(network));
                 (Kind::NetworkDeclared, text)
             }
             Change::RemoveNetwork(vni) => {
-                self.dataplane.change_routing(RoutingChange::RemoveNetwork(*vni));
+                self.route(RoutingChange::RemoveNetwork(*vni))?;
                 (Kind::NetworkRemoved, format!("network {vni} is not declared any more"))
             }
             Change::DeclareRouter(router) => {
-                self.dataplane.change_routing(RoutingChange::DeclareRouter(router.clone()));
+                self.route(RoutingChange::DeclareRouter(router.clone()))?;
                 let id = router.id().as_str();
                 (Kind::RouterDeclared, format!("router {id:?}: {}", about_router(router)))
             }
             Change::RemoveRouter(id) => {
-                self.dataplane.change_routing(RoutingChange::RemoveRouter(id.clone()));
+                self.route(RoutingChange::RemoveRouter(id.clone()))?;
                 (Kind::RouterRemoved, format!("router {:?} deleted", id.as_str()))
             }
             Change::DeclareNeighbour(neighbour) => {
-                self.dataplane.change_routing(RoutingChange::DeclareNeighbour(neighbour.clone()));
+                self.route(RoutingChange::DeclareNeighbour(neighbour.clone()))?;
                 let name = neighbour_name(neighbour.vni(), neighbour.address());
                 let text = format!("neighbour {name}: {}", about_neighbour(neighbour));
                 (Kind::NeighbourDeclared, text)
             }
             Change::RemoveNeighbour(vni, address) => {
-                self.dataplane.change_routing(RoutingChange::RemoveNeighbour(*vni, *address));
+                self.route(RoutingChange::RemoveNeighbour(*vni, *address))?;
                 let name = neighbour_name(*vni, *address);
                 (Kind::NeighbourRemoved, format!("neighbour {name} deleted"))
             }
@@ -158,6 +158,11 @@ impl<D: Dataplane> Daemon<D> {
             | Change::RemakeVnic(_)
             | Change::RemoveVnic(_) => return Err(Failure::new("a vnic is changed otherwise")),
         })
+    }
+
+    /// Has the data path route otherwise.
+    fn route(&mut self, change: RoutingChange) -> Result<(), Failure> {
+        self.dataplane.change_routing(change).map_err(|error| Failure::new(error.to_string()))
     }
 
     /// A peer that is not named any more, and the networks for which it still is.

@@ -72,9 +72,10 @@ impl Host {
         self.plane.update(id, policy)
     }
 
-    /// Changes what is declared of a network or router.
+    /// Changes what is declared of a network or router. Panics for a wire that cannot be had.
     pub fn change_routing(&self, change: RoutingChange) {
-        self.plane.change_routing(change);
+        let changed = self.plane.change_routing(change);
+        assert_eq!(changed, Ok(()));
     }
 
     /// Changes a security group.

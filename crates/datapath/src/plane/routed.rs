@@ -6,9 +6,15 @@ use std::{
     sync::Arc,
 };
 
-use butterfly_model::{Neighbour, Network as Declared, Router, RouterId, Vni};
+use butterfly_model::{External, Nat, Neighbour, Network as Declared, Router, RouterId, Vni};
+use butterfly_packet::Mac;
 
-use crate::world::routing::{Joined, Routing};
+use crate::engine::mac::number;
+use crate::world::{
+    outside::Outside,
+    routing::{Gateway, Joined, Routing},
+    rules::number as number_of_ip,
+};
 
 /// A change of the networks that are declared, of the routers that join them, or of their
 /// neighbours. It was checked against everything that is declared.
@@ -26,7 +32,19 @@ pub enum RoutingChange {
     DeclareNeighbour(Neighbour),
     /// The neighbour with this address in this network goes.
     RemoveNeighbour(Vni, IpAddr),
+    /// A declared network has an outside from now on: a wire, or without one its vnics here. On an
+    /// error nothing has changed.
+    DeclareWire(External),
+    /// A network has no outside any more.
+    RemoveWire(Vni),
+    /// A router has exactly these translations at the external with this number from now on.
+    DeclareNat(RouterId, Vni, Vec<Nat>),
 }
+
+/// Error of a change that this host cannot put into effect.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NotInEffect(pub String);
 
 /// Returns the networks that a router joins.
 fn networks_of(router: Option<&Router>) -> BTreeSet<Vni> {
@@ -40,6 +58,12 @@ pub(super) struct Routed {
     routers: BTreeMap<RouterId, Router>,
     /// Hosts of declared neighbours, and of how many. Never 0.
     hosts: BTreeMap<IpAddr, usize>,
+    /// Networks that are externals.
+    externals: BTreeMap<Vni, External>,
+    /// MAC addresses of this host on the wires of externals that have one.
+    wires: BTreeMap<Vni, Mac>,
+    /// Translations of routers at externals. No list is empty.
+    nat: BTreeMap<(Vni, RouterId), Vec<Nat>>,
 }
 
 impl Routed {
@@ -64,6 +88,23 @@ impl Routed {
             // The snapshot has them.
             RoutingChange::DeclareNeighbour(_) | RoutingChange::RemoveNeighbour(..) => {
                 BTreeSet::new()
+            }
+            RoutingChange::DeclareWire(external) => {
+                let vni = external.vni();
+                self.externals.insert(vni, external);
+                BTreeSet::from([vni])
+            }
+            RoutingChange::RemoveWire(vni) => {
+                self.externals.remove(&vni);
+                self.wires.remove(&vni);
+                BTreeSet::from([vni])
+            }
+            RoutingChange::DeclareNat(router, vni, rules) => {
+                match rules.is_empty() {
+                    true => self.nat.remove(&(vni, router)),
+                    false => self.nat.insert((vni, router), rules),
+                };
+                BTreeSet::from([vni])
             }
         }
     }
@@ -94,6 +135,31 @@ impl Routed {
         others.flat_map(|router| networks_of(Some(router))).chain([vni]).collect()
     }
 
+    /// Notes the MAC address of this host on the wire of an external, or that it has none.
+    pub fn set_wire(&mut self, vni: Vni, mac: Option<Mac>) {
+        match mac {
+            Some(mac) => self.wires.insert(vni, mac),
+            None => self.wires.remove(&vni),
+        };
+    }
+
+    /// Returns whether a network is an external.
+    pub fn is_external(&self, vni: Vni) -> bool {
+        self.externals.contains_key(&vni)
+    }
+
+    /// Returns the outside of a network. `gateways` are its routers' places there.
+    fn outside(&self, vni: Vni, gateways: &[Gateway]) -> Option<Outside> {
+        let external = self.externals.get(&vni)?;
+        let own = gateways.iter().flat_map(|it| it.addresses.iter().map(|own| (*own, it.mac)));
+        let of_external = self.nat.iter().filter(|((of, _), _)| *of == vni);
+        let translated = of_external.flat_map(|((_, router), rules)| {
+            let mac = number(Mac(router.gateway_mac()));
+            rules.iter().map(move |rule| (number_of_ip(rule.outside()), mac))
+        });
+        Some(Outside::new(external, self.wires.get(&vni).copied(), own.chain(translated)))
+    }
+
     /// Makes the routing of these networks. `None` for those that are not declared.
     pub fn routings(&self, of: BTreeSet<Vni>) -> impl Iterator<Item = (Vni, Option<Arc<Routing>>)> {
         let mut joined = BTreeMap::<&RouterId, Arc<Joined>>::new();
@@ -109,7 +175,8 @@ impl Routed {
                 router.attachment(vni).map(|_| (router, joined.clone()))
             });
             let declared = self.networks.get(&vni);
-            (vni, declared.map(|network| Arc::new(Routing::new(network, routers))))
+            let outside = |gateways: &[Gateway]| self.outside(vni, gateways);
+            (vni, declared.map(|network| Arc::new(Routing::new(network, routers, outside))))
         })
     }
 }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use butterfly_model::Vni;
+use butterfly_packet::Mac;
 
 use crate::engine::place::MAX_SLOTS;
 use crate::ip::Address;
@@ -14,7 +15,7 @@ use crate::overlay::impossible;
 use crate::plane::{
     Plane, State,
     networks::{leases, rebuild_network},
-    routed::RoutingChange,
+    routed::{NotInEffect, RoutingChange},
     updates::Update,
 };
 use crate::world::{
@@ -25,8 +26,9 @@ use crate::world::{
 
 impl Plane {
     /// Changes what is declared of a network, router or neighbour. Returns when no worker goes by
-    /// the old state any more. Who declares checks that the whole makes sense.
-    pub fn change_routing(&self, change: RoutingChange) {
+    /// the old state any more. The caller checks that the whole makes sense. Fails for a wire that
+    /// this host cannot have; nothing has changed then.
+    pub fn change_routing(&self, change: RoutingChange) -> Result<(), NotInEffect> {
         let mut state = self.state();
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         match &change {
@@ -75,6 +77,13 @@ impl Plane {
             self.settle();
         }
         self.updates.add(Update::RoutingChanged);
+        Ok(())
+    }
+
+    /// Notes the MAC address of this host on the wire of an external, or that it has none. Counts
+    /// from the next change of the external on.
+    pub fn set_wire(&self, vni: Vni, mac: Option<Mac>) {
+        self.state().routed.set_wire(vni, mac);
     }
 
     /// Notes that a neighbour is on this host now, and was there before. The tunnel knows hosts of
@@ -100,8 +109,8 @@ impl Plane {
         }
     }
 
-    /// Has networks with a router and no vnic here, so that packets leave by them for other hosts.
-    /// Returns the trunks of those that go.
+    /// Has networks with a router and no vnic here, so that packets leave by them for other hosts,
+    /// and externals without other hosts. Returns the trunks of those that go.
     fn join(
         &self,
         state: &mut State,
@@ -112,7 +121,30 @@ impl Plane {
         for vni in concerned.into_iter().map(Vni::number) {
             let here = next.by_vni.get(&vni).copied();
             let joined = next.is_joined(vni);
+            let external = self.is_external(state, vni);
+            let has = here.and_then(|at| next.networks.get(at)?.remote.as_ref());
+            let trunk = has.map(|remote| remote.slot);
             match here {
+                Some(at) if external && trunk.is_some() => {
+                    rebuild_network(next, vni, at, None);
+                    if let Some(trunk) = trunk.and_then(|slot| next.vnics.get(slot).cloned()) {
+                        next.vnics.set(trunk.place.slot, None);
+                        leaving.push(trunk);
+                    }
+                }
+                _ if external => {}
+                // It was an external.
+                Some(at) if trunk.is_none() && self.shared.tunnel.is_some() => {
+                    if next.vnics.vacant() >= MAX_SLOTS {
+                        continue; // nothing is switched to other hosts there
+                    }
+                    self.next_version(next);
+                    self.add_trunk(state, next, vni, at);
+                    let remote = self.remote(state, next, vni, at);
+                    let trunk = remote.as_ref().map(|remote| remote.slot);
+                    rebuild_network(next, vni, at, remote);
+                    self.name_slots(trunk.into_iter(), next);
+                }
                 None if joined && self.shared.tunnel.is_some() => {
                     if next.vnics.vacant() >= MAX_SLOTS {
                         continue; // nothing is routed to other hosts there

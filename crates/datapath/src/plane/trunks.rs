@@ -25,6 +25,7 @@ impl Plane {
     /// already, or no way to other hosts.
     pub(super) fn add_trunk(&self, state: &mut State, next: &mut Snapshot, vni: u32, network: u32) {
         if self.shared.tunnel.is_none()
+            || self.is_external(state, vni)
             || next.networks.get(network).is_some_and(|network| network.remote.is_some())
         {
             return;
@@ -47,6 +48,12 @@ impl Plane {
         next.vnics.set(slot, Some(Arc::new(trunk)));
     }
 
+    /// Returns whether a network is an external: it is not on the underlay, so that no frame passes
+    /// between that and a wire.
+    pub(super) fn is_external(&self, state: &State, vni: u32) -> bool {
+        butterfly_model::Vni::new(vni).is_ok_and(|vni| state.routed.is_external(vni))
+    }
+
     /// Returns the other hosts of a network, for a snapshot with its trunk.
     pub(super) fn remote(
         &self,
@@ -56,6 +63,9 @@ impl Plane {
         network: u32,
     ) -> Option<Remote> {
         let tunnel = self.shared.tunnel.as_ref()?;
+        if self.is_external(state, vni) {
+            return None;
+        }
         let known = next
             .networks
             .get(network)

@@ -101,9 +101,9 @@ fn arp_answer(
     let head = batch.frames.head(index);
     let packet = read_arp(head, at).filter(|packet| packet.operation() == arp::REQUEST)?;
     let asked = packet.target_ip();
-    let gateway = context.entry.routing.as_ref()?.by_address(mapped(asked))?;
+    let own = context.entry.routing.as_ref()?.answers_for(mapped(asked))?;
     let asker = head.get(6..12)?.first_chunk().map(|mac| Mac(*mac))?;
-    kept(&arp::reply((asker, packet.sender_ip()), (address(gateway.mac), asked)))
+    kept(&arp::reply((asker, packet.sender_ip()), (address(own), asked)))
 }
 
 /// Returns the answer to an echo request, which is what was sent and not what the machine makes of
@@ -129,9 +129,9 @@ fn discovery_answer(
     if found.kind != v6::NEIGHBOUR_SOLICITATION {
         return None;
     }
-    let gateway = context.entry.routing.as_ref()?.by_address(found.target)?;
+    let own = context.entry.routing.as_ref()?.answers_for(found.target)?;
     let asker = (address(meta.source), found.source.into());
-    kept(&neighbour::advertisement(asker, (address(gateway.mac), found.target.into())))
+    kept(&neighbour::advertisement(asker, (address(own), found.target.into())))
 }
 
 /// Returns the error about a packet that goes no further, if it gets one.

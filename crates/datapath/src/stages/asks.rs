@@ -95,7 +95,7 @@ pub(crate) fn may_be_asked_for((vni, address): AskPlace, snapshot: &Snapshot) ->
     let owned = network
         .routing
         .as_ref()
-        .is_some_and(|routing| routing.owns(address) && routing.by_address(address).is_none());
+        .is_some_and(|routing| routing.owns(address) && routing.answers_for(address).is_none());
     owned && (network.open || network.remote.is_some()) && !declared()
 }
 
@@ -108,7 +108,9 @@ pub(super) fn hear(
     context: &Context<'_>,
 ) -> Result<bool, DropReason> {
     let said = match meta.inside {
-        Inside::Arp(at) if usize::from(at) == L3 => said_by_arp(batch.frames.head(index), at, meta),
+        Inside::Arp(at) if usize::from(at) == L3 => {
+            said_by_arp(batch.frames.head(index), at, meta, context)
+        }
         Inside::Ip { at, vlan: 0 }
             if usize::from(at) == L3 && may_be_discovery(batch.frames.head(index), L3) =>
         {
@@ -143,14 +145,17 @@ fn is_station(mac: u64) -> bool {
 }
 
 /// Returns the address that an ARP reply is about, if it is one to a question of ours: from the
-/// machine that it names, to nobody's address.
-fn said_by_arp(head: &[u8], at: u16, meta: &Meta) -> Option<Address> {
+/// machine that it names, to nobody's address, or on a wire to that from which this host asks.
+fn said_by_arp(head: &[u8], at: u16, meta: &Meta, context: &Context<'_>) -> Option<Address> {
     let packet = read_arp(head, at)?;
+    let outside = context.entry.routing.as_ref().and_then(|routing| routing.outside.as_ref());
+    let (asker, asked) = (mapped(packet.target_ip()), mapped(packet.sender_ip()));
+    let is_asker = outside.is_some_and(|it| it.mac != 0 && it.asker(asked) == Some(asker));
     let is_answer = packet.operation() == arp::REPLY
         && number(packet.sender_mac()) == meta.source
         && number(packet.target_mac()) == meta.destination
-        && packet.target_ip().is_unspecified();
-    is_answer.then(|| mapped(packet.sender_ip()))
+        && (is_asker || packet.target_ip().is_unspecified());
+    is_answer.then_some(asked)
 }
 
 /// Returns the address that an advertisement is about, if it is a valid one of the machine that it
@@ -226,7 +231,7 @@ fn receiver(
 ) -> Result<Verdict, DropReason> {
     let network = context.entry;
     let routing = network.routing.as_ref();
-    if routing.is_some_and(|routing| routing.by_address(address).is_some()) {
+    if routing.is_some_and(|routing| routing.answers_for(address).is_some()) {
         return Err(NO_RECEIVER);
     }
     let here = |slot: u32| context.snapshot.vnics.get(slot);

@@ -138,8 +138,10 @@ pub(super) fn is_free(source: Address, exit: &Network, context: &Context<'_>) ->
         let network = snapshot.network(*vni);
         let routing = network.and_then(|network| network.routing.as_ref());
         let holding = network.and_then(|network| network.holders.get(source));
-        snapshot.neighbours.get(*vni, source).is_some()
-            || routing.is_some_and(|routing| routing.by_address(source).is_some())
+        // A neighbour outside is one that may send from there.
+        let is_outside = routing.is_some_and(|routing| routing.outside.is_some());
+        !is_outside && snapshot.neighbours.get(*vni, source).is_some()
+            || routing.is_some_and(|routing| routing.answers_for(source).is_some())
             || holding.is_some_and(|holding| holding.excludes(context.sender, snapshot))
     };
     !routing.networks.iter().any(is_anothers)

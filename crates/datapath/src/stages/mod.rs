@@ -23,6 +23,7 @@ pub(crate) mod masquerade;
 pub(crate) mod mirror;
 pub(crate) mod offload;
 pub(crate) mod outlet;
+pub(crate) mod outward;
 pub(crate) mod pipeline;
 pub(crate) mod reasons;
 pub(crate) mod route;

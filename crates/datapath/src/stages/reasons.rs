@@ -11,7 +11,8 @@ use crate::stages::pipeline::STAGES;
 
 /// Reasons of delivery, which ends the pipeline, and of code that reads and carries packets for
 /// several stages.
-const OTHERS: [&[ReasonInfo]; 6] = [
+const OTHERS: [&[ReasonInfo]; 7] = [
+    crate::stages::outward::REASONS,
     crate::stages::asks::REASONS,
     crate::stages::leases::REASONS,
     crate::stages::answers::REASONS,

@@ -43,6 +43,7 @@ use crate::stages::{
     forward::{ROUTER_MAC, place_of},
     leases,
     leave::ANSWER,
+    outward::{gateway_on_wire, may_enter, may_pass},
     stage::{Stage, StageConfig},
 };
 use crate::world::{
@@ -192,6 +193,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
         leases::hear(batch, (routing, leasing), context);
     }
     let mut ways = Ways::default();
+    let wire = routing.wire_mac();
     let mut extended = false;
     loop {
         let (mut routed, mut answers, mut deep) = (0, 0, 0);
@@ -199,7 +201,8 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
         let frames = &*frames;
         let each = frames.each().zip(metas.iter_mut()).zip(hops.iter_mut()).enumerate();
         for (index, (((frame, slot), meta), hop)) in each {
-            if meta.verdict != Verdict::Undecided || !is_reserved(meta.destination) {
+            let ours = is_reserved(meta.destination) || meta.destination == wire;
+            if meta.verdict != Verdict::Undecided || !ours {
                 continue;
             }
             let way = if ways.v4.has_v4(slot.bytes(), meta, frame.len) {
@@ -217,7 +220,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
                         continue;
                     }
                     Err(verdict) => {
-                        answers |= u64::from(is_answered(verdict)) << index;
+                        answers |= u64::from(is_answered(verdict, routing)) << index;
                         meta.verdict = verdict;
                         continue;
                     }
@@ -275,7 +278,12 @@ impl<'a> Ways<'a> {
         routing: &'a Routing,
         context: &Context<'_>,
     ) -> Result<&Onward, Verdict> {
-        let gateway = routing.by_mac(meta.destination).ok_or(Verdict::Undecided)?;
+        let gateway = if meta.destination == routing.wire_mac() {
+            let gateway = gateway_on_wire(packet, meta, routing, context);
+            gateway.map_err(|reason| refusal(reason, packet, meta, context))?
+        } else {
+            routing.by_mac(meta.destination).ok_or(Verdict::Undecided)?
+        };
         let decided = decide(packet, meta, (gateway, routing), &mut self.silent, context)?;
         let Decided { ends, way, several } = decided;
         self.leases |= way.leases;
@@ -424,25 +432,39 @@ fn decide<'a>(
         _ => Err(GATEWAY_NOT_IP),
     };
     way.map_err(|reason| {
-        meta.offload = false; // nobody will look at what it claims
-        let fits = len as usize <= KEPT_MAX;
-        if reason == NEXT_HOP_UNKNOWN {
+        // From outside nothing is asked for: anybody there could have us ask without end.
+        if reason == NEXT_HOP_UNKNOWN && routing.outside.is_none() {
+            meta.offload = false;
             return seek(wanted((head, len), gateway, context), context);
         }
-        let echo = echo::request(head).filter(|len| *len <= ANSWER && fits);
-        if reason == GATEWAY_NO_SERVICE && echo.is_some() {
-            Verdict::Consumed(Consumed::Echo)
-        } else {
-            Verdict::Drop(reason, context.sender.place.slot)
-        }
+        refusal(reason, (head, len), meta, context)
     })
 }
 
-/// Returns whether the sender hears of a verdict.
-fn is_answered(verdict: Verdict) -> bool {
+/// Returns the verdict on a packet to a gateway that goes no further for this reason.
+fn refusal(
+    reason: DropReason,
+    (head, len): (&[u8], u32),
+    meta: &mut Meta,
+    context: &Context<'_>,
+) -> Verdict {
+    meta.offload = false; // nobody will look at what it claims
+    let fits = len as usize <= KEPT_MAX;
+    let echo = echo::request(head).filter(|len| *len <= ANSWER && fits);
+    if reason == GATEWAY_NO_SERVICE && echo.is_some() {
+        Verdict::Consumed(Consumed::Echo)
+    } else {
+        Verdict::Drop(reason, context.sender.place.slot)
+    }
+}
+
+/// Returns whether the sender hears of a verdict. Nobody outside gets errors.
+fn is_answered(verdict: Verdict, routing: &Routing) -> bool {
     match verdict {
         Verdict::Consumed(_) => true,
-        Verdict::Drop(reason, _) => error_about(reason, Inner::Ports, 0).is_some(),
+        Verdict::Drop(reason, _) => {
+            routing.outside.is_none() && error_about(reason, Inner::Ports, 0).is_some()
+        }
         _ => false,
     }
 }
@@ -481,19 +503,32 @@ fn pass_on<'a>(
     context: &Context<'_>,
 ) -> Result<Decided, DropReason> {
     let packet = read(head, len)?;
-    let owned = routing.owns(packet.source) || context.sender.rules.owns(packet.source);
-    let behind = !owned && is_behind(packet.source, &gateway.router, context);
-    // RFC 4291, 2.5.6.
-    let is_near = is_link_local(packet.source);
-    if !owned && !behind || is_near || routing.by_address(packet.source).is_some() {
-        return Err(FOREIGN_SOURCE);
-    }
+    let behind = if routing.outside.is_some() {
+        may_enter(packet.source, &gateway.router, routing, context)?;
+        let known = gateway.router.is_known_outside(packet.destination, context.entry.vni);
+        if !known && !gateway.addresses.contains(&packet.destination) {
+            return Err(NO_ROUTE);
+        }
+        true
+    } else {
+        let owned = routing.owns(packet.source) || context.sender.rules.owns(packet.source);
+        let behind = !owned && is_behind(packet.source, &gateway.router, context);
+        // RFC 4291, 2.5.6.
+        let is_near = is_link_local(packet.source);
+        if !owned && !behind || is_near || routing.by_address(packet.source).is_some() {
+            return Err(FOREIGN_SOURCE);
+        }
+        behind
+    };
     if gateway.router.has(packet.destination) {
         return Err(GATEWAY_NO_SERVICE); // also if it has no hop left: it is there
     }
     let course = || course_of(head, len).ok_or(HEADERS_TOO_LONG);
     let to = packet.destination;
     let Choice { way, several, .. } = resolve(gateway, to, course, silent, context)?;
+    if let Some(exit) = context.other(way.hop.exit).and_then(|exit| exit.routing.as_deref()) {
+        may_pass(to, &gateway.router, (routing, exit), context)?;
+    }
     let is_free = |exit| is_free(packet.source, exit, context);
     if behind && !context.other(way.hop.exit).is_some_and(is_free) {
         return Err(FOREIGN_SOURCE);
@@ -537,7 +572,7 @@ enum Ends {
 /// Header of a packet, as far as a router reads it.
 pub(super) struct Header {
     pub source: Address,
-    destination: Address,
+    pub destination: Address,
     ends: Ends,
     /// Time to live, or hop limit.
     hops: u8,
@@ -751,8 +786,10 @@ fn leave(
         return Err(ROUTE_GROUP); // the network's broadcast
     }
     let (mac, verdict) = next_hop(next, network, context).ok_or(NEXT_HOP_UNKNOWN)?;
+    let wire = routing.outside.as_ref().map_or(0, |outside| outside.mac);
     let from = match (verdict, context.tunnel) {
         (Verdict::Tunnel(_), Some(tunnel)) => tunnel.router_mac,
+        _ if wire != 0 => address(wire),
         _ => address(gateway.mac),
     };
     let mut macs = [0; 12];
@@ -906,7 +943,9 @@ fn set(batch: &mut Batch<'_>, index: usize, verdict: Verdict) {
 #[cold]
 #[inline(never)]
 fn hear(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
-    let own = number(asks::router_of(context.tunnel));
+    let wire = routing.wire_mac();
+    let has_wire = wire != u64::MAX;
+    let own = if has_wire { wire } else { number(asks::router_of(context.tunnel)) };
     for index in 0..batch.frames.len() {
         let Some(meta) = batch.metas().get(index).copied() else { return };
         if meta.verdict != Verdict::Undecided || is_reserved(meta.source) {
@@ -921,6 +960,8 @@ fn hear(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
         };
         let verdict = match told {
             Told::Claims => Err(GATEWAY_CLAIMED),
+            // On a wire, who asks this host and who answers it have one address of ours.
+            Told::Asks if has_wire && usize::from(at) == L3 => Ok(Verdict::Consumed(consumed)),
             // Nobody else hears it, and it is not answered.
             _ if meta.destination == own => match asks::hear(batch, index, &meta, context) {
                 Ok(false) => continue,
@@ -963,8 +1004,8 @@ enum Told {
 
 fn by_arp(head: &[u8], at: u16, routing: &Routing) -> Told {
     let claims = says(head, at)
-        .is_some_and(|(mac, ip)| is_reserved(mac) || routing.by_address(ip).is_some());
-    let is_own = |ip| routing.by_address(mapped(ip)).is_some();
+        .is_some_and(|(mac, ip)| is_reserved(mac) || routing.answers_for(ip).is_some());
+    let is_own = |ip| routing.answers_for(mapped(ip)).is_some();
     match read_arp(head, at) {
         _ if claims => Told::Claims,
         Some(packet) if packet.operation() == arp::REQUEST && is_own(packet.target_ip()) => {
@@ -990,7 +1031,7 @@ fn by_discovery(
     else {
         return Told::Nothing;
     };
-    let is_own = |address| routing.by_address(address).is_some();
+    let is_own = |address| routing.answers_for(address).is_some();
     if claims(&found, routing) {
         return Told::Claims;
     }
@@ -1007,7 +1048,7 @@ fn by_discovery(
 /// Returns whether a message says that its sender has the address of a gateway, or the MAC address
 /// of a router. Hosts differ in what they take for valid, so that this need not be.
 fn claims(found: &Discovery, routing: &Routing) -> bool {
-    let is_own = |address| routing.by_address(address).is_some();
+    let is_own = |address| routing.answers_for(address).is_some();
     let is_about_target = match found.kind {
         v6::NEIGHBOUR_ADVERTISEMENT => true,
         // Without the MAC address of the better way, it tells nothing about that (RFC 4861, 8.3).

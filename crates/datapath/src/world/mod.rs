@@ -13,6 +13,7 @@ pub(crate) mod holders;
 pub(crate) mod leases;
 pub(crate) mod limits;
 pub(crate) mod neighbours;
+pub(crate) mod outside;
 pub(crate) mod policy;
 pub(crate) mod prefixes;
 pub(crate) mod presence;

@@ -9,6 +9,7 @@ use crate::engine::mac::number;
 use crate::ip::{Address, is_v4};
 use crate::world::{
     leases::Leasing,
+    outside::Outside,
     prefixes::{PrefixBuilder, Prefixes},
     rules::{address as ip_of, number as number_of_ip},
     ways::{Course, Leads, Passage},
@@ -64,6 +65,8 @@ impl fmt::Display for Block {
 struct Interface {
     block: Block,
     vni: u32,
+    /// Its addresses are known outside: they are of IPv6, or the network is public.
+    public: bool,
 }
 
 /// A block of addresses that a router knows.
@@ -104,7 +107,10 @@ impl Joined {
         let mut interfaces: Vec<Interface> = joined
             .flat_map(|(vni, network)| {
                 let blocks = network.subnets().iter().map(|subnet| Block::new(&subnet.cidr()));
-                blocks.map(move |block| Interface { block, vni: vni.number() })
+                blocks.map(move |block| {
+                    let public = network.is_public() || !is_v4(block.first);
+                    Interface { block, vni: vni.number(), public }
+                })
             })
             .collect();
         interfaces.sort_unstable_by_key(|interface| interface.block.first);
@@ -174,9 +180,19 @@ impl Joined {
     /// `None` if no network of the router has it.
     #[inline]
     pub fn connected(&self, address: Address) -> Option<u32> {
+        self.interface_of(address).map(|interface| interface.vni)
+    }
+
+    #[inline]
+    fn interface_of(&self, address: Address) -> Option<&Interface> {
         let after = self.interfaces.partition_point(|it| it.block.first <= address);
         let nearest = self.interfaces.get(after.checked_sub(1)?)?;
-        nearest.block.has(address).then_some(nearest.vni)
+        nearest.block.has(address).then_some(nearest)
+    }
+
+    /// Returns whether an address is one of a network that is known in the outside network `from`.
+    pub fn is_known_outside(&self, address: Address, from: u32) -> bool {
+        self.interface_of(address).is_some_and(|it| it.public && it.vni != from)
     }
 }
 
@@ -214,6 +230,10 @@ pub(crate) struct Routing {
     pub mtu: u32,
     /// DHCP of the network, if it is declared.
     pub leasing: Option<Box<Leasing>>,
+    /// Its outside, if it is an external.
+    pub outside: Option<Box<Outside>>,
+    /// Its IPv4 addresses leave by externals untranslated.
+    pub public: bool,
 }
 
 impl Routing {
@@ -221,6 +241,7 @@ impl Routing {
     pub fn new<'a>(
         network: &model::Network,
         routers: impl Iterator<Item = (&'a model::Router, Arc<Joined>)>,
+        outside: impl FnOnce(&[Gateway]) -> Option<Outside>,
     ) -> Routing {
         let gateway = |(router, joined): (&model::Router, Arc<Joined>)| {
             let given = router.attachment(network.vni())?;
@@ -234,6 +255,8 @@ impl Routing {
         Routing {
             networks: networks.into_iter().collect(),
             leasing: Leasing::new(network, &gateways).map(Box::new),
+            outside: outside(&gateways).map(Box::new),
+            public: network.is_public(),
             gateways,
             subnets: network.subnets().iter().map(|subnet| Block::new(&subnet.cidr())).collect(),
             mtu: network.mtu().map_or(u32::MAX, u32::from),
@@ -254,6 +277,37 @@ impl Routing {
         let same = |address: &&Address| is_v4(**address) == is_v4(machine);
         let mut addresses = gateway.addresses.iter();
         addresses.clone().find(near).or_else(|| addresses.find(same)).copied()
+    }
+
+    /// Returns the MAC address that answers for an address: a gateway's, or this host's on a wire.
+    pub fn answers_for(&self, address: Address) -> Option<u64> {
+        match &self.outside {
+            Some(outside) => outside.answers_for(address),
+            None => self.by_address(address).map(|gateway| gateway.mac),
+        }
+    }
+
+    /// Returns the MAC address of all routers on the network's wire, as [`number`]; [`u64::MAX`],
+    /// which is none, if it has no wire.
+    #[inline(always)]
+    pub fn wire_mac(&self) -> u64 {
+        self.outside.as_ref().map_or(u64::MAX, |outside| match outside.mac {
+            0 => u64::MAX,
+            mac => mac,
+        })
+    }
+
+    /// Returns the gateway to which a packet from a wire goes: that which has its destination, else
+    /// the only one whose router has it in a network that is known outside, which is not `own`, the
+    /// number of this one.
+    pub fn on_wire(&self, destination: Address, own: u32) -> Option<&Gateway> {
+        let has = |gateway: &&Gateway| gateway.addresses.contains(&destination);
+        let knows = |gateway: &&Gateway| gateway.router.is_known_outside(destination, own);
+        let only = || {
+            let mut all = self.gateways.iter().filter(knows);
+            all.next().filter(|_| all.next().is_none())
+        };
+        self.gateways.iter().find(has).or_else(only)
     }
 
     /// Returns the gateway that has an address.

@@ -11,6 +11,7 @@ mod hosts;
 mod leases;
 mod moves;
 mod net;
+mod outside;
 mod routes;
 mod six;
 mod walks;

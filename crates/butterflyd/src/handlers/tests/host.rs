@@ -20,14 +20,14 @@ use butterfly_datapath::{
     AddError, Admission, DeviceStatus, DropPlace, DropReport, DropRow, DroppedPacket, Explanation,
     ExportedVnic, Fate, FdbKind, FdbRow, Features, Front, GroupChange, GroupRow, GuestReport,
     Imported, Mac, Machine, Mark, Moved, MovedVnic, Negotiated, NeighbourRow, NetworkReport,
-    NoAnswer, NotAHost, PeerReport, Peers, Pings, PlaceDrops, Question, Queue, Refused, RemoteMac,
-    Rewritten, RingStatus, RoutingChange, SessionEnd, SessionFilter, SessionRow, SessionTable,
-    SoughtNeighbour, SoughtState, Step, Target, Timeouts, Times, TunnelError, TunnelReport,
-    UplinkReport, VnicPolicy, VnicReport, VnicSpec, Walk, WorkerReport,
+    NoAnswer, NotAHost, NotInEffect, PeerReport, Peers, Pings, PlaceDrops, Question, Queue,
+    Refused, RemoteMac, Rewritten, RingStatus, RoutingChange, SessionEnd, SessionFilter,
+    SessionRow, SessionTable, SoughtNeighbour, SoughtState, Step, Target, Timeouts, Times,
+    TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, Walk, WorkerReport,
 };
 use butterfly_model::{
-    Cidr, Direction, GroupName, Neighbour, Network, Router, RouterId, Rule, SecurityGroup,
-    SocketDir, Vni,
+    Cidr, Direction, External, GroupName, Nat, Neighbour, Network, Router, RouterId, Rule,
+    SecurityGroup, SocketDir, Vni, WireDevice,
 };
 use butterfly_vhost::{
     control::Detach,
@@ -52,6 +52,10 @@ pub(super) struct Fake {
     pub(super) networks: BTreeMap<Vni, Network>,
     pub(super) routers: BTreeMap<RouterId, Router>,
     pub(super) neighbours: BTreeMap<(Vni, IpAddr), Neighbour>,
+    pub(super) wires: BTreeMap<Vni, External>,
+    pub(super) nats: BTreeMap<(RouterId, Vni), Vec<Nat>>,
+    /// An interface that this host does not have.
+    pub(super) no_interface: Option<String>,
     /// Last query about sessions, and its limit.
     pub(super) asked: RefCell<Option<(SessionFilter, usize)>>,
     /// The last packet that was to be explained.
@@ -577,7 +581,7 @@ impl Dataplane for Fake {
         self.uplink.then_some(1450)
     }
 
-    fn change_routing(&mut self, change: RoutingChange) {
+    fn change_routing(&mut self, change: RoutingChange) -> Result<(), NotInEffect> {
         self.calls.push(match change {
             RoutingChange::DeclareNetwork(network) => {
                 let vni = network.vni();
@@ -608,7 +612,32 @@ impl Dataplane for Fake {
                 self.neighbours.remove(&(vni, address));
                 format!("neighbour {address} of network {vni}: remove")
             }
+            RoutingChange::DeclareWire(external) => {
+                let device = external.wire().and_then(WireDevice::name).unwrap_or_default();
+                if self.no_interface.as_deref() == Some(device) {
+                    let text = format!("there is no interface {device:?} on this host");
+                    return Err(NotInEffect(text));
+                }
+                let vni = external.network().vni();
+                let text = format!("network {vni}: leads out by {device:?}");
+                self.wires.insert(vni, external);
+                text
+            }
+            RoutingChange::RemoveWire(vni) => {
+                self.wires.remove(&vni);
+                format!("network {vni}: leads out no more")
+            }
+            RoutingChange::DeclareNat(router, vni, nats) => {
+                let texts: Vec<String> = nats.iter().map(Nat::to_string).collect();
+                let text = format!("router {router} at {vni}: [{}]", texts.join(", "));
+                match nats.is_empty() {
+                    true => self.nats.remove(&(router, vni)),
+                    false => self.nats.insert((router, vni), nats),
+                };
+                text
+            }
         });
+        Ok(())
     }
 
     fn add_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {

@@ -238,7 +238,7 @@ pub(super) fn may_speak_as(
     // Nobody here is a gateway; those of other hosts have its address, too.
     let network = context.snapshot.networks.get(vnic.network);
     let routing = network.and_then(|network| network.routing.as_ref());
-    let is_gateway = |routing: &Arc<Routing>| routing.by_address(address).is_some();
+    let is_gateway = |routing: &Arc<Routing>| routing.answers_for(address).is_some();
     match vnic.rules.bypass {
         false if vnic.rules.owns(address) => Ok(()),
         false => Err(SPOOFED_IP),

@@ -1,0 +1,100 @@
+//! Outsides: which packets enter from the outside of an external, and which leave by it.
+//!
+//! A source inside does not come from outside (RFC 2827), nothing passes from one outside to
+//! another, and IPv4 leaves untranslated only from public networks.
+
+use crate::engine::{
+    batch::Meta,
+    inside::Inside,
+    reason::{DropReason, drop_reasons},
+};
+use crate::ip::{Address, is_v4};
+use crate::stages::{
+    context::Context,
+    course::is_host,
+    route::{
+        FOREIGN_SOURCE, GATEWAY_NO_SERVICE, GATEWAY_NOT_IP, GATEWAY_TAGGED, L3, NO_ROUTE, read,
+    },
+};
+use crate::world::{
+    routing::{Gateway, Joined, Routing},
+    ways::Leads,
+};
+
+drop_reasons! { 14;
+    /// The packet came from the outside of an external, from an address inside: one that the router
+    /// reaches by another network.
+    INSIDE_SOURCE = "inside-source" {
+        cause: "somebody outside who forges an address of your networks; or a network that is reached by the external and declared here as well",
+        remedy: "nothing if it is forged; else compare the packet's source with `butterfly network list` and `butterfly route list`, and give one of the two networks another block",
+        charged: "the wire of the external, or the vnic that is its outside",
+    }
+    /// IPv4 to the outside of an external that no rule translates, from a network that is not
+    /// public: no answer would come back.
+    NAT_NO_RULE = "nat-no-rule" {
+        cause: "a machine with a private address that reaches for the outside, and a router that translates nothing for it",
+        remedy: "declare the network public if the outside has a route to it: `butterfly network add --vni VNI ... --public`; else have the router translate its addresses",
+        charged: "the sender",
+    }
+}
+
+/// Returns the gateway to which a packet from a wire goes, or why it is dropped.
+pub(super) fn gateway_on_wire<'a>(
+    (head, len): (&[u8], u32),
+    meta: &Meta,
+    routing: &'a Routing,
+    context: &Context<'_>,
+) -> Result<&'a Gateway, DropReason> {
+    match meta.inside {
+        Inside::Ip { at, vlan: 0 } if usize::from(at) == L3 => {}
+        Inside::Ip { .. } | Inside::HiddenIp => return Err(GATEWAY_TAGGED),
+        _ => return Err(GATEWAY_NOT_IP),
+    }
+    let destination = read(head, len)?.destination;
+    let gateway = routing.on_wire(destination, context.entry.vni);
+    gateway.ok_or(match routing.answers_for(destination) {
+        Some(_) => GATEWAY_NO_SERVICE, // this host's own there, of no router
+        None => NO_ROUTE,
+    })
+}
+
+/// Looks whether a packet from this source may come from the outside by which it came.
+pub(super) fn may_enter(
+    source: Address,
+    router: &Joined,
+    routing: &Routing,
+    context: &Context<'_>,
+) -> Result<(), DropReason> {
+    let own = context.entry.vni;
+    if !is_host(source) || routing.answers_for(source).is_some() {
+        return Err(FOREIGN_SOURCE);
+    }
+    match router.route_to(source).map(|route| &route.leads) {
+        Some(Leads::Connected(vni)) if *vni == own => {
+            routing.owns(source).then_some(()).ok_or(FOREIGN_SOURCE)
+        }
+        Some(Leads::Via(ways)) if ways.iter().all(|way| way.vni == own) => Ok(()),
+        Some(Leads::Connected(_) | Leads::Via(_)) => Err(INSIDE_SOURCE),
+        // No answer would find it.
+        Some(Leads::Nowhere) | None => Err(FOREIGN_SOURCE),
+    }
+}
+
+/// Looks whether a packet from a network may go on by another one, for a machine with this address.
+pub(super) fn may_pass(
+    destination: Address,
+    router: &Joined,
+    (from, to): (&Routing, &Routing),
+    context: &Context<'_>,
+) -> Result<(), DropReason> {
+    match (&from.outside, &to.outside) {
+        (None, None) => Ok(()),
+        (Some(_), _) if router.is_known_outside(destination, context.entry.vni) => {
+            // Not from one outside to another.
+            to.outside.is_none().then_some(()).ok_or(NO_ROUTE)
+        }
+        (Some(_), _) => Err(NO_ROUTE),
+        (None, Some(_)) if is_v4(destination) && !from.public => Err(NAT_NO_RULE),
+        (None, Some(_)) => Ok(()),
+    }
+}
