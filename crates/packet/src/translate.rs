@@ -53,18 +53,23 @@ pub enum Transport {
     Partial,
 }
 
-/// Packet as an ICMP error quotes it.
+/// Ends of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Quote {
-    /// Source of the quoted packet.
+pub struct Ends {
+    /// The packet's source.
     pub source: IpAddr,
-    /// Destination of the quoted packet.
+    /// The packet's destination.
     pub destination: IpAddr,
-    /// Protocol of the quoted packet.
+    /// The packet's protocol.
     pub protocol: u8,
-    /// Ports of the quoted packet, source first; of an echo the identifier, twice. `None` if it has
-    /// none, or is a fragment that is not the first.
+    /// Ports, source first; of an echo the identifier, twice. `None` if the packet has none, or
+    /// they are not at hand.
     pub ports: Option<[u16; 2]>,
+    /// Start of the transport header, in bytes from the IP header; `None` of a fragment that is not
+    /// the first.
+    pub transport: Option<usize>,
+    /// The packet is a fragment, the first or a later one.
+    pub fragment: bool,
 }
 
 /// Ones' complement sum of the differences between the words that went and those that came.
@@ -113,6 +118,7 @@ struct Parts {
     protocol: u8,
     /// Start of the transport header; `None` of a fragment that is not the first.
     transport: Option<usize>,
+    fragment: bool,
     /// End of the packet, as its header says.
     end: usize,
 }
@@ -124,12 +130,14 @@ fn parts(bytes: &[u8]) -> Result<Parts, Error> {
             let ip = Ipv6::parse(bytes)?;
             let upper = ip.upper_layer()?;
             let later = upper.fragment.is_some_and(|fragment| fragment.offset() != 0);
+            let fragment = upper.fragment.is_some_and(|fragment| !fragment.is_atomic());
             Ok(Parts {
                 addresses: 8,
                 len: 16,
                 sum: None,
                 protocol: upper.protocol,
                 transport: (!later).then_some(upper.offset),
+                fragment,
                 end: ipv6::LEN + ip.payload_len(),
             })
         }
@@ -141,6 +149,7 @@ fn parts(bytes: &[u8]) -> Result<Parts, Error> {
                 sum: Some(ipv4::CHECKSUM_OFFSET),
                 protocol: ip.protocol(),
                 transport: (ip.fragment_offset() == 0).then_some(ip.header_len()),
+                fragment: ip.is_fragment(),
                 end: ip.total_len(),
             })
         }
@@ -177,11 +186,12 @@ fn port_at(protocol: u8, head: &[u8], side: Side) -> Option<usize> {
     }
 }
 
-/// Translates one end of a packet, which begins with its IP header.
+/// Translates one end of a packet, which begins with its IP header. A fragment that is not the
+/// first gets the address alone.
 ///
 /// [`Error::Truncated`]: the transport header's sum or port is not at hand. [`Error::Malformed`]:
 /// the header contradicts itself, the address is of the other family, or the packet has no port.
-/// The packet may have changed then.
+/// Nothing has changed then.
 pub fn translate(
     packet: &mut [u8],
     side: Side,
@@ -189,6 +199,14 @@ pub fn translate(
     transport: Transport,
 ) -> Result<(), Error> {
     let parts = parts(packet)?;
+    if let Some(start) = parts.transport {
+        let head = packet.get(start..).ok_or(Error::Truncated)?;
+        let sum = sum_of(parts.protocol).map(|(at, _)| at);
+        let port = to.port.map(|_| port_place(head, parts.protocol, side)).transpose()?;
+        if [sum, port].into_iter().flatten().any(|at| be16(head, at).is_none()) {
+            return Err(Error::Truncated);
+        }
+    }
     let changed = header(packet, &parts, side, to)?;
     let Some(start) = parts.transport else { return Ok(()) };
     let head = packet.get_mut(start..).ok_or(Error::Truncated)?;
@@ -230,9 +248,17 @@ fn header(packet: &mut [u8], parts: &Parts, side: Side, to: &End) -> Result<Diff
 /// Writes the port of one side. Returns what changed.
 fn port(head: &mut [u8], protocol: u8, side: Side, to: &End) -> Result<Difference, Error> {
     let Some(port) = to.port else { return Ok(Difference::default()) };
+    let at = port_place(head, protocol, side)?;
+    write(head, at, &port.to_be_bytes())
+}
+
+/// Returns the offset of a side's port that may change.
+fn port_place(head: &[u8], protocol: u8, side: Side) -> Result<usize, Error> {
+    if head.is_empty() {
+        return Err(Error::Truncated);
+    }
     // The sum of SCTP is no sum of words (RFC 9260, 6.8).
-    let at = port_at(protocol, head, side).filter(|_| protocol != SCTP);
-    write(head, at.ok_or(Error::Malformed)?, &port.to_be_bytes())
+    port_at(protocol, head, side).filter(|_| protocol != SCTP).ok_or(Error::Malformed)
 }
 
 /// Offset of the quoted packet in an ICMP error that begins with its IP header, and its end.
@@ -254,33 +280,42 @@ pub fn is_error(packet: &[u8]) -> bool {
     parts(packet).is_ok_and(|parts| quote_in(packet, &parts).is_some())
 }
 
-/// Returns the packet that an ICMP error quotes.
+/// Returns the ends of a packet, which begins with its IP header.
 ///
-/// [`Error::Malformed`]: the packet is no error, or what it quotes is no IP packet.
-/// [`Error::Truncated`]: the quoted headers are not at hand.
-pub fn quote(packet: &[u8]) -> Result<Quote, Error> {
-    let outer = parts(packet)?;
-    let (start, end) = quote_in(packet, &outer).ok_or(Error::Malformed)?;
-    let quoted = packet.get(start..end.min(packet.len())).ok_or(Error::Truncated)?;
-    let inner = parts(quoted)?;
+/// [`Error::Malformed`]: its header contradicts itself. [`Error::Truncated`]: the header is not at
+/// hand.
+pub fn ends(packet: &[u8]) -> Result<Ends, Error> {
+    let parts = parts(packet)?;
     let address = |at: usize| -> Option<IpAddr> {
-        let bytes = quoted.get(at..)?;
-        match inner.len {
+        let bytes = packet.get(at..)?;
+        match parts.len {
             4 => Some(IpAddr::from(*bytes.first_chunk::<4>()?)),
             _ => Some(IpAddr::from(*bytes.first_chunk::<16>()?)),
         }
     };
-    let ports = inner.transport.and_then(|at| {
-        let head = quoted.get(at..)?;
-        let port = |side| be16(head, port_at(inner.protocol, head, side)?);
+    let ports = parts.transport.and_then(|at| {
+        let head = packet.get(at..)?;
+        let port = |side| be16(head, port_at(parts.protocol, head, side)?);
         Some([port(Side::Source)?, port(Side::Destination)?])
     });
-    Ok(Quote {
-        source: address(inner.addresses).ok_or(Error::Truncated)?,
-        destination: address(inner.addresses + inner.len).ok_or(Error::Truncated)?,
-        protocol: inner.protocol,
+    Ok(Ends {
+        source: address(parts.addresses).ok_or(Error::Truncated)?,
+        destination: address(parts.addresses + parts.len).ok_or(Error::Truncated)?,
+        protocol: parts.protocol,
         ports,
+        transport: parts.transport,
+        fragment: parts.fragment,
     })
+}
+
+/// Returns the ends of the packet that an ICMP error quotes.
+///
+/// [`Error::Malformed`]: the packet is no error, or what it quotes is no IP packet.
+/// [`Error::Truncated`]: the quoted headers are not at hand.
+pub fn quote(packet: &[u8]) -> Result<Ends, Error> {
+    let outer = parts(packet)?;
+    let (start, end) = quote_in(packet, &outer).ok_or(Error::Malformed)?;
+    ends(packet.get(start..end.min(packet.len())).ok_or(Error::Truncated)?)
 }
 
 /// Translates one end of the packet that an ICMP error quotes, and the error's sum. The error
@@ -451,7 +486,7 @@ mod tests {
             prop_assert_eq!((found.source, found.destination), ends);
         }
 
-        /// Whatever the bytes are, nothing beyond them is read or written.
+        /// Bytes of any kind are read and written within their bounds.
         #[test]
         fn any_bytes_are_safe(
             bytes in prop::collection::vec(any::<u8>(), 0..128),

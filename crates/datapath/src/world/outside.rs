@@ -5,7 +5,7 @@ use butterfly_packet::Mac;
 
 use crate::engine::mac::number;
 use crate::ip::{Address, discovery::link_local, is_v4};
-use crate::world::rules::number as number_of_ip;
+use crate::world::{nat::NatTable, rules::number as number_of_ip};
 
 /// Outside of a declared network.
 #[derive(Debug)]
@@ -17,6 +17,8 @@ pub(crate) struct Outside {
     answered: Box<[(Address, u64)]>,
     /// This host's own addresses there.
     own: Box<[Address]>,
+    /// What its routers translate.
+    pub nat: NatTable,
 }
 
 impl Outside {
@@ -26,6 +28,7 @@ impl Outside {
         external: &External,
         wire: Option<Mac>,
         routers: impl Iterator<Item = (Address, u64)>,
+        nat: NatTable,
     ) -> Outside {
         let mac = wire.map_or(0, number);
         let own: Box<[Address]> =
@@ -41,7 +44,7 @@ impl Outside {
         };
         answered.sort_unstable();
         answered.dedup_by_key(|(address, _)| *address);
-        Outside { mac, answered: answered.into(), own }
+        Outside { mac, answered: answered.into(), own, nat }
     }
 
     /// Returns the MAC address that answers for an address, if this host does.

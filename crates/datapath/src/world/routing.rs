@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt, sync::Arc};
 use butterfly_model as model;
 use butterfly_packet::Mac;
 
-use crate::engine::mac::number;
+use crate::engine::{mac::number, reserved::TRANSLATED};
 use crate::ip::{Address, is_v4};
 use crate::world::{
     leases::Leasing,
@@ -266,7 +266,7 @@ impl Routing {
     /// Returns the gateway with this MAC address.
     #[inline(always)]
     pub fn by_mac(&self, mac: u64) -> Option<&Gateway> {
-        self.gateways.iter().find(|gateway| gateway.mac == mac)
+        self.gateways.iter().find(|gateway| gateway.mac == mac & !TRANSLATED)
     }
 
     /// Returns the address of a gateway that a machine of the network knows it by: the one in the
@@ -318,8 +318,8 @@ impl Routing {
     /// Returns the MAC address of the gateway by which a machine of the network reaches an address,
     /// or that has it: none if another machine of the network may have it, or there is no gateway.
     pub fn way_out(&self, address: Address) -> Option<u64> {
-        if let Some(gateway) = self.by_address(address) {
-            return Some(gateway.mac);
+        if let Some(own) = self.answers_for(address) {
+            return Some(own);
         }
         let inside = self.subnets.iter().any(|block| block.has(address));
         let leads = |gateway: &&Gateway| gateway.router.route_to(address).is_some();
