@@ -2,8 +2,8 @@
 
 use crate::peers::TunnelPeer;
 use butterfly_model::{
-    GroupName, Kind, Neighbour, Netns, Network, Nic, NicId, Router, RouterId, Rule, SecurityGroup,
-    Vni,
+    External, ExternalId, GroupName, Kind, Nat, Neighbour, Netns, Network, Nic, NicId, Router,
+    RouterId, Rule, SecurityGroup, Vni,
 };
 use std::net::IpAddr;
 
@@ -50,6 +50,12 @@ pub enum Change {
     DeclareNeighbour(Neighbour),
     /// The neighbour with this address in this network goes.
     RemoveNeighbour(Vni, IpAddr),
+    /// An external comes, or has these addresses, gateways and this wire from now on.
+    DeclareExternal(External),
+    /// An external goes; no router is attached to it.
+    RemoveExternal(ExternalId),
+    /// A router has exactly these translations at an external from now on.
+    DeclareNat(RouterId, ExternalId, Vec<Nat>),
 }
 
 /// The way from one declared state of a vnic to another.

@@ -8,7 +8,8 @@ use crate::{
     vnics::Vnics,
 };
 use butterfly_model::{
-    GroupName, Neighbour, Network, Nic, NicId, Router, RouterId, Rule, SecurityGroup, Vni,
+    External, ExternalId, GroupName, NatRule, Neighbour, Network, Nic, NicId, Router, RouterId,
+    Rule, SecurityGroup, Vni,
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -71,6 +72,10 @@ pub struct Declaration {
     pub routers: Vec<Router>,
     /// Neighbours.
     pub neighbours: Vec<Neighbour>,
+    /// Externals.
+    pub externals: Vec<External>,
+    /// Translations.
+    pub nats: Vec<NatRule>,
 }
 
 impl Declaration {
@@ -82,6 +87,8 @@ impl Declaration {
             && self.networks.is_empty()
             && self.routers.is_empty()
             && self.neighbours.is_empty()
+            && self.externals.is_empty()
+            && self.nats.is_empty()
     }
 
     /// Adds what another one declares.
@@ -92,6 +99,8 @@ impl Declaration {
         self.networks.extend(other.networks);
         self.routers.extend(other.routers);
         self.neighbours.extend(other.neighbours);
+        self.externals.extend(other.externals);
+        self.nats.extend(other.nats);
     }
 }
 
@@ -196,10 +205,15 @@ impl Desired {
             Change::DeclareNetwork(network) => self.routed.check_network(network, &self.vnics),
             Change::RemoveNetwork(vni) => self.routed.check_removal(*vni),
             Change::DeclareRouter(router) => self.routed.check_router(router, &self.vnics),
-            Change::RemoveRouter(id) => self.routed.check_there(id),
+            Change::RemoveRouter(id) => self.routed.check_router_removal(id),
             Change::DeclareNeighbour(neighbour) => self.routed.check_neighbour(neighbour),
             Change::RemoveNeighbour(vni, address) => {
                 self.routed.check_neighbour_there(*vni, *address)
+            }
+            Change::DeclareExternal(external) => self.routed.check_external(external, &self.vnics),
+            Change::RemoveExternal(id) => self.routed.check_external_removal(id),
+            Change::DeclareNat(router, external, nats) => {
+                self.routed.check_nats(router, external, nats, &self.vnics)
             }
         }
     }
@@ -234,6 +248,11 @@ impl Desired {
             Change::RemoveRouter(id) => self.routed.remove_router(&id),
             Change::DeclareNeighbour(neighbour) => self.routed.insert_neighbour(neighbour),
             Change::RemoveNeighbour(vni, address) => self.routed.remove_neighbour(vni, address),
+            Change::DeclareExternal(external) => self.routed.insert_external(external),
+            Change::RemoveExternal(id) => self.routed.remove_external(&id),
+            Change::DeclareNat(router, external, nats) => {
+                self.routed.set_nats(router, external, nats);
+            }
         }
     }
 
@@ -251,16 +270,19 @@ impl Desired {
     ///
     /// Fails with the first rule that the new state would break, and if an object is named twice.
     pub fn with(&self, declaration: Declaration, unnamed: Unnamed) -> Result<Self, Refused> {
-        let Declaration { vnics, groups, peers, networks, routers, neighbours } = declaration;
+        let Declaration { vnics, groups, peers, networks, routers, neighbours, externals, nats } =
+            declaration;
         let mut new = match unnamed {
             Unnamed::Stay => self.clone(),
             Unnamed::Go => Self::default(),
         };
         new.version = self.version + 1;
+        let outside = new.name_outside(externals, nats)?;
         let named = new.name_routed(networks, routers)?;
         let named_neighbours = new.name_neighbours(neighbours)?;
         new.declare_vnics(&self.vnics, vnics)?;
         new.check_named(&named)?;
+        new.check_outside(&outside)?;
         new.check_neighbours(&named_neighbours)?;
         let mut names = BTreeSet::new();
         for group in groups {
@@ -300,6 +322,54 @@ impl Desired {
             self.routed.insert_router(router);
         }
         Ok((vnis, ids))
+    }
+
+    /// Declares externals and translations, unchecked. Returns those that have to be: translations
+    /// by the routers and externals that have them.
+    fn name_outside(
+        &mut self,
+        externals: Vec<External>,
+        nats: Vec<NatRule>,
+    ) -> Result<Outside, Refused> {
+        let (mut ids, mut places) = (BTreeSet::new(), BTreeSet::new());
+        for external in externals {
+            if !ids.insert(external.id().clone()) {
+                return Err(Refused::ExternalTwice(external.id().as_str().to_owned()));
+            }
+            self.routed.insert_external(external);
+        }
+        for rule in &nats {
+            if !places.insert((rule.external.clone(), rule.nat.place())) {
+                let external = rule.external.as_str().to_owned();
+                return Err(Refused::NatTwice { external, nat: rule.nat.to_string() });
+            }
+        }
+        Ok((ids, self.routed.name_nats(nats)?))
+    }
+
+    /// Checks the named externals and translations against everything, once all of it is there.
+    fn check_outside(&self, (ids, owners): &Outside) -> Result<(), Refused> {
+        for external in ids.iter().filter_map(|id| self.routed.external(id.as_str())) {
+            self.routed.check_external(external, &self.vnics)?;
+        }
+        for (router, external) in owners {
+            let nats: Vec<_> = self.routed.nats(router, external).copied().collect();
+            self.routed.check_nats(router, external, &nats, &self.vnics)?;
+        }
+        Ok(())
+    }
+
+    /// The highest VNI that nothing has, neither here nor by `also`: the number of an external that
+    /// is declared without one. One that has a chosen number keeps it.
+    pub fn number_for(&self, id: &str, also: impl Fn(Vni) -> bool) -> Result<Vni, Refused> {
+        if let Some(old) = self.routed.external(id).filter(|old| !old.is_provider()) {
+            return Ok(old.vni());
+        }
+        let vnics: BTreeSet<Vni> = self.vnics.iter().map(|nic| nic.vni).collect();
+        let is_free =
+            |vni: &Vni| !vnics.contains(vni) && !also(*vni) && self.routed.is_unused(*vni);
+        let mut numbers = (0..=Vni::MAX).rev().filter_map(|number| Vni::new(number).ok());
+        numbers.find(is_free).ok_or_else(|| Refused::NoNumber(id.to_owned()))
     }
 
     /// Declares neighbours, unchecked. Returns those that have to be.
@@ -363,6 +433,9 @@ impl Desired {
         Ok(())
     }
 }
+
+/// Externals, and routers that translate at one.
+type Outside = (BTreeSet<ExternalId>, BTreeSet<(RouterId, ExternalId)>);
 
 /// A group with those rules of an earlier one that it means without saying their ports.
 fn with_unechoed_ports(mut group: SecurityGroup, old: &SecurityGroup) -> SecurityGroup {

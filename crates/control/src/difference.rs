@@ -4,6 +4,8 @@ use crate::{
     change::{Change, NicChange},
     desired::Desired,
     neighbour::neighbours,
+    object::{Difference, Object, What},
+    outside::{attached_outside, externals, nats},
     peers::TunnelPeer,
     words::{difference, limit, member_of, rule_of},
 };
@@ -12,53 +14,9 @@ use butterfly_model::{
 };
 use std::collections::{BTreeSet, HashSet};
 
-/// The kind of a declared object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Object {
-    /// A vnic.
-    Vnic,
-    /// A security group.
-    Group,
-    /// A tunnel endpoint of another host.
-    Peer,
-    /// A network.
-    Network,
-    /// A router.
-    Router,
-    /// A neighbour.
-    Neighbour,
-}
-
-/// The way in which an object differs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
-    /// The object comes.
-    Added,
-    /// The object changes; VMs stay attached.
-    Changed,
-    /// A vnic is made anew, which cuts its VM off.
-    Remade,
-    /// The object goes.
-    Removed,
-}
-
-/// An object that is not the same in two states.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
-    /// Its kind.
-    pub object: Object,
-    /// Its name: the id of a vnic or a router, the name of a group, the address of a peer, the
-    /// number of a network, the address and network of a neighbour.
-    pub name: String,
-    /// The way in which it differs.
-    pub what: What,
-    /// Details in words; empty if there are none.
-    pub text: String,
-}
-
-/// Lists the objects that differ between `old` and `new`: networks, routers, neighbours, vnics,
-/// groups, peers, each in the order of their names. `changes` is their [`plan`](crate::plan()): it
-/// knows which VMs are cut off.
+/// Lists the objects that differ between `old` and `new`: networks, externals, routers,
+/// translations, neighbours, vnics, groups, peers, each in the order of their names. `changes` is
+/// their [`plan`](crate::plan()): it knows which VMs are cut off.
 ///
 /// ```
 /// # use butterfly_control::{Declaration, Desired, TunnelPeer, Unnamed, What, differences, plan};
@@ -70,7 +28,9 @@ pub struct Difference {
 /// ```
 pub fn differences(old: &Desired, new: &Desired, changes: &[Change]) -> Vec<Difference> {
     let mut all = networks(old, new);
+    all.extend(externals(old.routed(), new.routed()));
     all.extend(routers(old, new));
+    all.extend(nats(old.routed(), new.routed()));
     all.extend(neighbours(old.routed(), new.routed()));
     all.extend(vnics(old, new, changes));
     all.extend(groups(old, new));
@@ -256,6 +216,7 @@ pub fn about_network(network: &Network) -> String {
     let mut parts: Vec<String> =
         network.subnets().iter().map(|subnet| format!("subnet {subnet}")).collect();
     parts.extend(network.mtu().map(|mtu| format!("MTU {mtu}")));
+    parts.extend(network.is_public().then(|| "public".to_owned()));
     parts.extend(network.dhcp().map(|dhcp| format!("DHCP {}", about_dhcp(dhcp))));
     if parts.is_empty() { "no subnets".to_owned() } else { parts.join(", ") }
 }
@@ -270,6 +231,9 @@ fn changed_network(old: &Network, new: &Network) -> String {
     if old.mtu() != new.mtu() {
         let word = |mtu: Option<u16>| mtu.map_or("none".to_owned(), |mtu| mtu.to_string());
         parts.push(format!("MTU {} -> {}", word(old.mtu()), word(new.mtu())));
+    }
+    if old.is_public() != new.is_public() {
+        parts.push(if new.is_public() { "+public" } else { "-public" }.to_owned());
     }
     match (old.dhcp(), new.dhcp()) {
         (Some(old), Some(new)) if old != new => {
@@ -315,6 +279,7 @@ const ROUTES_NAMED: usize = 16;
 /// The networks that a router joins and its routes, in words.
 pub fn about_router(router: &Router) -> String {
     let mut parts: Vec<String> = router.attachments().map(attached).collect();
+    parts.extend(router.externals().map(attached_outside));
     if parts.is_empty() {
         parts.push("attached to no network".to_owned());
     }
@@ -344,7 +309,10 @@ fn attached((vni, given): (Vni, RouterAddresses)) -> String {
 fn changed_router(old: &Router, new: &Router) -> String {
     let only = |of: &Router, other: &Router, sign: char| -> Vec<String> {
         let only = of.attachments().filter(|(vni, given)| other.attachment(*vni) != Some(*given));
-        only.map(|attachment| format!("{sign}{}", attached(attachment))).collect()
+        let outside =
+            of.externals().filter(|(id, given)| other.external(id.as_str()) != Some(*given));
+        let texts = only.map(attached).chain(outside.map(attached_outside));
+        texts.map(|text| format!("{sign}{text}")).collect()
     };
     let mut parts = only(new, old, '+');
     parts.extend(only(old, new, '-'));

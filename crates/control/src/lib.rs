@@ -31,7 +31,10 @@
 mod change;
 mod desired;
 mod difference;
+mod externals;
 mod neighbour;
+mod object;
+mod outside;
 mod peers;
 mod plan;
 mod refused;
@@ -41,8 +44,10 @@ mod words;
 
 pub use change::{Change, NicChange};
 pub use desired::{Declaration, Desired, Prepared, Unnamed};
-pub use difference::{Difference, Object, What, about_network, about_router, differences};
+pub use difference::{about_network, about_router, differences};
 pub use neighbour::{about_neighbour, neighbour_name};
+pub use object::{Difference, Object, What};
+pub use outside::{about_external, about_nat, nat_name};
 pub use peers::{Peers, TunnelPeer};
 pub use plan::plan;
 pub use refused::Refused;

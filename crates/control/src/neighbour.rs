@@ -1,7 +1,7 @@
 //! Neighbours in words, and those that differ between two states.
 
 use crate::{
-    difference::{Difference, Object, What},
+    object::{Difference, Object, What},
     routed::Routed,
 };
 use butterfly_model::{Neighbour, Vni, canonical};

@@ -11,8 +11,8 @@
 //! that allows nothing.
 //!
 //! Attachments of routers that go, go first, and those that come, come last: no moment routes what
-//! neither state does. Neighbours go before them, and come after them. Networks that lease
-//! addresses come before their vnics, and go after them.
+//! neither state does. Translations and neighbours go before them, and come after them. Networks
+//! that lease addresses come before their vnics, and go after them.
 
 mod groups;
 mod routed;

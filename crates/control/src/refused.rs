@@ -250,6 +250,143 @@ pub enum Refused {
         /// The network.
         vni: Vni,
     },
+    /// There is no external of this id.
+    #[error(
+        "there is no external {0:?}: `butterfly external list` has those that there are, `butterfly external add` declares one"
+    )]
+    ExternalMissing(String),
+    /// A declaration names one external twice.
+    #[error("external {0:?} is declared twice")]
+    ExternalTwice(String),
+    /// The number of an external, where that of a network is expected.
+    #[error(
+        "VNI {vni} is that of external {external:?}: choose another, or attach routers to it with --external"
+    )]
+    NumberOfExternal {
+        /// The number.
+        vni: Vni,
+        /// The external.
+        external: String,
+    },
+    /// A machine in an external that has none.
+    #[error(
+        "VNI {vni} was chosen for external {external:?}, and no vnics or neighbours are in it: choose another VNI, or declare the external with --vni"
+    )]
+    NumberChosen {
+        /// The number.
+        vni: Vni,
+        /// The external.
+        external: String,
+    },
+    /// The number of an external that something else has.
+    #[error("external {external:?} cannot have VNI {vni}, in which {owner} is: choose another VNI")]
+    NumberInUse {
+        /// The external.
+        external: String,
+        /// The number.
+        vni: Vni,
+        /// Name of what has it.
+        owner: String,
+    },
+    /// No number is left.
+    #[error("all VNIs are in use: declare external {0:?} with --vni, or remove networks first")]
+    NoNumber(String),
+    /// Another number for an external that there is.
+    #[error("external {external:?} has VNI {old}: delete it first to give it VNI {new}")]
+    OtherNumber {
+        /// The external.
+        external: String,
+        /// Its number.
+        old: Vni,
+        /// The number that it should have.
+        new: Vni,
+    },
+    /// A wire that another external has.
+    #[error("{wire} belongs to external {owner:?}: choose another interface or VLAN")]
+    WireTaken {
+        /// The device and its VLAN in words.
+        wire: String,
+        /// The external that has it.
+        owner: String,
+    },
+    /// An external that a router is attached to.
+    #[error(
+        "router {router:?} is attached to external {external:?}: detach it first, `butterfly router detach`"
+    )]
+    ExternalInUse {
+        /// The external.
+        external: String,
+        /// One of its routers.
+        router: String,
+    },
+    /// A translation of a router that is not attached.
+    #[error(
+        "router {router:?} is not attached to external {external:?}: attach it first, `butterfly router attach {router} --external {external}`"
+    )]
+    NotAttached {
+        /// The router.
+        router: String,
+        /// The external.
+        external: String,
+    },
+    /// A router that goes, or leaves an external, with translations there.
+    #[error(
+        "router {router:?} has {count} translations at external {external:?}: delete them first, `butterfly nat list` has them"
+    )]
+    StillTranslates {
+        /// The router.
+        router: String,
+        /// The external.
+        external: String,
+        /// Number of translations.
+        count: usize,
+    },
+    /// A router's own address that the external does not have.
+    #[error(
+        "{} is none of the addresses that this host has in external {external:?}: declare it there first, `butterfly external add`", canonical(*.address)
+    )]
+    NotAtExternal {
+        /// The address.
+        address: IpAddr,
+        /// The external.
+        external: String,
+    },
+    /// An address of an external that something else has.
+    #[error("{} of external {external:?} belongs to {owner}: choose another address", canonical(*.address))]
+    OutsideTaken {
+        /// The address.
+        address: IpAddr,
+        /// The external.
+        external: String,
+        /// Name of what has it.
+        owner: String,
+    },
+    /// A port that is forwarded twice, or an address that is translated twice.
+    #[error(
+        "external {external:?} has {nat}, and another translation with that: give one of them another address or port"
+    )]
+    NatTwice {
+        /// The external.
+        external: String,
+        /// The translation.
+        nat: String,
+    },
+    /// Addresses inside to which two routers would lead.
+    #[error(
+        "packets from external {external:?} to {cidr} of network {vni} would have two ways, by routers {router:?} and {other:?}: attach one of them only, or change the subnet"
+    )]
+    TwoWaysIn {
+        /// The external.
+        external: String,
+        /// A public subnet, or one of IPv6.
+        cidr: Cidr,
+        /// Its network.
+        vni: Vni,
+        /// A router that leads there.
+        router: String,
+        /// Another one that does.
+        other: String,
+    },
 }
 
 impl Refused {

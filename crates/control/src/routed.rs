@@ -1,7 +1,11 @@
-//! Networks, routers and neighbours as declared, and what they must not share.
+//! Networks, routers, neighbours and externals as declared, and what they must not share.
 
-use crate::{refused::Refused, vnics::Vnics};
-use butterfly_model::{Cidr, Neighbour, Network, Router, RouterAddresses, RouterId, Vni};
+mod outside;
+
+use crate::{externals::Externals, refused::Refused, vnics::Vnics};
+use butterfly_model::{
+    Cidr, External, ExternalId, Neighbour, Network, Router, RouterAddresses, RouterId, Vni,
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr},
@@ -29,7 +33,7 @@ pub(crate) const MAX_WAYS_OF_HOST: usize = 65_536;
 /// Most neighbours of a host.
 pub(crate) const MAX_NEIGHBOURS: usize = 262_144;
 
-/// All declared networks, routers and neighbours.
+/// All declared networks, routers, neighbours, externals and translations.
 ///
 /// A network need not be declared: without that it has no subnets, and no router joins it. It may
 /// have neighbours.
@@ -40,6 +44,9 @@ pub struct Routed {
     /// Routers by the networks that they join. Never with an empty set.
     by_vni: BTreeMap<Vni, BTreeSet<RouterId>>,
     neighbours: BTreeMap<(Vni, IpAddr), Neighbour>,
+    externals: Externals,
+    /// Routers by the externals that they are attached to. Never with an empty set.
+    by_external: BTreeMap<ExternalId, BTreeSet<RouterId>>,
     /// Number of routes of all routers.
     routes: usize,
     /// Number of ways of all of these.
@@ -52,6 +59,7 @@ impl PartialEq for Routed {
         self.networks == other.networks
             && self.routers == other.routers
             && self.neighbours == other.neighbours
+            && self.externals == other.externals
     }
 }
 
@@ -90,6 +98,34 @@ impl Routed {
         self.routers_of(vni).find(|router| has(router, network, ip)).map(Router::id)
     }
 
+    /// Checks that no router or external has an address of a machine in a network, and that
+    /// machines may be in it.
+    fn check_machine(&self, vni: Vni, address: IpAddr) -> Result<(), Refused> {
+        let router = self.has_address(vni, address);
+        let owner = router.map(|router| format!("router {:?}", router.as_str()));
+        match owner.or_else(|| self.owner_outside(vni, address)) {
+            Some(owner) => Err(Refused::AddressTaken { address, vni, owner }),
+            None => self.check_number(vni),
+        }
+    }
+
+    /// Checks addresses of a vnic: as those of any machine, and none is that of a gateway behind a
+    /// wire.
+    pub(crate) fn check_vnic(
+        &self,
+        vni: Vni,
+        mut addresses: impl Iterator<Item = IpAddr>,
+    ) -> Result<(), Refused> {
+        self.check_number(vni)?;
+        addresses.try_for_each(|address| {
+            self.check_machine(vni, address)?;
+            match self.gateway_outside(vni, address) {
+                Some(owner) => Err(Refused::AddressTaken { address, vni, owner }),
+                None => Ok(()),
+            }
+        })
+    }
+
     /// The declared neighbour with an address in a network.
     pub fn neighbour(&self, vni: Vni, address: IpAddr) -> Option<&Neighbour> {
         self.neighbours.get(&(vni, address))
@@ -126,12 +162,19 @@ impl Routed {
             "this host".to_owned()
         })?;
         bounded(network.subnets().len(), MAX_SUBNETS, "subnets", || format!("network {vni}"))?;
+        if let Some(external) = self.externals.numbered(vni) {
+            let external = external.id().as_str().to_owned();
+            return Err(Refused::NumberOfExternal { vni, external });
+        }
         let mut own = Blocks::default();
         own.add(network)?;
         for router in self.routers_of(vni) {
             let given = router.attachment(vni).unwrap_or_default();
             self.check_addresses(router.id(), given, network, vnics)?;
             self.check_routes(router, Some(network))?;
+            self.check_ways_in(router, Some(network))?;
+            let outside = router.externals().filter_map(|(id, _)| self.externals.get(id.as_str()));
+            outside.into_iter().try_for_each(|external| own.check(external.network()))?;
         }
         let beside = self.beside(self.routers_of(vni).flat_map(joined).collect(), None);
         let others = beside.iter().filter(|other| **other != vni);
@@ -153,11 +196,16 @@ impl Routed {
         bounded(self.routers.len() + usize::from(!there), MAX_ROUTERS, "routers", || {
             "this host".to_owned()
         })?;
-        bounded(router.attachments().len(), MAX_NETWORKS_OF_ROUTER, "networks", || {
+        let networks = router.attachments().len() + router.externals().len();
+        bounded(networks, MAX_NETWORKS_OF_ROUTER, "networks", || {
             format!("router {:?}", id.as_str())
         })?;
         let mut own = Blocks::default();
         for (vni, given) in router.attachments() {
+            if let Some(external) = self.externals.numbered(vni) {
+                let external = external.id().as_str().to_owned();
+                return Err(Refused::NumberOfExternal { vni, external });
+            }
             let network = self.networks.get(&vni).ok_or(Refused::NetworkMissing(vni))?;
             own.add(network)?;
             let others = || self.routers_of(vni).filter(|other| other.id() != id);
@@ -180,6 +228,12 @@ impl Routed {
         let before = self.routers.get(id).map_or(0, ways_of);
         let ways = self.ways - before + ways_of(router);
         bounded(ways, MAX_WAYS_OF_HOST, "ways of routes", || "this host".to_owned())?;
+        self.check_outside(router)?;
+        for (external, _) in router.externals() {
+            let external = self.externals.get(external.as_str());
+            external.map_or(Ok(()), |external| own.add(external.network()))?;
+        }
+        self.check_ways_in(router, None)?;
         self.check_routes(router, None)?;
         let mine: BTreeSet<Vni> = joined(router).collect();
         let beside = self.beside(mine.clone(), Some(id));
@@ -225,6 +279,17 @@ impl Routed {
     /// subnet that the router joins, and not the router's own. `other` is a network in place of the
     /// one with its number.
     fn check_routes(&self, router: &Router, other: Option<&Network>) -> Result<(), Refused> {
+        let externals = router.externals().filter_map(|(id, _)| self.externals.get(id.as_str()));
+        self.check_routes_by(router, other, &externals.collect::<Vec<_>>())
+    }
+
+    /// The same, with these externals.
+    fn check_routes_by(
+        &self,
+        router: &Router,
+        other: Option<&Network>,
+        externals: &[&External],
+    ) -> Result<(), Refused> {
         if router.routes().len() == 0 {
             return Ok(());
         }
@@ -236,6 +301,11 @@ impl Routed {
             let blocks = network.subnets().iter().map(|subnet| subnet.cidr());
             subnets.extend(blocks.map(|block| (block.network(), block)));
             own.extend(given.in_network(network));
+        }
+        for external in externals {
+            let blocks = external.network().subnets().iter().map(|subnet| subnet.cidr());
+            subnets.extend(blocks.map(|block| (block.network(), block)));
+            own.extend(external.addresses().iter().map(Cidr::address));
         }
         let id = || router.id().as_str().to_owned();
         for route in router.routes() {
@@ -288,13 +358,7 @@ impl Routed {
         let there = self.neighbour(vni, address).is_some();
         let count = self.neighbours.len() + usize::from(!there);
         bounded(count, MAX_NEIGHBOURS, "neighbours", || "this host".to_owned())?;
-        match self.has_address(vni, address) {
-            Some(router) => {
-                let owner = format!("router {:?}", router.as_str());
-                Err(Refused::AddressTaken { address, vni, owner })
-            }
-            None => Ok(()),
-        }
+        self.check_machine(vni, address)
     }
 
     /// Checks that there is a neighbour with this address.
@@ -321,6 +385,9 @@ impl Routed {
         for vni in joined(&router) {
             self.by_vni.entry(vni).or_default().insert(router.id().clone());
         }
+        for (external, _) in router.externals() {
+            self.by_external.entry(external.clone()).or_default().insert(router.id().clone());
+        }
         self.routes += router.routes().len();
         self.ways += ways_of(&router);
         self.routers.insert(router.id().clone(), router);
@@ -346,6 +413,13 @@ impl Routed {
             ids.remove(id);
             if ids.is_empty() {
                 self.by_vni.remove(&vni);
+            }
+        }
+        for (external, _) in router.externals() {
+            let Some(ids) = self.by_external.get_mut(external) else { continue };
+            ids.remove(id);
+            if ids.is_empty() {
+                self.by_external.remove(external);
             }
         }
     }

@@ -121,17 +121,16 @@ impl Vnics {
         }
     }
 
-    /// Checks that no router has an address of `nic` in its network. Sharing addresses is for vnics
-    /// alone: a router answers for its own.
+    /// Checks that no router or external has an address of `nic` in its network, and that vnics may
+    /// be in it. Sharing addresses is for vnics alone: a router answers for its own.
     pub(crate) fn check_routed(nic: &Nic, routed: &Routed) -> Result<(), Refused> {
         let addresses = nic.ips.addresses().filter(|_| station(nic).is_some());
-        for address in addresses {
-            if let Some(router) = routed.has_address(nic.vni, address) {
-                let owner = format!("router {:?}", router.as_str());
-                return Err(Refused::AddressTaken { address, vni: nic.vni, owner });
-            }
-        }
-        Ok(())
+        routed.check_vnic(nic.vni, addresses)
+    }
+
+    /// A vnic in a network, mirrors among them. Looks at all.
+    pub(crate) fn in_network(&self, vni: Vni) -> Option<&NicId> {
+        self.iter().find(|nic| nic.vni == vni).map(|nic| &nic.id)
     }
 
     /// A vnic that declares an address of a network, mirrors apart.

@@ -4,9 +4,10 @@ use butterfly_control::{
     Change, Declaration, Desired, NicChange, Refused, TunnelPeer, Unnamed, differences, plan,
 };
 use butterfly_model::{
-    Cidr, Dhcp, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Neighbour, Network, Nic, NicId,
-    Peer, Role, Route, Router, RouterAddresses, RouterId, Rule, SecurityGroup, SocketPath, Subnet,
-    TraceOptions, Vni,
+    Cidr, Dhcp, Direction, External, ExternalId, ForwardProtocol, GroupName, GroupNames, IpSet,
+    Kind, Mac, Nat, NatRule, Neighbour, Network, Nic, NicId, Peer, Role, Route, Router,
+    RouterAddresses, RouterId, Rule, SecurityGroup, SocketPath, Subnet, TraceOptions, Vni,
+    WireDevice, parse_endpoint,
 };
 use proptest::{collection::vec, prelude::*, sample::select};
 use std::{collections::BTreeSet, path::Path};
@@ -132,6 +133,7 @@ fn any_router() -> impl Strategy<Value = Router> {
         "10.0.2.0/25",
         "192.0.2.0/24",
         "fd00::/65",
+        "::/0",
     ]);
     let via = select(vec![
         vec![],
@@ -140,10 +142,17 @@ fn any_router() -> impl Strategy<Value = Router> {
         vec!["10.0.0.7", "10.0.1.7"],
         vec!["10.0.0.9"],
         vec!["fd00::7"],
+        vec!["192.0.2.7"],
     ]);
-    let all = (select(vec!["r", "s"]), vec((1..5u32, given), 0..4), vec((to, via), 0..4));
-    all.prop_map(|(id, attachments, routes)| {
+    let own = select(vec![vec![], vec![], vec!["192.0.2.1"], vec!["192.0.2.2", "2001:db8::1"]]);
+    let outside = vec((select(vec!["x", "y"]), own), 0..3);
+    let all = (select(vec!["r", "s"]), vec((1..5u32, given), 0..4), vec((to, via), 0..4), outside);
+    all.prop_map(|(id, attachments, routes, outside)| {
         let mut router = Router::new(RouterId::new(id).unwrap());
+        for (id, own) in outside {
+            let own = RouterAddresses::parse(own).unwrap();
+            router.attach_external(ExternalId::new(id).unwrap(), own);
+        }
         for route in routes.iter().filter_map(|(to, via)| Route::parse(to, via).ok()) {
             router.add_route(route);
         }
@@ -151,6 +160,59 @@ fn any_router() -> impl Strategy<Value = Router> {
             router.attach(vni(number), RouterAddresses::parse(given).unwrap());
         }
         router
+    })
+}
+
+/// So few that they meet in numbers, wires, addresses and subnets of networks.
+fn any_external() -> impl Strategy<Value = External> {
+    let addresses = select(vec![
+        vec!["192.0.2.1/24"],
+        vec!["192.0.2.1/24"],
+        vec!["192.0.2.1/24", "192.0.2.2/24", "2001:db8::1/64"],
+        vec!["192.0.2.2/24", "2001:db8::1/64"],
+        vec!["192.0.2.2/25", "2001:db8::1/64"],
+        vec!["10.0.0.2/24"],
+    ]);
+    let gateways = select(vec![
+        vec![],
+        vec!["192.0.2.9"],
+        vec!["192.0.2.7"],
+        vec!["2001:db8::9", "192.0.2.9"],
+    ]);
+    let wire = select(vec![None, Some("eth1"), Some("eth2"), Some("tap:eth1"), Some("tap")]);
+    let vlan = select(vec![None, Some(7)]);
+    let mtu = select(vec![None, Some(1400)]);
+    let all = (select(vec!["x", "y"]), 3..7u32, addresses, gateways, wire, (vlan, mtu));
+    let made = all.prop_map(|(id, number, addresses, gateways, wire, (vlan, mtu))| {
+        let id = ExternalId::new(id).unwrap();
+        let external = External::parse(id, vni(number), addresses, gateways).ok()?;
+        let external = external.with_mtu(mtu).unwrap();
+        let Some(wire) = wire.map(|text| WireDevice::parse(text).unwrap()) else {
+            return Some(external);
+        };
+        let external = external.with_wire(wire, vlan).unwrap();
+        Some(if number % 2 == 0 { external.with_chosen_vni().unwrap() } else { external })
+    });
+    made.prop_filter_map("gateways fit", |external| external)
+}
+
+/// So few that they meet addresses of each other, routers and gateways.
+fn any_nat() -> impl Strategy<Value = NatRule> {
+    let outside = select(vec!["192.0.2.1", "192.0.2.9", "192.0.2.20", "192.0.2.21", "10.0.0.7"]);
+    let all = (select(vec!["r", "s"]), select(vec!["x", "y"]), outside, 0..4, 1..3u16);
+    all.prop_map(|(router, external, outside, kind, port)| {
+        let ends = (format!("{outside}:{port}"), format!("10.0.0.8:{port}"));
+        let ends = (parse_endpoint(&ends.0).unwrap(), parse_endpoint(&ends.1).unwrap());
+        let outside = outside.parse().unwrap();
+        let inside = format!("10.0.0.{}", 10 + port).parse().unwrap();
+        let nat = match kind {
+            0 => Nat::floating(outside, inside),
+            1 => Nat::snat(outside),
+            2 => Nat::forward(ForwardProtocol::Tcp, ends.0, ends.1),
+            _ => Nat::forward(ForwardProtocol::Udp, ends.0, ends.1),
+        };
+        let (router, external) = (RouterId::new(router), ExternalId::new(external));
+        NatRule { router: router.unwrap(), external: external.unwrap(), nat: nat.unwrap() }
     })
 }
 
@@ -167,8 +229,10 @@ fn any_neighbour() -> impl Strategy<Value = Neighbour> {
 /// Any state: what came of declarations that were taken or refused one after the other.
 fn any_state() -> impl Strategy<Value = Desired> {
     let routed = (vec(any_network(), 0..10), vec(any_router(), 0..10), vec(any_neighbour(), 0..8));
-    (vec(any_vnic(), 0..12), vec(any_group(), 0..4), vec(any_peer(), 0..4), routed).prop_map(
-        |(vnics, groups, peers, (networks, routers, neighbours))| {
+    let outside = (vec(any_external(), 0..6), vec(any_nat(), 0..12));
+    let all = (vec(any_vnic(), 0..12), vec(any_group(), 0..4), vec(any_peer(), 0..4));
+    (all, routed, outside).prop_map(
+        |((vnics, groups, peers), (networks, routers, neighbours), (externals, nats))| {
             let mut state = Desired::default();
             let mut add = |declaration| {
                 if let Ok(next) = state.with(declaration, Unnamed::Stay) {
@@ -183,6 +247,8 @@ fn any_state() -> impl Strategy<Value = Desired> {
             };
             let routed =
                 |networks, routers| Declaration { networks, routers, ..Declaration::default() };
+            let outside =
+                |externals, nats| Declaration { externals, nats, ..Declaration::default() };
             let beside = |neighbours| Declaration { neighbours, ..Declaration::default() };
             let (first, last) = neighbours.split_at(neighbours.len() / 2);
             first.iter().for_each(|neighbour| add(beside(vec![neighbour.clone()])));
@@ -190,12 +256,16 @@ fn any_state() -> impl Strategy<Value = Desired> {
             let (mut early, late): (Vec<_>, Vec<_>) =
                 networks.into_iter().partition(|network| network.mtu().is_none());
             early.drain(..).for_each(|network| add(routed(vec![network], vec![])));
+            externals.iter().cloned().for_each(|external| add(outside(vec![external], vec![])));
             routers.iter().cloned().for_each(|router| add(routed(vec![], vec![router])));
+            nats.iter().cloned().for_each(|nat| add(outside(vec![], vec![nat])));
             vnics.into_iter().for_each(|vnic| add(one(vec![vnic], vec![], vec![])));
             groups.into_iter().for_each(|group| add(one(vec![], vec![group], vec![])));
             peers.into_iter().for_each(|peer| add(one(vec![], vec![], vec![peer])));
             late.into_iter().for_each(|network| add(routed(vec![network], vec![])));
             routers.into_iter().for_each(|router| add(routed(vec![], vec![router])));
+            externals.into_iter().for_each(|external| add(outside(vec![external], vec![])));
+            nats.into_iter().for_each(|nat| add(outside(vec![], vec![nat])));
             last.iter().for_each(|neighbour| add(beside(vec![neighbour.clone()])));
             state
         },
@@ -225,6 +295,15 @@ fn any_change() -> impl Strategy<Value = Change> {
         1 => any_router().prop_map(|router| Change::RemoveRouter(router.id().clone())),
         3 => any_neighbour().prop_map(Change::DeclareNeighbour),
         1 => any_neighbour().prop_map(|it| Change::RemoveNeighbour(it.vni(), it.address())),
+        4 => any_external().prop_map(Change::DeclareExternal),
+        1 => any_external().prop_map(|it| Change::RemoveExternal(it.id().clone())),
+        4 => vec(any_nat(), 0..4).prop_map(|rules| {
+            let (router, external) = match rules.first() {
+                Some(first) => (first.router.clone(), first.external.clone()),
+                None => (RouterId::new("r").unwrap(), ExternalId::new("x").unwrap()),
+            };
+            Change::DeclareNat(router, external, rules.into_iter().map(|rule| rule.nat).collect())
+        }),
     ]
 }
 
@@ -240,6 +319,8 @@ fn said(state: &Desired) -> Declaration {
         networks: state.routed().networks().cloned().collect(),
         routers: state.routed().routers().cloned().collect(),
         neighbours: state.routed().neighbours().cloned().collect(),
+        externals: state.routed().externals().cloned().collect(),
+        nats: state.routed().all_nats().collect(),
     }
 }
 
@@ -275,10 +356,14 @@ fn assert_valid(state: &Desired) {
         }
         for via in router.routes().flat_map(|route| route.via()) {
             let networks = router.attachments().filter_map(|(vni, _)| state.routed().network(vni));
+            let externals = router.externals();
+            let outside = externals.filter_map(|(id, _)| state.routed().external(id.as_str()));
+            let networks = networks.chain(outside.map(External::network));
             let mut subnets = networks.filter_map(|network| network.subnet_of(*via));
             assert!(subnets.next().is_some_and(|it| it.cidr().is_host(*via)), "{via} {router:?}");
         }
     }
+    assert_valid_outside(state);
     for one in state.routed().networks() {
         let mut beside: BTreeSet<Vni> = BTreeSet::from([one.vni()]);
         for near in state.routed().routers_of(one.vni()).flat_map(|router| router.attachments()) {
@@ -294,6 +379,56 @@ fn assert_valid(state: &Desired) {
                 };
                 assert!(!other.subnets().iter().enumerate().any(clash), "{one:?} {other:?}");
             }
+        }
+    }
+}
+
+/// The rules of externals and translations.
+fn assert_valid_outside(state: &Desired) {
+    let all = state.routed();
+    for external in all.externals() {
+        let vni = external.vni();
+        assert_eq!(all.network(vni), None, "{external:?}");
+        assert_eq!(all.externals().filter(|other| other.vni() == vni).count(), 1);
+        let wire =
+            |it: &External| (it.wire().and_then(|wire| wire.name().map(str::to_owned)), it.vlan());
+        let same = |other: &&External| wire(external).0.is_some() && wire(other) == wire(external);
+        assert!(all.externals().filter(same).count() <= 1, "{state:#?}");
+        for nic in state.vnics().iter().filter(|nic| nic.vni == vni) {
+            assert!(external.is_provider(), "{nic:?}");
+            let is_mirror = nic.sniff_target.is_some();
+            assert!(
+                is_mirror || !nic.ips.addresses().any(|ip| external.has_address(ip)),
+                "{nic:?}"
+            );
+        }
+    }
+    for router in all.routers() {
+        for (id, given) in router.externals() {
+            let external = all.external(id.as_str()).expect("it is declared");
+            for address in given.iter() {
+                assert!(external.has_address(address), "{router:?} {external:?}");
+                let has = |other: &&Router| {
+                    other.external(id.as_str()).is_some_and(|it| it.iter().any(|it| it == address))
+                };
+                assert_eq!(all.routers().filter(has).count(), 1);
+                let nats = all.all_nats().filter(|rule| rule.external == *id);
+                assert!(!nats.into_iter().any(|rule| rule.nat.outside() == address), "{state:#?}");
+            }
+        }
+    }
+    for rule in all.all_nats() {
+        let router = all.router(rule.router.as_str()).expect("it is declared");
+        let external = all.external(rule.external.as_str()).expect("it is declared");
+        assert!(router.external(rule.external.as_str()).is_some(), "{rule:?}");
+        assert!(!external.gateways().any(|gateway| gateway == rule.nat.outside()), "{rule:?}");
+        for other in
+            all.all_nats().filter(|other| *other != rule && other.external == rule.external)
+        {
+            let same = other.nat.outside() == rule.nat.outside();
+            assert!(!same || other.router == rule.router, "{rule} {other}");
+            let alone = matches!(rule.nat, Nat::Floating { .. });
+            assert!(!same || (!alone && other.nat.place() != rule.nat.place()), "{rule} {other}");
         }
     }
 }
@@ -314,6 +449,15 @@ fn routed(state: &Desired) -> BTreeSet<String> {
                 }
             }
         }
+        for (id, given) in router.externals() {
+            let Some(external) = state.routed().external(id.as_str()) else { continue };
+            for subnet in external.network().subnets() {
+                all.insert(format!("{} to {} at {id} as {given:?}", router.id(), subnet.cidr()));
+            }
+            for nat in state.routed().nats(router.id(), id) {
+                all.insert(format!("{} at {id}: {nat}", router.id()));
+            }
+        }
     }
     all
 }
@@ -323,17 +467,21 @@ fn routed(state: &Desired) -> BTreeSet<String> {
 fn led(state: &Desired) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for router in state.routed().routers() {
+        let lowered = state.routed().lowered(router, None, |_| true);
         for address in ["10.0.0.7", "10.0.0.200", "10.0.2.7", "10.0.2.200", "192.0.2.7", "fd00::7"]
         {
             let address = address.parse().unwrap();
             let networks = router
                 .attachments()
                 .filter_map(|(vni, _)| Some((vni, state.routed().network(vni)?)));
+            let externals = router.externals();
+            let outside = externals.filter_map(|(id, _)| state.routed().external(id.as_str()));
+            let networks = networks.chain(outside.map(|it| (it.vni(), it.network())));
             let own = networks.flat_map(|(vni, network)| {
                 let blocks = network.subnets().iter().map(|subnet| subnet.cidr());
                 blocks.map(move |block| (block, 1, vec![format!("in {vni}")]))
             });
-            let routes = router.routes().map(|route| {
+            let routes = lowered.routes().map(|route| {
                 let ways = route.via().iter().map(|via| format!("via {via}")).collect();
                 (route.to(), 0, ways)
             });

@@ -40,7 +40,7 @@ mod switch;
 mod worker;
 mod world;
 
-pub use butterfly_guest::{Machine, Pings, Report as GuestReport, StationState, Times};
+pub use butterfly_guest::{Machine, Pings, Report as GuestReport, StationState, Times, WireConfig};
 pub use butterfly_packet::mac::Mac;
 pub use butterfly_vhost::{
     control::{DeviceStatus, Negotiated, Role},

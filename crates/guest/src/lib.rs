@@ -4,6 +4,7 @@
 //! virtqueues, at the other end of a control channel without a name. So nothing of the switch has
 //! to know of it. Behind a TAP vnic frames are relayed to and from a TAP device ([`Machine::Tap`]).
 //! Behind a BENCH vnic they are made and answered here ([`Machine::Ping`], [`Machine::Echo`]).
+//! Behind the port of an external they come from outside ([`Machine::Wire`], [`Machine::WireTap`]).
 //!
 //! A thread sleeps unless there is something to do, takes at most [`BURST`] frames of a kind at a
 //! time, and never holds up the switch: it is as slow a reader as a VM may be.
@@ -21,6 +22,7 @@ mod relay;
 mod seat;
 mod station;
 mod vnic;
+mod wire;
 
 use std::{
     net::IpAddr,
@@ -37,16 +39,19 @@ use std::{
 };
 
 use butterfly_packet::Mac;
-use butterfly_vhost::control::Farewell;
+use butterfly_vhost::{control::Farewell, net::Features};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 pub use error::Error;
+use nic::WANTED;
 pub use ping::{Pings, Times, Told};
 use seat::{Seat, Wishes};
 pub use station::StationState;
 use station::{Station, StationConfig, StationWatch};
 pub use vnic::{BURST, Vnic};
+use wire::Wire;
+pub use wire::WireConfig;
 
 /// Kind of guest behind a vnic.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,18 +70,30 @@ pub enum Machine {
     },
     /// Answers echo requests.
     Echo,
+    /// An interface that leads out of the host.
+    Wire(WireConfig),
+    /// A TAP device that leads out: somebody else joins it to something.
+    WireTap {
+        /// Its name, which must be free; none: one of the kernel's choice.
+        name: Option<String>,
+        /// Largest IP packet, in bytes.
+        mtu: u32,
+    },
 }
 
 /// A machine that is ready but for its vnic: what can be refused was made.
 pub struct Prepared {
     body: Body,
     vnic: Vnic,
+    /// It has an MTU of its own, whatever that of its network.
+    fixed: bool,
 }
 
 enum Body {
     Tap(Station),
     Ping(IpAddr, Mac),
     Echo,
+    Wire(Box<Wire>),
 }
 
 impl Machine {
@@ -104,16 +121,26 @@ impl Machine {
                     mtu: vnic.mtu,
                     namespace: namespace.clone(),
                 };
-                let former = former.and_then(|former| Station::take_up(&config, former).ok());
-                Body::Tap(match former {
-                    Some(station) => station,
-                    None => Station::make(&config)?,
-                })
+                Body::Tap(taken_up(&config, former)?)
             }
+            Machine::WireTap { name, mtu } => {
+                let wanted = name.clone().unwrap_or_default();
+                let (mac, mtu) = (vnic.mac, *mtu);
+                let config = StationConfig { name: wanted, mac, mtu, namespace: None };
+                let station = taken_up(&config, former)?;
+                if let Some(name) = name.as_ref().filter(|name| *name != station.name()) {
+                    let text =
+                        format!("cannot make the TAP device {name}: there is one of that name");
+                    return Err(butterfly_uplink::Error::refused(text).into());
+                }
+                Body::Tap(station)
+            }
+            Machine::Wire(config) => Body::Wire(Box::new(Wire::open(config)?)),
             Machine::Ping { ip, mac } => Body::Ping(*ip, *mac),
             Machine::Echo => Body::Echo,
         };
-        Ok(Prepared { body, vnic })
+        let fixed = matches!(self, Machine::Wire(_) | Machine::WireTap { .. });
+        Ok(Prepared { body, vnic, fixed })
     }
 }
 
@@ -122,7 +149,7 @@ impl Prepared {
     pub fn device(&self) -> Option<BorrowedFd<'_>> {
         match &self.body {
             Body::Tap(station) => Some(station.as_fd()),
-            Body::Ping(..) | Body::Echo => None,
+            Body::Ping(..) | Body::Echo | Body::Wire(_) => None,
         }
     }
 
@@ -134,9 +161,11 @@ impl Prepared {
         farewell: Farewell,
         told: Told,
     ) -> Result<Guest, Error> {
-        let Prepared { body, vnic } = self;
+        let Prepared { body, vnic, fixed } = self;
         let station = if let Body::Tap(station) = &body { Some(station) } else { None };
-        let mut seat = Seat::take(connection, station, vnic.ip)?;
+        let is_wire = matches!(body, Body::Wire(_));
+        let wanted = if is_wire { WANTED.without(Features::OFFLOADS) } else { WANTED };
+        let mut seat = Seat::take(connection, (station, wanted), vnic.ip)?;
         let wishes = seat.wishes();
         let counts = Arc::new(Counts::default());
         let interface = station.map(|station| (station.name().to_owned(), station.link()));
@@ -145,6 +174,7 @@ impl Prepared {
         let body = move || {
             let end = match body {
                 Body::Tap(mut station) => relay::run(&mut seat, &mut station, &mine.refused),
+                Body::Wire(mut wire) => wire::run(&mut seat, &mut wire, &mine.refused),
                 Body::Ping(ip, mac) => {
                     seat.looks = keep_off(vnic.worker);
                     ping::run(&mut seat, &vnic, (ip, mac), &mine.pings, &told)
@@ -159,8 +189,14 @@ impl Prepared {
             }
         };
         let thread = std::thread::Builder::new().name(name).spawn(body)?;
-        Ok(Guest { interface, counts, wishes, thread: Some(thread) })
+        Ok(Guest { interface, counts, wishes, fixed, thread: Some(thread) })
     }
+}
+
+/// Takes up a TAP device where another process left it, or makes it.
+fn taken_up(config: &StationConfig, former: Option<OwnedFd>) -> Result<Station, Error> {
+    let former = former.and_then(|former| Station::take_up(config, former).ok());
+    former.map_or_else(|| Ok(Station::make(config)?), Ok)
 }
 
 /// Keeps this thread off a processor. Returns whether it has another one.
@@ -203,6 +239,7 @@ pub struct Guest {
     interface: Option<(String, StationWatch)>,
     counts: Arc<Counts>,
     wishes: Arc<Wishes>,
+    fixed: bool,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -225,9 +262,11 @@ impl Guest {
     }
 
     /// Tells it the MTU of its network, which has changed. A TAP device in our own network
-    /// namespace gets it.
+    /// namespace gets it, but none that leads outside.
     pub fn resize(&self, mtu: u32) {
-        self.wishes.resize(mtu);
+        if !self.fixed {
+            self.wishes.resize(mtu);
+        }
     }
 
     /// Ends it. When this returns, its TAP device is gone.

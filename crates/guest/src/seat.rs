@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{
     error::Error,
-    nic::{NEEDED, Nic, NicError, WANTED},
+    nic::{NEEDED, Nic, NicError},
     station::{Offloads, Station},
 };
 
@@ -120,18 +120,18 @@ impl Seat {
         quiet
     }
 
-    /// Attaches; frames of a TAP device may leave to the switch what it accepts from a guest. The
+    /// Attaches with the `wanted` features, as far as they are offered; frames of a TAP device may leave to the switch what it accepts from a guest. The
     /// queues run when this returns.
     pub fn take(
         stream: UnixStream,
-        station: Option<&Station>,
+        (station, wanted): (Option<&Station>, Features),
         ip: Option<IpAddr>,
     ) -> Result<Seat, Error> {
         let channel = stream.try_clone()?;
         let mut connection = Connection::new(stream)?;
         let wanted = match station.is_some_and(Station::knows_uso) {
-            true => WANTED.with(Features::USO),
-            false => WANTED,
+            true => wanted.with(Features::USO),
+            false => wanted,
         };
         let features = connection.negotiate(wanted, Connection::usual_protocol())?;
         if !features.has(NEEDED) {

@@ -387,6 +387,30 @@ impl External {
         &self.network
     }
 
+    /// Returns whether `other` is the same wire, or has the same VNI if both have none.
+    pub fn is_same_wire(&self, other: &External) -> bool {
+        let of = |it: &Self| (it.vni(), it.chosen, it.wire.clone(), it.vlan);
+        of(self) == of(other)
+    }
+
+    /// Returns this external with those of its addresses and gateways that `other` has, too. `None`
+    /// if no address is left, or it is another wire there.
+    pub fn in_common(&self, other: &External) -> Option<Self> {
+        let mut addresses = self.addresses.clone();
+        addresses.retain(|address| other.addresses.contains(address));
+        if addresses.is_empty() || !self.is_same_wire(other) {
+            return None;
+        }
+        let v4_gateway = self.v4_gateway.filter(|_| self.v4_gateway == other.v4_gateway);
+        let v6_gateway = self.v6_gateway.filter(|_| self.v6_gateway == other.v6_gateway);
+        let mtu = self.network.mtu().map(u32::from);
+        let network = Network::new(self.vni(), subnets_of(&addresses), mtu).ok()?;
+        let gateway = |ip: IpAddr| network.subnet_of(ip).is_some();
+        let v4_gateway = v4_gateway.filter(|ip| gateway((*ip).into()));
+        let v6_gateway = v6_gateway.filter(|ip| gateway((*ip).into()));
+        Some(Self { network, addresses, v4_gateway, v6_gateway, ..self.clone() })
+    }
+
     /// Returns the routes to everything that a router has by it.
     pub fn default_routes(&self) -> Vec<Route> {
         let everything = |gateway: IpAddr| match gateway {
@@ -481,6 +505,21 @@ mod tests {
         }
         // Both addresses of the smallest subnet are those of machines (RFC 3021).
         assert!(external(&["192.0.2.0/31"], &["192.0.2.1"]).is_ok());
+    }
+
+    #[test]
+    fn two_declarations_have_in_common_what_both_say() {
+        let (v4, v6) = ("192.0.2.7/24", "2001:db8::7/64");
+        let both = external(&[v4, v6], &["192.0.2.1", "2001:db8::1"]).unwrap();
+        let other = external(&["192.0.2.8/24", v4], &["192.0.2.2"]).unwrap();
+        let left = both.in_common(&other).unwrap();
+        assert_eq!(left, external(&[v4], &[]).unwrap());
+        let left = both.in_common(&external(&[v6], &["2001:db8::1"]).unwrap()).unwrap();
+        assert_eq!(left, external(&[v6], &["2001:db8::1"]).unwrap());
+        assert_eq!(both.in_common(&external(&["192.0.2.7/25"], &[]).unwrap()), None);
+        let wire = WireDevice::parse("eth1").unwrap();
+        assert_eq!(both.in_common(&both.clone().with_wire(wire, None).unwrap()), None);
+        assert_eq!(both.in_common(&both), Some(both.clone()));
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub use external::{
 pub use hash::libstdcxx_hash;
 pub use limits::{Limit, LimitError, Limits};
 pub use mac::{Mac, MacError};
-pub use nat::{ForwardProtocol, Nat, NatError, NatRule, parse_endpoint};
+pub use nat::{ForwardProtocol, Nat, NatError, NatPlace, NatRule, parse_endpoint};
 pub use neighbour::{Neighbour, NeighbourError};
 pub use netns::{Netns, NetnsError};
 pub use network::{MtuError, Network};

@@ -82,6 +82,10 @@ pub enum Nat {
     },
 }
 
+/// Place of a translation at an external: an address, and a port of it or all that no other
+/// translation has.
+pub type NatPlace = (IpAddr, Option<(ForwardProtocol, u16)>);
+
 /// Reason why a translation is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NatError {
@@ -179,12 +183,13 @@ impl Nat {
         }
     }
 
-    /// Returns what it has of the address outside: a protocol and a port, or all of it.
-    pub fn port(&self) -> Option<(ForwardProtocol, u16)> {
-        match self {
+    /// Returns what it has of the external, by which it is known there.
+    pub fn place(&self) -> NatPlace {
+        let port = match self {
             Self::Forward { protocol, port, .. } => Some((*protocol, *port)),
             Self::Floating { .. } | Self::Snat { .. } => None,
-        }
+        };
+        (self.outside(), port)
     }
 }
 
@@ -271,8 +276,8 @@ mod tests {
         let ends = ["192.0.2.9:443", "10.5.0.10:8443"].map(|text| parse_endpoint(text).unwrap());
         let forward = Nat::forward(ForwardProtocol::Tcp, ends[0], ends[1]).unwrap();
         assert_eq!(forward.to_string(), "forward tcp 192.0.2.9:443 to 10.5.0.10:8443");
-        assert_eq!(forward.port(), Some((ForwardProtocol::Tcp, 443)));
-        assert_eq!((snat.port(), floating.port()), (None, None));
+        assert_eq!(forward.place(), (ip("192.0.2.9"), Some((ForwardProtocol::Tcp, 443))));
+        assert_eq!((snat.place().1, floating.place().1), (None, None));
         let rule = NatRule {
             router: RouterId::new("r1").unwrap(),
             external: ExternalId::new("internet").unwrap(),

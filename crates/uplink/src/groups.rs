@@ -40,6 +40,13 @@ impl Groups {
         Ok(Groups { socket, interface, members: BTreeSet::new() })
     }
 
+    /// Listens to all addresses until it is dropped, groups and machines of others alike.
+    pub fn all(&self) -> Result<(), Error> {
+        let what = || format!("cannot make interface {} receive all frames", self.interface);
+        sys::receive_all(self.socket.as_fd(), self.interface)
+            .map_err(|error| Error::failed(what(), error))
+    }
+
     /// Listens to exactly these groups: joins those that are new and leaves the others. On an
     /// error, some may be missing; the same call again tries those.
     pub fn set(&mut self, groups: impl IntoIterator<Item = Mac>) -> Result<(), Error> {

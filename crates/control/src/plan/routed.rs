@@ -1,5 +1,5 @@
-//! Networks, routers and neighbours: what goes before groups and vnics change, and what comes after
-//! them.
+//! Networks, routers, externals and neighbours: what goes before groups and vnics change, and what
+//! comes after them.
 //!
 //! In between is only what both states have, so that no moment routes what neither does, and no
 //! vnic meets an address of a router that is gone, or not there yet. No router joins a network that
@@ -8,10 +8,10 @@
 
 use crate::{
     change::Change,
-    routed::{MAX_NETWORKS, Routed},
+    routed::{MAX_NETWORKS, MAX_ROUTES_OF_ROUTER, Routed},
 };
-use butterfly_model::{Cidr, Network, Route, Router, Vni};
-use std::net::IpAddr;
+use butterfly_model::{Cidr, External, ExternalId, Nat, Network, Route, Router, RouterId, Vni};
+use std::{collections::BTreeSet, net::IpAddr};
 
 /// Changes of networks, routers and neighbours, by when they are made.
 #[derive(Default)]
@@ -36,12 +36,28 @@ impl Routing {
         let router = |was: &Router| {
             new.router(was.id().as_str()).map(|will| kept(was, will, network, (old, new)))
         };
+        let external = |id: &ExternalId| {
+            let (was, will) = (old.external(id.as_str())?, new.external(id.as_str())?);
+            was.in_common(will)
+        };
+        let nats = Translations::between((old, new), |id| {
+            let left = router(old.router(id.as_str())?)?;
+            Some(left.externals().map(|(id, _)| id.clone()).collect())
+        });
+        routing.go.extend(nats.go);
         let gone = old.neighbours().filter(|was| new.neighbour(was.vni(), was.address()).is_none());
         routing.go.extend(gone.map(|was| Change::RemoveNeighbour(was.vni(), was.address())));
         for was in old.routers() {
             match router(was) {
                 None => routing.go.push(Change::RemoveRouter(was.id().clone())),
                 Some(left) if left != *was => routing.go.push(Change::DeclareRouter(left)),
+                Some(_) => {}
+            }
+        }
+        for was in old.externals() {
+            match external(was.id()) {
+                None => routing.go.push(Change::RemoveExternal(was.id().clone())),
+                Some(left) if left != *was => routing.go.push(Change::DeclareExternal(left)),
                 Some(_) => {}
             }
         }
@@ -66,6 +82,8 @@ impl Routing {
                 stage.push(Change::DeclareNetwork(will.clone()));
             }
         }
+        let come = new.externals().filter(|will| external(will.id()).as_ref() != Some(will));
+        routing.come.extend(come.cloned().map(Change::DeclareExternal));
         // Who has fewer routes then makes room for others: a host has not more than so many.
         let in_between = |will: &Router| old.router(will.id().as_str()).and_then(router);
         let mut routers: Vec<_> = new.routers().map(|will| (in_between(will), will)).collect();
@@ -79,7 +97,44 @@ impl Routing {
         let come =
             new.neighbours().filter(|will| old.neighbour(will.vni(), will.address()) != Some(will));
         routing.come.extend(come.cloned().map(Change::DeclareNeighbour));
+        routing.come.extend(nats.come);
         routing
+    }
+}
+
+/// Changes of translations, by when they are made.
+struct Translations {
+    go: Vec<Change>,
+    come: Vec<Change>,
+}
+
+impl Translations {
+    /// In between are those of both states at externals that a router does not leave meanwhile:
+    /// `stays` tells these.
+    fn between(
+        (old, new): (&Routed, &Routed),
+        stays: impl Fn(&RouterId) -> Option<BTreeSet<ExternalId>>,
+    ) -> Self {
+        let (mut go, mut come) = (Vec::new(), Vec::new());
+        let owners: BTreeSet<_> = old.translating().chain(new.translating()).collect();
+        for (router, external) in owners {
+            let was: Vec<Nat> = old.nats(router, external).copied().collect();
+            let will: Vec<Nat> = new.nats(router, external).copied().collect();
+            let kept = stays(router).is_some_and(|stays| stays.contains(external));
+            let left: Vec<Nat> = match kept {
+                true => {
+                    let will: BTreeSet<&Nat> = will.iter().collect();
+                    was.iter().filter(|nat| will.contains(nat)).copied().collect()
+                }
+                false => Vec::new(),
+            };
+            let change = |nats: &Vec<Nat>| {
+                Change::DeclareNat(router.clone(), external.clone(), nats.clone())
+            };
+            go.extend((left != was).then(|| change(&left)));
+            come.extend((left != will).then(|| change(&will)));
+        }
+        Self { go, come }
     }
 }
 
@@ -102,25 +157,63 @@ fn kept(
             left.attach(vni, given);
         }
     }
-    let subnets = |of: &Router, network: &dyn Fn(Vni) -> Option<Network>| -> Vec<Cidr> {
+    let in_common = |id: &ExternalId| {
+        let (was, will) = (old.external(id.as_str())?, new.external(id.as_str())?);
+        was.in_common(will)
+    };
+    let outside = was.externals().filter(|(id, given)| will.external(id.as_str()) == Some(*given));
+    for (id, given) in outside {
+        let external = in_common(id);
+        if external.is_some_and(|it| given.iter().all(|address| it.has_address(address))) {
+            left.attach_external(id.clone(), given);
+        }
+    }
+    let subnets = |of: &Router,
+                   network: &dyn Fn(Vni) -> Option<Network>,
+                   external: &dyn Fn(&ExternalId) -> Option<External>|
+     -> Vec<Cidr> {
         let networks = of.attachments().filter_map(|(vni, _)| network(vni));
-        let blocks = networks.flat_map(|network| network.subnets().to_vec());
+        let outside = of.externals().filter_map(|(id, _)| external(id));
+        let outside = outside.map(|external| external.network().clone());
+        let blocks = networks.chain(outside).flat_map(|network| network.subnets().to_vec());
         blocks.map(|subnet| subnet.cidr()).collect()
     };
-    let stays = subnets(&left, &|vni| old.network(vni).and_then(&network));
-    let after = subnets(will, &|vni| new.network(vni).cloned());
+    let stays = subnets(&left, &|vni| old.network(vni).and_then(&network), &in_common);
+    let after =
+        subnets(will, &|vni| new.network(vni).cloned(), &|id| new.external(id.as_str()).cloned());
     // Blocks to which the router leads in both states, but not in between.
-    let before = subnets(was, &|vni| old.network(vni).cloned());
+    let before =
+        subnets(was, &|vni| old.network(vni).cloned(), &|id| old.external(id.as_str()).cloned());
     let mut comes_back = before.clone();
     comes_back.retain(|block| after.contains(block) && !stays.contains(block));
-    let subnets = [&*before, &*after, &*stays].concat();
-    keep_routes(&mut left, (was, will), &stays, &comes_back, &subnets);
+    let mut subnets = [&*before, &*after, &*stays].concat();
+    // Externals lead to everything, as declared routes do.
+    let by_externals = |of: &Router, state: &Routed| state.lowered(of, None, |_| true);
+    let defaults = left.externals().filter_map(|(id, _)| in_common(id));
+    let defaults: Vec<Route> = defaults.flat_map(|external| external.default_routes()).collect();
+    subnets.extend(defaults.iter().map(Route::to));
+    let ways = (&by_externals(was, old), &by_externals(will, new));
+    keep_routes(&mut left, ways, &stays, &comes_back, &subnets);
+    for route in defaults.iter().filter(|route| was.route(&route.to()).is_none()) {
+        if left.route(&route.to()) == Some(route) {
+            left.remove_route(&route.to());
+        }
+    }
     // Of a block that comes, a part that is behind a machine comes with it.
     let new = |block: &&Cidr| !before.contains(block) || !stays.contains(block);
     let coming: Vec<&Cidr> = after.iter().filter(new).collect();
     let comes = |route: &&Route| coming.iter().any(|it| it.contains(route.to().network()));
     for route in will.routes().filter(|route| was.route(&route.to()).is_none()).filter(comes) {
         left.add_route(route.closed());
+    }
+    if left.routes().len() > MAX_ROUTES_OF_ROUTER {
+        let all: Vec<ExternalId> = left.externals().map(|(id, _)| id.clone()).collect();
+        for id in &all {
+            left.detach_external(id.as_str());
+        }
+        for to in defaults.iter().map(Route::to).filter(|to| was.route(to).is_none()) {
+            left.remove_route(&to);
+        }
     }
     left
 }

@@ -10,7 +10,7 @@ use butterfly_guest_driver::{
     guest::{Guest, GuestConfig, TX},
     memory::{Memory, MemoryConfig},
 };
-use butterfly_model::{GroupName, Vni};
+use butterfly_model::{External, GroupName, Vni};
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::{
     dirty,
@@ -23,8 +23,8 @@ use crate::harness::{
     error::Error,
     rings::{Attached, attach_pair, attach_rings, setups},
 };
-use crate::plane::{AddError, routed::RoutingChange};
-use crate::world::{policy::VnicPolicy, rules::GroupChange};
+use crate::plane::{AddError, routed::RoutingChange, vnics::WIRE};
+use crate::world::{outside::WirePlace, policy::VnicPolicy, rules::GroupChange};
 
 /// Makes the driver of another pair of queues, as Linux makes them.
 fn pair_driver() -> Result<Guest, Error> {
@@ -76,6 +76,16 @@ impl Host {
     pub fn change_routing(&self, change: RoutingChange) {
         let changed = self.plane.change_routing(change);
         assert_eq!(changed, Ok(()));
+    }
+
+    /// Declares an external whose wire is a guest: it has this host's MAC address `own` there, and
+    /// takes IP packets of 1,500 bytes. Its counters begin with `wire/`.
+    pub fn lay_wire(&mut self, external: &External, own: Mac) -> Result<(), Error> {
+        self.plane.set_wire(external.vni(), Some(WirePlace { mac: own, mtu: 1500 }));
+        self.plane.change_routing(RoutingChange::DeclareWire(external.clone()))?;
+        let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+        let id = format!("{WIRE}{}", external.id());
+        self.vnic(&id, own, external.vni().number(), &policy)
     }
 
     /// Changes a security group.

@@ -23,7 +23,7 @@ pub(crate) mod sessions;
 mod trunks;
 pub(crate) mod updates;
 mod versions;
-mod vnics;
+pub(crate) mod vnics;
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -12,7 +12,7 @@ use butterfly_packet::Mac;
 use crate::engine::mac::number;
 use crate::world::{
     nat::NatTable,
-    outside::Outside,
+    outside::{Outside, WirePlace},
     routing::{Gateway, Joined, Routing},
     rules::number as number_of_ip,
 };
@@ -61,8 +61,8 @@ pub(super) struct Routed {
     hosts: BTreeMap<IpAddr, usize>,
     /// Networks that are externals.
     externals: BTreeMap<Vni, External>,
-    /// MAC addresses of this host on the wires of externals that have one.
-    wires: BTreeMap<Vni, Mac>,
+    /// Places of this host on the wires of externals that have one.
+    wires: BTreeMap<Vni, WirePlace>,
     /// Translations of routers at externals. No list is empty.
     nat: BTreeMap<(Vni, RouterId), Vec<Nat>>,
 }
@@ -136,10 +136,10 @@ impl Routed {
         others.flat_map(|router| networks_of(Some(router))).chain([vni]).collect()
     }
 
-    /// Notes the MAC address of this host on the wire of an external, or that it has none.
-    pub fn set_wire(&mut self, vni: Vni, mac: Option<Mac>) {
-        match mac {
-            Some(mac) => self.wires.insert(vni, mac),
+    /// Notes the place of this host on the wire of an external, or that it has none.
+    pub fn set_wire(&mut self, vni: Vni, place: Option<WirePlace>) {
+        match place {
+            Some(place) => self.wires.insert(vni, place),
             None => self.wires.remove(&vni),
         };
     }

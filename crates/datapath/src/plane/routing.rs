@@ -7,7 +7,6 @@ use std::{
 };
 
 use butterfly_model::Vni;
-use butterfly_packet::Mac;
 
 use crate::engine::place::MAX_SLOTS;
 use crate::ip::Address;
@@ -20,6 +19,7 @@ use crate::plane::{
 };
 use crate::world::{
     neighbours::Whereabouts,
+    outside::WirePlace,
     rules::{address, number as number_of_ip},
     snapshot::{Network, Snapshot, Vnic},
 };
@@ -80,10 +80,10 @@ impl Plane {
         Ok(())
     }
 
-    /// Notes the MAC address of this host on the wire of an external, or that it has none. Counts
-    /// from the next change of the external on.
-    pub fn set_wire(&self, vni: Vni, mac: Option<Mac>) {
-        self.state().routed.set_wire(vni, mac);
+    /// Notes the place of this host on the wire of an external, or that it has none. Counts from
+    /// the next change of the external on.
+    pub fn set_wire(&self, vni: Vni, place: Option<WirePlace>) {
+        self.state().routed.set_wire(vni, place);
     }
 
     /// Notes that a neighbour is on this host now, and was there before. The tunnel knows hosts of

@@ -35,6 +35,7 @@ use crate::stages::asks::{may_be_asked_for, may_hear, router_of};
 use crate::world::{
     asking::{AskPass, AskPlace, DueQuestion},
     found::CAPACITY,
+    outside::Outside,
     policy::VnicPolicy,
     rules::address as ip_of,
     snapshot::{Network, PortKind, Snapshot, Vnic},
@@ -46,6 +47,8 @@ const FRESH: u32 = 60;
 const QUESTIONS: u32 = 256;
 /// Seconds after the last question in which workers are told to look at what waits.
 const AWAKE: u32 = 2;
+/// Times that an address is told on a wire.
+const ANNOUNCEMENTS: u8 = 3;
 /// Smallest Ethernet frame without its checksum.
 const SMALLEST: usize = 60;
 const ND_HOP_LIMIT: u8 = 255;
@@ -55,6 +58,9 @@ impl Plane {
     pub fn seek(&self) -> SeekOutcome {
         let mut seeker = self.seeker.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.shared.clock.now();
+        if now != seeker.looked {
+            self.announce_outside(&mut seeker);
+        }
         let pass = self.shared.asking.pass(self.shared.clock.tenths());
         if pass.left > 0 {
             seeker.awake = now;
@@ -188,9 +194,15 @@ impl Plane {
         for vni in networks {
             let Some(at) = snapshot.network_ref(vni).map(|at| at.0) else { continue };
             let trunk = snapshot.trunk(vni).map(|(_, trunk)| trunk);
+            let outside = snapshot.network(vni).and_then(|network| outside_of(network));
+            let mac = match outside {
+                Some(outside) => mac_address(outside.mac),
+                None => router_of(self.shared.tunnel.as_ref()),
+            };
             let is_of = |asker: &&Arc<Vnic>| {
                 let place = trunk.map_or(u32::MAX, |trunk| trunk.place.slot);
                 asker.network == at
+                    && asker.mac == mac
                     && asker.place.slot == place
                     && trunk.is_none_or(|trunk| Arc::ptr_eq(&trunk.shared, &asker.shared))
             };
@@ -203,7 +215,7 @@ impl Plane {
                 id: "".into(),
                 // Its drops are charged to the network.
                 place: trunk.map_or(nowhere, |trunk| trunk.place),
-                mac: router_of(self.shared.tunnel.as_ref()),
+                mac,
                 order: 0,
                 vni,
                 network: at,
@@ -238,7 +250,9 @@ impl Plane {
                 unsent.push(*question);
                 continue;
             }
-            frames.entry(at.0).or_default().push(frame_of(asker.mac, at.1, to));
+            let outside = network.and_then(|network| outside_of(network));
+            let own = outside.and_then(|outside| outside.asker(at.1));
+            frames.entry(at.0).or_default().push(frame_of((asker.mac, own), at.1, to));
         }
         for (vni, frames) in frames {
             if let Some(asker) = seeker.askers.get(&vni)
@@ -248,6 +262,40 @@ impl Plane {
             }
         }
         unsent
+    }
+
+    /// Tells machines on wires the addresses that came there, three times, a second apart: those of
+    /// an external whose wire came, and those of rules and routers.
+    fn announce_outside(&self, seeker: &mut Seeker) {
+        let snapshot = self.shared.snapshot.load_full();
+        let mut told = std::mem::take(&mut seeker.told);
+        let wires = snapshot.vnics.iter().filter(|(_, vnic)| vnic.is_wire());
+        for (_, wire) in wires {
+            let network = snapshot.networks.get(wire.network);
+            let Some(outside) = network.and_then(|network| outside_of(network)) else { continue };
+            let mut frames = Vec::new();
+            for address in outside.announced() {
+                let at = (wire.place, address);
+                let mut times = told.remove(&at).unwrap_or(0);
+                let pace = seeker.paces.entry(wire.vni).or_default();
+                let now = self.shared.clock.now();
+                if times < ANNOUNCEMENTS && pace.take(now, QUESTIONS, QUESTIONS) {
+                    frames.push(announcement(mac_address(outside.mac), address));
+                    times += 1;
+                }
+                seeker.told.insert(at, times);
+            }
+            if frames.is_empty() {
+                continue;
+            }
+            self.make_askers(&mut self.state(), seeker, std::iter::once(wire.vni));
+            let asker = seeker.askers.get(&wire.vni);
+            if let Some(asker) = asker
+                && let Some(worker) = self.board.announcer(asker.place.slot)
+            {
+                worker.ask(asker.clone(), Arc::new(frames));
+            }
+        }
     }
 
     /// Returns machines that were found, and addresses that are asked for: for the operator.
@@ -333,15 +381,41 @@ fn hears((mac, address): (u64, Address), network: &Network, now: u32, snapshot: 
     vnic.is_none_or(|vnic| may_hear(vnic, address, now))
 }
 
-/// Returns the question for an address: to one machine, or to all.
-fn frame_of(from: Mac, address: Address, to: Option<u64>) -> Vec<u8> {
+/// Returns the outside of a network, if a wire leads there.
+fn outside_of(network: &Network) -> Option<&Outside> {
+    network.routing.as_ref()?.outside.as_deref().filter(|outside| outside.mac != 0)
+}
+
+/// Returns what says to all on a wire that an address of IPv4 (RFC 5227, 2.3) or IPv6 (RFC 4861,
+/// 7.2.6) is at a MAC address.
+fn announcement(mac: Mac, address: Address) -> Vec<u8> {
+    if is_v4(address) {
+        let own = std::net::Ipv4Addr::from(address as u32);
+        let link: Link = build::ethernet(mac, Mac::BROADCAST);
+        let mut frame = link.arp(arp::REQUEST, (mac, own), (Mac::ZERO, own));
+        frame.resize(frame.len().max(SMALLEST), 0);
+        return frame;
+    }
+    /// The flag "override" of an advertisement.
+    const OVERRIDE: u32 = 1 << 29;
+    let own = std::net::Ipv6Addr::from(address);
+    let all = std::net::Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    let body = [&own.octets()[..], &[icmp::OPTION_TARGET_LINK_ADDRESS, 1], &mac.0].concat();
+    let link: Link = build::ethernet(mac, Mac::of_group_v6(all));
+    let packet = link.ipv6(own, all).ttl(ND_HOP_LIMIT);
+    packet.icmp(icmp::v6::NEIGHBOUR_ADVERTISEMENT, 0, OVERRIDE, &body)
+}
+
+/// Returns the question for an address: to one machine, or to all. On a wire this host asks from an
+/// address of its own, as some machines answer nobody else.
+fn frame_of((from, own): (Mac, Option<Address>), address: Address, to: Option<u64>) -> Vec<u8> {
     let to = to.map(mac_address);
     if is_v4(address) {
-        // A probe (RFC 5227, 2.1.1): nobody learns from it.
-        let target = std::net::Ipv4Addr::from(address as u32);
+        // Else a probe (RFC 5227, 2.1.1): nobody learns from it.
+        let [target, asker] = [address, own.unwrap_or(0)].map(|it| it as u32);
+        let [target, asker] = [target, asker].map(std::net::Ipv4Addr::from);
         let link: Link = build::ethernet(from, to.unwrap_or(Mac::BROADCAST));
-        let nobody = std::net::Ipv4Addr::UNSPECIFIED;
-        let mut frame = link.arp(arp::REQUEST, (from, nobody), (Mac::ZERO, target));
+        let mut frame = link.arp(arp::REQUEST, (from, asker), (Mac::ZERO, target));
         frame.resize(frame.len().max(SMALLEST), 0);
         return frame;
     }
@@ -365,19 +439,19 @@ mod tests {
 
     #[test]
     fn a_question_by_arp_is_a_probe() {
-        let frame = frame_of(FROM, mapped([10, 0, 0, 9].into()), None);
+        let frame = frame_of((FROM, None), mapped([10, 0, 0, 9].into()), None);
         assert_eq!((&frame[..6], frame.len()), (&[0xff; 6][..], SMALLEST));
         let arp = Arp::parse(Ethernet::parse(&frame).unwrap().payload()).unwrap();
         assert_eq!((arp.operation(), arp.sender_mac()), (arp::REQUEST, FROM));
         assert_eq!((arp.sender_ip(), arp.target_ip()), ([0; 4].into(), [10, 0, 0, 9].into()));
-        let again = frame_of(FROM, mapped([10, 0, 0, 9].into()), Some(number(Mac([2; 6]))));
+        let again = frame_of((FROM, None), mapped([10, 0, 0, 9].into()), Some(number(Mac([2; 6]))));
         assert_eq!((&again[..6], &again[6..]), (&[2; 6][..], &frame[6..]));
     }
 
     #[test]
     fn a_question_by_discovery_is_valid() {
         let target: std::net::Ipv6Addr = "fd00::1:2:3".parse().unwrap();
-        let frame = frame_of(FROM, target.to_bits(), None);
+        let frame = frame_of((FROM, None), target.to_bits(), None);
         assert_eq!(&frame[..6], &[0x33, 0x33, 0xff, 2, 0, 3]);
         assert!(neighbour::is_sum_right(&frame[14..]));
         assert_eq!((frame[21], frame[54]), (255, icmp::v6::NEIGHBOUR_SOLICITATION));

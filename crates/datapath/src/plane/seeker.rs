@@ -8,7 +8,8 @@ use std::{
     },
 };
 
-use crate::engine::{pace::Pace, quota::Quota};
+use crate::engine::{pace::Pace, place::PortRef, quota::Quota};
+use crate::ip::Address;
 use crate::world::{
     asking::AskPlace,
     found::{CAPACITY, FoundNeighbour, MAX_PER_NETWORK},
@@ -28,6 +29,8 @@ pub(super) struct Seeker {
     pub awake: u32,
     /// Questions in networks.
     pub paces: HashMap<u32, Pace>,
+    /// Times that addresses were told on wires, by wire.
+    pub told: HashMap<(PortRef, Address), u8>,
 }
 
 impl Default for Seeker {
@@ -39,6 +42,7 @@ impl Default for Seeker {
             looked: 0,
             awake: 0,
             paces: HashMap::new(),
+            told: HashMap::new(),
         }
     }
 }

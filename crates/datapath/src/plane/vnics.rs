@@ -26,6 +26,9 @@ use crate::world::{
     snapshot::{PortKind, Snapshot, Vnic, VnicShared},
 };
 
+/// Beginning of the ids of wires, which no vnic can have.
+pub(crate) const WIRE: &str = "wire/";
+
 impl Plane {
     /// Puts a vnic into the snapshot. When this returns, every worker filters it, and its rings may
     /// start.
@@ -68,7 +71,8 @@ impl Plane {
         // A mirror may not count as a trusted sender.
         rules.bypass &= mirrors.is_none();
         let born = if inherited.is_some() { FIRST_VERSION } else { next.version };
-        let shared = inherited.unwrap_or_else(|| self.vnic_state(false));
+        let is_wire = id.starts_with(WIRE);
+        let shared = inherited.unwrap_or_else(|| self.vnic_state(is_wire));
         shared.counters.grow(self.board.handles().len());
         prepare(&rules, &shared);
         let place = state.place(slot);
@@ -79,7 +83,11 @@ impl Plane {
             order: order.unwrap_or(place.incarnation.into()),
             vni,
             network,
-            kind: mirrors.map_or(PortKind::Vnic, |of| PortKind::Mirror(of.into())),
+            kind: match mirrors {
+                Some(of) => PortKind::Mirror(of.into()),
+                None if is_wire => PortKind::Wire,
+                None => PortKind::Vnic,
+            },
             born,
             since: next.version,
             rules,
@@ -109,14 +117,15 @@ impl Plane {
         Ok((vnic, Attachment::Vnic { board, place, vnic: shared }))
     }
 
-    pub(super) fn vnic_state(&self, trunk: bool) -> Arc<VnicShared> {
+    /// Makes the state of a vnic, or of what many machines are behind.
+    pub(super) fn vnic_state(&self, crowd: bool) -> Arc<VnicShared> {
         Arc::new(VnicShared {
             port: Arc::new(Port::default()),
             counters: Counters::new(self.board.handles().len()),
             learnt: AtomicU32::new(0),
             floods: Default::default(),
             limits: Default::default(),
-            crowd: trunk.then(Default::default),
+            crowd: crowd.then(Default::default),
             sessions: VnicSessions::default(),
             attached: AtomicU32::new(0),
             inherits: AtomicBool::new(false),

@@ -70,6 +70,9 @@ pub(crate) fn router_of(tunnel: Option<&Tunnel>) -> Mac {
 /// Returns whether the guest of a vnic may hear a question for an address: it is not probing for
 /// that one, and attached long enough ago to have no probe of which nobody here knows.
 pub(crate) fn may_hear(vnic: &Vnic, address: Address, now: u32) -> bool {
+    if vnic.is_wire() {
+        return true; // it is asked from an address that nobody there has
+    }
     let attached = vnic.shared.attached.load(Relaxed);
     let is_long_ago = attached == 0 || now.saturating_sub(attached) >= PROBING;
     is_long_ago && !vnic.shared.probed.has(address, now)
@@ -124,6 +127,11 @@ pub(super) fn hear(
     // A filtered vnic has what is declared, which nobody asks for.
     let speaks = context.sender.rules.bypass;
     let said = said.filter(|_| speaks && is_station(meta.source)).ok_or(NO_ANSWER)?;
+    let routing = context.entry.routing.as_ref();
+    let outside = routing.and_then(|routing| routing.outside.as_ref());
+    if !context.sender.is_wire() && outside.is_some_and(|it| it.is_behind_wire(said)) {
+        return Err(NO_ANSWER);
+    }
     if !context.sender.shared.asks.may_answer(context.now) {
         return Err(NEXT_HOP_LIMIT);
     }

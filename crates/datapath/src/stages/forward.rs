@@ -315,6 +315,7 @@ fn note_place(source: u64, peer: PeerRef, context: &Context<'_>) -> Result<Learn
     let Context { sender, entry: network, .. } = context;
     let behind = &sender.shared.learnt;
     let (place, most) = match (sender.is_trunk(), peer) {
+        (false, _) if sender.is_wire() => (sender.place, MAX_PER_NETWORK),
         (false, _) => (sender.place, MAX_PER_VNIC),
         // Its sender is behind another host than the one that it came from.
         (true, PeerRef::PASSED_ON) => return Ok(Learning::Known),

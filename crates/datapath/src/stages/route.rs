@@ -49,8 +49,9 @@ use crate::stages::{
 use crate::world::{
     asking::{AskPlace, Wanted},
     bindings::Voice,
+    outside::Outside,
     routing::{Gateway, RouteEntry, Routing},
-    snapshot::Network,
+    snapshot::{Network, PortKind},
     ways::{Course, Leads, MAX_WAYS, Passage},
 };
 
@@ -968,8 +969,13 @@ fn set(batch: &mut Batch<'_>, index: usize, verdict: Verdict) {
 #[cold]
 #[inline(never)]
 fn hear(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
+    if matches!(context.sender.kind, PortKind::Router) {
+        return; // a question of this host
+    }
     let wire = routing.wire_mac();
     let has_wire = wire != u64::MAX;
+    // Of the gateways outside only the wire tells.
+    let others = routing.outside.as_deref().filter(|_| !context.sender.is_wire());
     let own = if has_wire { wire } else { number(asks::router_of(context.tunnel)) };
     for index in 0..batch.frames.len() {
         let Some(meta) = batch.metas().get(index).copied() else { return };
@@ -977,9 +983,13 @@ fn hear(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             continue;
         }
         let (told, at, consumed) = match meta.inside {
-            Inside::Arp(at) => (by_arp(batch.frames.head(index), at, routing), at, Consumed::Arp),
+            Inside::Arp(at) => {
+                let told = by_arp(batch.frames.head(index), at, (routing, others));
+                (told, at, Consumed::Arp)
+            }
             Inside::Ip { at, vlan } => {
-                (by_discovery(batch, index, (at, vlan), routing), at, Consumed::Discovery)
+                let told = by_discovery(batch, index, (at, vlan), (routing, others));
+                (told, at, Consumed::Discovery)
             }
             _ => continue,
         };
@@ -1027,9 +1037,12 @@ enum Told {
     Other,
 }
 
-fn by_arp(head: &[u8], at: u16, routing: &Routing) -> Told {
-    let claims = says(head, at)
-        .is_some_and(|(mac, ip)| is_reserved(mac) || routing.answers_for(ip).is_some());
+fn by_arp(head: &[u8], at: u16, (routing, others): (&Routing, Option<&Outside>)) -> Told {
+    let is_claim = |(mac, ip)| {
+        let other = others.is_some_and(|outside| outside.is_behind_wire(ip));
+        is_reserved(mac) || routing.answers_for(ip).is_some() || other
+    };
+    let claims = says(head, at).is_some_and(is_claim);
     let is_own = |ip| routing.answers_for(mapped(ip)).is_some();
     match read_arp(head, at) {
         _ if claims => Told::Claims,
@@ -1045,7 +1058,7 @@ fn by_discovery(
     batch: &mut Batch<'_>,
     index: usize,
     (at, vlan): (u16, u16),
-    routing: &Routing,
+    (routing, others): (&Routing, Option<&Outside>),
 ) -> Told {
     if !may_be_discovery(batch.frames.head(index), at.into()) {
         return Told::Nothing;
@@ -1057,7 +1070,7 @@ fn by_discovery(
         return Told::Nothing;
     };
     let is_own = |address| routing.answers_for(address).is_some();
-    if claims(&found, routing) {
+    if claims(&found, routing, others) {
         return Told::Claims;
     }
     let asks = found.kind == v6::NEIGHBOUR_SOLICITATION && is_own(found.target);
@@ -1072,8 +1085,11 @@ fn by_discovery(
 
 /// Returns whether a message says that its sender has the address of a gateway, or the MAC address
 /// of a router. Hosts differ in what they take for valid, so that this need not be.
-fn claims(found: &Discovery, routing: &Routing) -> bool {
-    let is_own = |address| routing.answers_for(address).is_some();
+fn claims(found: &Discovery, routing: &Routing, others: Option<&Outside>) -> bool {
+    let is_own = |address| {
+        let other = others.is_some_and(|outside| outside.is_behind_wire(address));
+        routing.answers_for(address).is_some() || other
+    };
     let is_about_target = match found.kind {
         v6::NEIGHBOUR_ADVERTISEMENT => true,
         // Without the MAC address of the better way, it tells nothing about that (RFC 4861, 8.3).

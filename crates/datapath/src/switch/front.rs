@@ -91,7 +91,9 @@ impl Front {
     pub(crate) fn forget(&self, id: &str, birth: u64, hold: &Hold) {
         match self {
             Front::Socket { .. } => hold.forget(id),
-            Front::Inside(Machine::Tap { .. }) => hold.forget_device(&tap_of(id, birth)),
+            Front::Inside(Machine::Tap { .. } | Machine::WireTap { .. }) => {
+                hold.forget_device(&tap_of(id, birth))
+            }
             Front::Inside(_) => {}
         }
     }

@@ -16,6 +16,7 @@ mod settings;
 pub(crate) mod status;
 mod threads;
 mod vnics;
+mod wires;
 mod workers;
 
 use std::{
@@ -45,6 +46,7 @@ use crate::switch::{
     held::{Hold, UPLINK},
     precautions::{HeldRings, heed, watch_workers},
     threads::{housekeeping, seek_neighbours},
+    wires::Wires,
 };
 
 /// The switch of a host.
@@ -66,6 +68,8 @@ pub struct Switch {
     pub(crate) changing_peers: Mutex<()>,
     /// Vnics whose rings are held.
     held: Mutex<HeldRings>,
+    /// Held while an external changes.
+    wires: Mutex<Wires>,
 }
 
 impl Switch {
@@ -132,6 +136,7 @@ impl Switch {
             hold,
             side: None,
             changing_peers: Mutex::default(),
+            wires: Mutex::default(),
         };
         if let (Some(spec), Some(rest)) = (switch.config.tunnel.clone(), rest) {
             switch.side = Some(EndpointSide::start(
@@ -200,6 +205,10 @@ impl Switch {
 
     pub(crate) fn plane(&self) -> &Plane {
         &self.plane
+    }
+
+    fn wires(&self) -> MutexGuard<'_, Wires> {
+        self.wires.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn vnics(&self) -> MutexGuard<'_, BTreeMap<String, Declared>> {

@@ -7,7 +7,6 @@ use crate::endpoint::{
     open::{is_as_opened, try_open},
     side::EndpointSide,
 };
-use crate::plane::routed::{NotInEffect, RoutingChange};
 use crate::plane::sessions::{SessionFilter, SessionRow, SessionTable};
 use crate::report::{
     drops::{DropReport, drop_report},
@@ -20,12 +19,6 @@ use crate::session::FormerTable;
 use crate::switch::Switch;
 
 impl Switch {
-    /// Changes what is routed. Returns when no packet goes by the old state any more. Fails for a
-    /// wire that this host cannot have; nothing has changed then.
-    pub fn change_routing(&self, change: RoutingChange) -> Result<(), NotInEffect> {
-        self.plane().change_routing(change)
-    }
-
     /// Returns machines that routers of this host found or ask for, though nobody declared them, by
     /// network and address.
     pub fn sought_neighbours(&self) -> Vec<crate::plane::seek::SoughtNeighbour> {

@@ -252,14 +252,16 @@ impl Routing {
         let gateways: Box<[Gateway]> = routers.filter_map(gateway).collect();
         let interfaces = gateways.iter().flat_map(|gateway| &gateway.router.interfaces);
         let networks: BTreeSet<u32> = interfaces.map(|interface| interface.vni).collect();
+        let outside = outside(&gateways).map(Box::new);
+        let declared = network.mtu().map_or(u32::MAX, u32::from);
         Routing {
             networks: networks.into_iter().collect(),
             leasing: Leasing::new(network, &gateways).map(Box::new),
-            outside: outside(&gateways).map(Box::new),
             public: network.is_public(),
             gateways,
             subnets: network.subnets().iter().map(|subnet| Block::new(&subnet.cidr())).collect(),
-            mtu: network.mtu().map_or(u32::MAX, u32::from),
+            mtu: outside.as_ref().map_or(declared, |outside| outside.mtu.min(declared)),
+            outside,
         }
     }
 

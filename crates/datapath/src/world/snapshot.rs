@@ -204,6 +204,8 @@ pub(crate) enum PortKind {
     Mirror(Arc<str>),
     /// Stands for the network's vnics on other hosts; has no guest and no id.
     Trunk,
+    /// Leads to the outside of an external: many machines are behind it.
+    Wire,
     /// Sends what the routers of this host ask; is in no snapshot, and has no guest and no id.
     Router,
 }
@@ -244,6 +246,12 @@ impl Vnic {
     #[inline(always)]
     pub fn is_trunk(&self) -> bool {
         matches!(self.kind, PortKind::Trunk)
+    }
+
+    /// Returns whether the outside of an external is behind it.
+    #[inline(always)]
+    pub fn is_wire(&self) -> bool {
+        matches!(self.kind, PortKind::Wire)
     }
 
     /// Returns whether it only gets copies.

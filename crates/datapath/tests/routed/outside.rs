@@ -36,10 +36,10 @@ fn inside(public: bool) -> RoutingChange {
 /// [`A`] inside and [`X`] outside.
 fn net(public: bool) -> Net {
     let net = Net::apart(&[A, X], true);
-    net.host.change_routing(inside(public)).unwrap();
-    net.host.change_routing(RoutingChange::DeclareNetwork(external().network().clone())).unwrap();
-    net.host.change_routing(RoutingChange::DeclareWire(external())).unwrap();
-    net.host.change_routing(attached()).unwrap();
+    net.host.change_routing(inside(public));
+    net.host.change_routing(RoutingChange::DeclareNetwork(external().network().clone()));
+    net.host.change_routing(RoutingChange::DeclareWire(external()));
+    net.host.change_routing(attached());
     net
 }
 
@@ -66,7 +66,7 @@ fn a_network_that_is_not_public_is_neither() {
     net.drops(A, &routed(A, world(), udp)[0], "nat-no-rule");
     net.drops(X, &routed(world(), A, udp)[0], "no-route");
     // It may become so.
-    net.host.change_routing(inside(true)).unwrap();
+    net.host.change_routing(inside(true));
     let [sent, arrives] = routed(A, world(), udp);
     net.passes(A, &sent, X, &arrives);
 }
@@ -110,4 +110,151 @@ fn the_router_answers_for_its_address_outside() {
     assert_eq!(got.get("x").map(|all| all[0][..42].to_vec()), Some(answer[..42].to_vec()));
     // Another one of this host, which no router has: without a wire nobody answers.
     assert!(!net.send(X, &ask([192, 0, 2, 8])).contains_key("x"));
+}
+
+/// This host's MAC address on the wire, and the port to it.
+const WIRE: Mac = Mac([2, 0xbf, 0, 0, 0, 1]);
+const PORT: &str = "wire/world";
+/// A machine behind the wire: the router outside.
+const FAR: Machine = (PORT, X.1, 77, X.3);
+
+/// [`A`] inside, and a wire outside, on which the gateway was found.
+fn wired(public: bool) -> Net {
+    let mut net = Net::apart(&[A], true);
+    net.host.begin_seeking();
+    net.host.change_routing(inside(public));
+    net.host.change_routing(RoutingChange::DeclareNetwork(external().network().clone()));
+    net.host.lay_wire(&external(), WIRE).unwrap();
+    net.host.change_routing(attached());
+    net.host.settle();
+    net.host.moved();
+    net
+}
+
+/// Frames that left by the wire.
+fn left(net: &mut Net) -> Vec<Vec<u8>> {
+    let got = net.host.received().unwrap().remove(PORT).unwrap_or_default();
+    got.into_iter().map(|(_, frame)| frame).collect()
+}
+
+/// Tells a wire who has the address of the gateway outside.
+fn answers(net: &mut Net) {
+    let link = build::ethernet(X.1, WIRE);
+    let answer = link.arp(arp::REPLY, (X.1, X.3.into()), (WIRE, OWN.into()));
+    assert_eq!(net.send(FAR, &answer), [].into());
+    net.host.seek();
+}
+
+/// The frame that a router makes of one from inside, for the gateway outside.
+fn outward(mut frame: Vec<u8>) -> Vec<u8> {
+    frame[6..12].copy_from_slice(&WIRE.0);
+    frame
+}
+
+#[test]
+fn the_gateway_outside_is_asked_for_from_an_address_of_this_host() {
+    let mut net = wired(true);
+    let [sent, arrives] = routed(A, (X.0, X.1, X.2, WORLD), udp);
+    assert_eq!(net.send(A, &sent), [].into());
+    net.host.seek();
+    let asked = build::ethernet(WIRE, Mac::BROADCAST).arp(
+        arp::REQUEST,
+        (WIRE, OWN.into()),
+        (Mac::ZERO, X.3.into()),
+    );
+    let all = left(&mut net);
+    assert!(all.iter().any(|frame| frame[..42] == asked[..42]), "{all:x?}");
+    answers(&mut net);
+    // What waited goes on, and so does all that follows.
+    assert_eq!(left(&mut net), [outward(arrives.clone())]);
+    net.host.moved();
+    net.passes(A, &sent, FAR, &outward(arrives));
+}
+
+#[test]
+fn a_wire_leads_to_the_router_that_has_the_destination() {
+    let mut net = wired(true);
+    let mut sent = routed((PORT, X.1, 77, WORLD), A, udp);
+    sent[0][..6].copy_from_slice(&WIRE.0);
+    net.passes(FAR, &sent[0], A, &sent[1]);
+    for (to, reason) in [([10, 0, 1, 1], "no-route"), ([8, 8, 8, 8], "no-route")] {
+        let far = (A.0, A.1, A.2, to);
+        let mut frame = routed((PORT, X.1, 77, WORLD), far, udp)[0].clone();
+        frame[..6].copy_from_slice(&WIRE.0);
+        net.drops(FAR, &frame, reason);
+    }
+    let mut forged = routed((PORT, X.1, 77, A.3), A, udp)[0].clone();
+    forged[..6].copy_from_slice(&WIRE.0);
+    net.drops(FAR, &forged, "inside-source");
+}
+
+#[test]
+fn a_wire_hears_the_addresses_of_this_host_three_times() {
+    let mut net = wired(false);
+    let mut told = std::collections::BTreeMap::<[u8; 4], usize>::new();
+    for _ in 0..6 {
+        net.host.pass(1);
+        net.host.seek();
+        for frame in left(&mut net) {
+            assert_eq!((&frame[..6], &frame[6..12]), (&[0xff; 6][..], &WIRE.0[..]));
+            assert_eq!(frame[28..32], frame[38..42], "sender and target");
+            *told.entry(frame[28..32].try_into().unwrap()).or_default() += 1;
+        }
+    }
+    assert_eq!(told, [(OWN, 3), ([192, 0, 2, 8], 3)].into());
+}
+
+#[test]
+fn a_wire_asks_for_addresses_of_this_host_and_gets_its_own() {
+    let mut net = wired(false);
+    for of in [OWN, [192, 0, 2, 8]] {
+        let ask = build::ethernet(X.1, Mac::BROADCAST).arp(
+            arp::REQUEST,
+            (X.1, X.3.into()),
+            (Mac::ZERO, of.into()),
+        );
+        let got = net.send(FAR, &ask);
+        let answer =
+            build::ethernet(WIRE, X.1).arp(arp::REPLY, (WIRE, of.into()), (X.1, X.3.into()));
+        assert_eq!(got.get(PORT).map(|all| all[0][..42].to_vec()), Some(answer[..42].to_vec()));
+        // And says that it is there.
+        let link = build::ethernet(X.1, WIRE).ipv4(X.3, of);
+        let got = net.send(FAR, &link.icmp(8, 0, 0x0001_0002, b"there?"));
+        assert_eq!(got.get(PORT).map(Vec::len), Some(1), "{got:?}");
+    }
+}
+
+#[test]
+fn reserved_addresses_do_not_come_by_a_wire() {
+    let mut net = wired(true);
+    let mut sent = routed((PORT, gateway(), 77, WORLD), A, udp);
+    sent[0][..6].copy_from_slice(&WIRE.0);
+    net.drops(FAR, &sent[0], "router-mac");
+}
+
+/// Vnics of the external's network are joined with the wire.
+#[test]
+fn a_provider_network_is_bridged_with_its_wire() {
+    let mut net = wired(true);
+    let p: Machine = ("p", Mac([2, 0, 0, 0, 0, 0x1d]), 77, [192, 0, 2, 50]);
+    net.host.vnic("p", p.1, 77, &crate::net::policy(p.3, true)).unwrap();
+    net.host.settle();
+    net.host.moved();
+    let frame = build::ethernet(X.1, p.1).ipv4(X.3, p.3).udp(1, 2, b"in");
+    net.passes(FAR, &frame, p, &frame);
+    let frame = build::ethernet(p.1, X.1).ipv4(p.3, X.3).udp(2, 1, b"out");
+    net.passes(p, &frame, FAR, &frame);
+    // Nobody there is the gateway outside but who is behind the wire.
+    let link = build::ethernet(p.1, Mac::BROADCAST);
+    let claim = link.arp(arp::REQUEST, (p.1, X.3.into()), (Mac::ZERO, X.3.into()));
+    net.drops(p, &claim, "gateway-claimed");
+}
+
+#[test]
+fn a_wire_that_goes_leads_nowhere() {
+    let mut net = wired(true);
+    net.host.remove(PORT);
+    net.host.change_routing(RoutingChange::RemoveWire(vni(77)));
+    let sent = routed(A, (X.0, X.1, X.2, WORLD), udp)[0].clone();
+    net.refuses(A, &sent, "next-hop-unknown", (3, 1, 0)); // host unreachable
 }

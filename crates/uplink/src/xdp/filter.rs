@@ -11,6 +11,9 @@
 //! ICMPv6 to it are ours, later parts of our datagrams, and solicitations for it (RFC 4861, 4.3).
 //! Solicitations for other addresses of the same group are the host's. ARP always goes to the host,
 //! which answers only for its own; [`crate::packet`] sees copies.
+//!
+//! Of a wire all frames of one VLAN are ours, or all without a VLAN. Frames of other VLANs are the
+//! host's, which may have devices for them.
 
 use std::{
     io,
@@ -34,6 +37,8 @@ use super::{
 const PORT: u16 = 4789;
 /// `XDP_PASS`: goes on to the host's stack.
 const PASS: i32 = 2;
+/// Type of a frame with an outer tag of IEEE 802.1ad.
+const SERVICE_VLAN: u16 = 0x88a8;
 /// The BPF function `redirect_map`.
 const REDIRECT_MAP: i32 = 51;
 /// `struct xdp_md`: where the frame begins, where it ends, which queue it came in by.
@@ -49,7 +54,10 @@ const NEIGHBOUR_SOLICITATION: i32 = 135;
 /// The program for an endpoint. What is ours it gives to the socket of its queue in `sockets`; with
 /// no socket there, to the host.
 pub fn program(config: &XdpConfig, sockets: BorrowedFd<'_>) -> io::Result<Vec<Instruction>> {
-    let XdpConfig { endpoint, answers, group6, vlan, .. } = *config;
+    let XdpConfig { endpoint, answers, group6, vlan, whole, .. } = *config;
+    if whole {
+        return wire(vlan, sockets);
+    }
     let mut code = Assembler::default();
     let labels = Labels {
         ours: code.label(),
@@ -65,6 +73,35 @@ pub fn program(config: &XdpConfig, sockets: BorrowedFd<'_>) -> io::Result<Vec<In
     }
     end(code, &labels, sockets, answers);
     // A label without a place would be a mistake in this file, which any test shows.
+    std::mem::take(code).finish().ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// The program that takes all frames of a VLAN, or those of none.
+fn wire(vlan: u16, sockets: BorrowedFd<'_>) -> io::Result<Vec<Instruction>> {
+    let mut code = Assembler::default();
+    let [ours, control, pass, port] = [(); 4].map(|()| code.label());
+    let labels = Labels { ours, control, pass, port };
+    let code = &mut code;
+    code.copy(R6, R1);
+    code.load(Word, R2, R1, DATA);
+    code.load(Word, R3, R1, DATA_END);
+    within(code, &labels, IP);
+    code.load(Half, R5, R2, 12);
+    if vlan == 0 {
+        code.jump_if(R5, Equal, half(SERVICE_VLAN), pass);
+        code.jump_if(R5, NotEqual, half(ethernet::VLAN), ours);
+    } else {
+        code.jump_if(R5, NotEqual, half(ethernet::VLAN), pass);
+    }
+    within(code, &labels, IP + 4);
+    // A tag of priority names VLAN 0, which is none.
+    code.load(Half, R7, R2, 14);
+    code.and(R7, half(0xfff));
+    code.jump_if(R7, NotEqual, half(vlan), pass);
+    code.place(ours);
+    redirect(code, &labels, sockets);
+    code.place(control);
+    code.place(port);
     std::mem::take(code).finish().ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
@@ -233,6 +270,11 @@ fn end(code: &mut Assembler, labels: &Labels, sockets: BorrowedFd<'_>, answers: 
         code.jump_if(R9, NotEqual, 0, labels.pass);
     }
     code.place(labels.ours);
+    redirect(code, labels, sockets);
+}
+
+/// Gives the frame to the socket of its queue. Ends the program.
+fn redirect(code: &mut Assembler, labels: &Labels, sockets: BorrowedFd<'_>) {
     code.load(Word, R2, R6, QUEUE);
     code.map(R1, sockets.as_raw_fd());
     // The verdict if the queue has no socket.

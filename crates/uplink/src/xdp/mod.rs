@@ -82,6 +82,9 @@ pub struct XdpConfig {
     pub mode: Mode,
     /// The VLAN that our frames are in; 0: none.
     pub vlan: u16,
+    /// True if all frames of the VLAN are ours, whatever they carry. The endpoint counts for
+    /// nothing then.
+    pub whole: bool,
 }
 
 impl XdpConfig {
@@ -94,7 +97,14 @@ impl XdpConfig {
             queues: None,
             mode: Mode::Best,
             vlan: 0,
+            whole: false,
         }
+    }
+
+    /// All frames of a VLAN, or with 0 all without one: for a wire of an external.
+    pub fn wire(vlan: u16) -> XdpConfig {
+        let nowhere = std::net::Ipv4Addr::UNSPECIFIED.into();
+        XdpConfig { vlan, whole: true, ..XdpConfig::new(nowhere) }
     }
 }
 

@@ -297,7 +297,7 @@ fn destination_mac(
 fn no_mirror(vnic: &Vnic) -> Result<(), NoAnswer> {
     match &vnic.kind {
         PortKind::Mirror(of) => Err(NoAnswer::Mirror(vnic.id.to_string(), of.to_string())),
-        PortKind::Vnic | PortKind::Trunk | PortKind::Router => Ok(()),
+        PortKind::Vnic | PortKind::Trunk | PortKind::Wire | PortKind::Router => Ok(()),
     }
 }
 

@@ -31,15 +31,18 @@ impl Filter {
     }
 
     fn in_vlan(endpoint: impl Into<IpAddr>, answers: bool, vlan: u16) -> Filter {
+        let group6 = Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 0, 0);
+        Filter::of(&XdpConfig { answers, group6, vlan, ..XdpConfig::new(endpoint.into()) })
+    }
+
+    fn of(config: &XdpConfig) -> Filter {
         let map = bpf::socket_map(1).unwrap_or_else(|error| {
             panic!("cannot make a BPF map: {error}; these tests need root")
         });
         // A test run says that it came in by queue 0.
         let socket = rustix::net::socket(AddressFamily::XDP, SocketType::RAW, None).unwrap();
         bpf::set_socket(map.as_fd(), 0, socket.as_fd()).unwrap();
-        let group6 = Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 0, 0);
-        let config = XdpConfig { answers, group6, vlan, ..XdpConfig::new(endpoint.into()) };
-        let program = bpf::load(&program(&config, map.as_fd()).unwrap()).unwrap();
+        let program = bpf::load(&program(config, map.as_fd()).unwrap()).unwrap();
         Filter { program, _map: map, _socket: socket }
     }
 
@@ -340,4 +343,30 @@ fn a_queue_without_a_socket_leaves_frames_to_the_host() {
     let map = bpf::socket_map(1).unwrap();
     let program = bpf::load(&program(&XdpConfig::new(US4.into()), map.as_fd()).unwrap()).unwrap();
     assert_eq!(bpf::test_run::run(program.as_fd(), &vxlan(to4(US4))), XDP_PASS);
+}
+
+/// Of a wire all frames of its VLAN are ours, and none of another.
+#[test]
+fn a_wire_takes_what_its_vlan_has() {
+    let tagged = |kind: u16, tag: u16| {
+        let [[k0, k1], [t0, t1]] = [kind, tag].map(u16::to_be_bytes);
+        let mut frame = link().payload(0x88b5, &[0; 46]);
+        frame.splice(12..12, [k0, k1, t0, t1]);
+        frame
+    };
+    let vlan = butterfly_packet::ethernet::VLAN;
+    let untagged = [
+        link().payload(0x88b5, &[0; 46]),
+        link().ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2, b""),
+        // Of priority, which names no VLAN.
+        tagged(vlan, 0xe000),
+    ];
+    let others = [tagged(vlan, 100), tagged(vlan, 0x6064), tagged(0x88a8, 100)];
+    let none = Filter::of(&XdpConfig::wire(0));
+    assert!(untagged.iter().all(|frame| none.takes(frame)));
+    assert!(!others.iter().any(|frame| none.takes(frame)));
+    let hundred = Filter::of(&XdpConfig::wire(100));
+    assert!(!untagged.iter().any(|frame| hundred.takes(frame)));
+    assert_eq!(others.each_ref().map(|frame| hundred.takes(frame)), [true, true, false]);
+    assert!(!hundred.takes(&tagged(vlan, 101)));
 }

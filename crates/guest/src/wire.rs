@@ -1,0 +1,209 @@
+//! A wire of an external: between an interface of this host and the switch.
+//!
+//! All frames of the interface, or of one VLAN of it, are taken by AF_XDP, and what the switch sends
+//! leaves by it. The host's own stack sees none of them. The switch completes checksums and cuts
+//! segments before, as the interface takes frames as they are.
+
+use std::{
+    net::IpAddr,
+    os::fd::{AsFd, BorrowedFd},
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use butterfly_guest_driver::Span;
+use butterfly_packet::{Mac, ethernet};
+use butterfly_uplink::{
+    Error, Inward, Outward, Uplink,
+    groups::Groups,
+    kernel::Kernel,
+    xdp::{Xdp, XdpConfig},
+};
+use butterfly_vhost::net::NetHeader;
+
+use crate::{
+    BURST,
+    nic::TX_BUFFER,
+    seat::{End, Seat},
+};
+
+/// Bytes of both addresses of a frame, behind which a tag is.
+const ADDRESSES: usize = 12;
+/// Time between two looks whether the interface is there.
+const LOOK: Duration = Duration::from_secs(1);
+/// Time after which what the kernel had no room for is shown to it again.
+const AGAIN: Duration = Duration::from_millis(1);
+
+/// Interface by which a wire leaves the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WireConfig {
+    /// Its name.
+    pub interface: String,
+    /// The VLAN of it, 1 to 4094; 0: frames without a tag.
+    pub vlan: u16,
+}
+
+impl WireConfig {
+    /// Returns the MAC address of the interface, and the largest IP packet that it takes, in bytes.
+    /// Fails if there is no such interface.
+    pub fn look(&self) -> Result<(Mac, u32), Error> {
+        let found = Kernel::open()?.interface(&self.interface)?;
+        Ok((found.mac, found.mtu))
+    }
+}
+
+/// An open wire.
+pub(crate) struct Wire {
+    xdp: Xdp,
+    /// Has the interface receive frames for all machines.
+    _groups: Groups,
+    index: u32,
+    config: WireConfig,
+    looked: Instant,
+}
+
+impl Wire {
+    /// Opens it. Fails if the host itself speaks IP there, as it would hear nothing any more.
+    pub fn open(config: &WireConfig) -> Result<Wire, Error> {
+        let mut kernel = Kernel::open()?;
+        let found = kernel.interface(&config.interface)?;
+        let name = &config.interface;
+        let near = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let used = kernel.addresses(name)?.into_iter().find(|ip| !near(ip));
+        if let Some(used) = used.filter(|_| config.vlan == 0) {
+            return Err(Error::refused(format!(
+                "cannot use \"{name}\" as a wire: this host has the address {used} there and would not be reached any more; name an interface without addresses, or a VLAN device"
+            )));
+        }
+        let groups = Groups::open(found.index)?;
+        groups.all()?;
+        let xdp = Xdp::open(name, &XdpConfig::wire(config.vlan))?;
+        let (index, config) = (found.index, config.clone());
+        let info = xdp.info();
+        tracing::info!(name = config.interface, mode = info.mode, "a wire is open");
+        for note in info.note.iter().chain(&info.tags) {
+            tracing::warn!(name = config.interface, "{note}");
+        }
+        Ok(Wire { xdp, _groups: groups, index, config, looked: Instant::now() })
+    }
+
+    /// Returns whether the interface is still there. Asks the kernel once a second.
+    fn is_there(&mut self) -> bool {
+        if self.looked.elapsed() < LOOK {
+            return true;
+        }
+        self.looked = Instant::now();
+        // A kernel that does not answer is no interface that is gone.
+        let asked = Kernel::open().and_then(|mut kernel| kernel.interface_at(self.index));
+        !matches!(asked, Ok(None))
+    }
+
+    /// Writes a frame that arrived to a buffer, behind the header. Returns how many bytes that are;
+    /// `None` for a frame that is not of the wire.
+    fn take(&self, index: usize, memory: &Span, at: usize) -> Option<usize> {
+        let frame = self.xdp.frame(index);
+        let (addresses, rest) = frame.split_at_checked(ADDRESSES)?;
+        let tagged = rest.starts_with(&ethernet::VLAN.to_be_bytes());
+        let rest = match (self.config.vlan, tagged) {
+            // The program lets through none but priority tags.
+            (_, true) => {
+                let tag = rest.get(2..4)?.first_chunk()?;
+                let vlan = u16::from_be_bytes(*tag) & 0xfff;
+                (vlan == self.config.vlan).then_some(rest.get(ethernet::TAG_LEN..)?)?
+            }
+            (0, false) => rest,
+            (_, false) => return None,
+        };
+        let len = NetHeader::LEN + addresses.len() + rest.len();
+        if len > TX_BUFFER {
+            return None;
+        }
+        memory.write(at, &[0; NetHeader::LEN]);
+        memory.write(at + NetHeader::LEN, addresses);
+        memory.write(at + NetHeader::LEN + ADDRESSES, rest);
+        Some(len)
+    }
+
+    /// Sends a frame of the switch: its pieces, of which the first begins with the header. Returns
+    /// whether there was room for it.
+    fn send(&mut self, memory: &Span, pieces: &[(usize, usize)]) -> bool {
+        let whole: usize = pieces.iter().map(|(_, len)| len).sum();
+        let Some(len) = whole.checked_sub(NetHeader::LEN) else { return false };
+        let vlan = self.config.vlan;
+        let tag = if vlan == 0 { 0 } else { ethernet::TAG_LEN };
+        let Some(room) = self.xdp.room(len + tag) else { return false };
+        let mut at = 0;
+        let mut skip = NetHeader::LEN;
+        for (from, bytes) in pieces.iter().copied() {
+            let less = skip.min(bytes);
+            skip -= less;
+            let Some(to) = room.get_mut(tag + at..tag + at + bytes - less) else { return false };
+            memory.read(from + less, to);
+            at += bytes - less;
+        }
+        if vlan != 0 {
+            room.copy_within(tag..tag + ADDRESSES, 0);
+            let [[t0, t1], [v0, v1]] = [ethernet::VLAN, vlan].map(u16::to_be_bytes);
+            let place = room.get_mut(ADDRESSES..ADDRESSES + tag);
+            place.into_iter().for_each(|place| place.copy_from_slice(&[t0, t1, v0, v1]));
+        }
+        self.xdp.send();
+        true
+    }
+}
+
+impl AsFd for Wire {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.xdp.descriptor()
+    }
+}
+
+/// Relays until it is asked to end. Counts frames that the interface `refused`, for which it had no
+/// room.
+pub(crate) fn run(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> End {
+    loop {
+        match turn(seat, wire, refused) {
+            Ok(()) => {}
+            Err(end) => return end,
+        }
+    }
+}
+
+fn turn(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> Result<(), End> {
+    if seat.stopping() {
+        return Err(End::Stopped);
+    }
+    let room = seat.nic.room()?.min(BURST);
+    let arrived = wire.xdp.receive(room);
+    let mut next = 0;
+    let taken = seat.nic.send(arrived, |memory, at| {
+        while next < arrived {
+            next += 1;
+            if let Some(len) = wire.take(next - 1, memory, at) {
+                return Some(len);
+            }
+        }
+        None
+    });
+    wire.xdp.release();
+    taken?;
+    let mut lost = 0;
+    let left = seat.nic.receive(BURST, |memory, pieces| {
+        lost += u64::from(!wire.send(memory, pieces));
+    })?;
+    refused.fetch_add(lost, Ordering::Relaxed);
+    if left > 0 || wire.xdp.pending() {
+        wire.xdp.flush();
+    }
+    if arrived + left == 0 {
+        let timeout = if wire.xdp.pending() { AGAIN } else { LOOK };
+        let broken = seat.sleep(Some(wire.xdp.descriptor()), Some(timeout))?;
+        if broken || !wire.is_there() {
+            let name = &wire.config.interface;
+            return Err(End::Because(format!(
+                "its network interface {name} is gone; declare the external again once it is back"
+            )));
+        }
+    }
+    Ok(())
+}
