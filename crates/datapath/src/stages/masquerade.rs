@@ -17,7 +17,7 @@ use crate::stages::{
     context::Context,
     outward::NAT_NO_RULE,
     stage::{Stage, StageConfig},
-    translate::{self, NAT_QUOTE, NAT_UNTRANSLATED, packet_of},
+    translate::{self, NAT_QUOTE, NAT_UNTRANSLATED, packet_of, ports_of},
 };
 use crate::world::{
     nat::Translations,
@@ -67,8 +67,9 @@ fn put_back(batch: &mut Batch<'_>) {
         };
         if !passes(meta.verdict) {
             let quote = is_error(packet_of(batch, index)).then_some(outside);
+            let end = if quote.is_some() { End { port: None, ..outside } } else { outside };
             // What was translated one way is translated the other.
-            let _ = translate::rewrite(batch, (index, &meta), Side::Destination, &outside, quote);
+            let _ = translate::rewrite(batch, (index, &meta), Side::Destination, &end, quote);
         }
     }
 }
@@ -112,20 +113,24 @@ fn leave(
     public: bool,
 ) -> Result<(), DropReason> {
     let found = ends(packet_of(batch, index)).map_err(|_| NAT_UNTRANSLATED)?;
-    let of = |inside| translations.outside_of(number_of_ip(inside));
-    let end = |outside| End { address: ip_of(outside), port: None };
+    let of = |inside, protocol, port| {
+        let outside = translations.outside_of(number_of_ip(inside), protocol, port);
+        outside.map(|(outside, port)| End { address: ip_of(outside), port })
+    };
     let stays = public || found.source.is_ipv6();
-    let own = of(found.source);
+    let [port, _] = ports_of(&found);
+    let own = of(found.source, found.protocol, port);
     let quoted = translate::quoted(batch, index)?;
-    let quoted_own = quoted.and_then(|quoted| of(quoted.destination));
+    let quoted_own = quoted.and_then(|quoted| {
+        let [_, port] = ports_of(&quoted);
+        of(quoted.destination, quoted.protocol, port)
+    });
     // A machine on the way has no address outside; the one that it tells of has (RFC 5508, 4.2).
-    match (own.or(quoted_own), quoted) {
+    let end = own.or(quoted_own.map(|end| End { port: None, ..end }));
+    match (end, quoted) {
         // The quote would tell an address inside.
         (Some(_), Some(_)) if quoted_own.is_none() && !stays => Err(NAT_QUOTE),
-        (Some(outside), _) => {
-            let quote = quoted_own.map(end);
-            translate::rewrite(batch, (index, meta), Side::Source, &end(outside), quote)
-        }
+        (Some(end), _) => translate::rewrite(batch, (index, meta), Side::Source, &end, quoted_own),
         (None, _) if stays => Ok(()),
         (None, Some(_)) => Err(NAT_QUOTE),
         (None, None) => Err(NAT_NO_RULE),

@@ -97,9 +97,9 @@ fn translate(batch: &mut Batch<'_>, (outside, wire): (&Outside, u64), context: &
         let inwards = inwards(batch, (index, &meta), &found, translations);
         let Some(meta) = batch.parts().1.get_mut(index) else { return };
         match inwards {
-            Ok(()) => {
+            Ok(was) => {
                 meta.destination = mac | TRANSLATED;
-                batch.translate(index, End { address: found.destination, port: None });
+                batch.translate(index, was);
             }
             Err(reason) => {
                 meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
@@ -110,20 +110,42 @@ fn translate(batch: &mut Batch<'_>, (outside, wire): (&Outside, u64), context: &
 }
 
 /// Translates the destination of a packet from outside, and what it quotes if it is an error.
+/// Returns what it was: of an error, what was quoted.
 fn inwards(
     batch: &mut Batch<'_>,
     (index, meta): (usize, &Meta),
     found: &Ends,
     translations: &Translations,
-) -> Result<(), DropReason> {
+) -> Result<End, DropReason> {
     let outside = found.destination;
-    let inside = translations.inside_of(number_of_ip(outside)).ok_or(NAT_NO_MAPPING)?;
-    let end = End { address: ip_of(inside), port: None };
-    let quotes = quoted(batch, index)?;
-    if quotes.is_some_and(|quoted| quoted.source != outside) {
-        return Err(NAT_QUOTE);
+    let inside = |protocol, port| {
+        let inside = translations.inside_of(number_of_ip(outside), protocol, port);
+        inside.map(|(inside, port)| End { address: ip_of(inside), port })
+    };
+    let (end, was, quote) = match quoted(batch, index)? {
+        Some(quoted) => {
+            let [port, _] = ports_of(&quoted);
+            let end = inside(quoted.protocol, port).filter(|_| quoted.source == outside);
+            let end = end.ok_or(NAT_QUOTE)?;
+            (End { port: None, ..end }, end.port.and(port), Some(end))
+        }
+        None => {
+            let [_, port] = ports_of(found);
+            let end = inside(found.protocol, port).ok_or(NAT_NO_MAPPING)?;
+            (end, end.port.and(port), None)
+        }
+    };
+    rewrite(batch, (index, meta), Side::Destination, &end, quote)?;
+    Ok(End { address: outside, port: was })
+}
+
+/// Returns the ports by which a packet is translated, source first. A fragment has none: those that
+/// follow it could not be told apart.
+pub(super) fn ports_of(found: &Ends) -> [Option<u16>; 2] {
+    match found.ports.filter(|_| !found.fragment) {
+        Some([source, destination]) => [Some(source), Some(destination)],
+        None => [None; 2],
     }
-    rewrite(batch, (index, meta), Side::Destination, &end, quotes.map(|_| end))
 }
 
 /// Returns the packet of a frame, as far as it is at hand.

@@ -1,14 +1,17 @@
 //! Translated addresses: machines inside that have an address outside.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    fs,
+    net::{IpAddr, Ipv6Addr},
+};
 
 use butterfly_datapath::{
     Fate, GroupChange, Mac, Question, RoutingChange, SessionConfig, SessionFilter, Target,
     VnicPolicy, Walk, harness::Host,
 };
 use butterfly_model::{
-    Cidr, Direction, External, ExternalId, GroupName, Nat, Network, Router, RouterAddresses,
-    RouterId, Rule, Subnet,
+    Cidr, Direction, External, ExternalId, ForwardProtocol, GroupName, Nat, Network, Router,
+    RouterAddresses, RouterId, Rule, Subnet,
 };
 use butterfly_packet::{
     arp,
@@ -23,18 +26,18 @@ use crate::explained::question;
 use crate::net::{A, C, Machine, Net, policy, vni};
 
 /// The router outside, by which the rest of the world is reached.
-pub const X: Machine = ("x", Mac([2, 0, 0, 0, 0, 0xe]), 77, [192, 0, 2, 1]);
+const X: Machine = ("x", Mac([2, 0, 0, 0, 0, 0xe]), 77, [192, 0, 2, 1]);
 /// A machine of another router, with the address of [`A`].
 const TWIN: Machine = ("t", Mac([2, 0, 0, 0, 0, 0xd]), 43, A.3);
 /// Machines of the world.
-pub const WORLD: &str = "198.51.100.9";
+const WORLD: &str = "198.51.100.9";
 const WORLD_V6: &str = "2001:db8:9::9";
 /// Addresses outside of [`A`].
 const OUTSIDE: &str = "192.0.2.80";
 const OUTSIDE_V6: &str = "2001:db8::80";
 const INSIDE_V6: &str = "fd00:42::a";
 
-pub fn router_mac(id: &str) -> Mac {
+fn router_mac(id: &str) -> Mac {
     Mac(RouterId::new(id).unwrap().gateway_mac())
 }
 
@@ -54,25 +57,28 @@ fn attached(id: &str, network: u32) -> RoutingChange {
     RoutingChange::DeclareRouter(router)
 }
 
-pub fn inside(number: u32, six: &str) -> RoutingChange {
+fn inside(number: u32, six: &str) -> RoutingChange {
     let blocks = [("10.0.0.0/24", "10.0.0.1".to_owned()), (six, six.replace("::/64", "::1"))];
     let subnets = blocks.map(|(block, own)| Subnet::parse(block, Some(&own)).unwrap());
     RoutingChange::DeclareNetwork(Network::new(vni(number), subnets.into(), None).unwrap())
 }
 
-pub fn floating(outside: &str, inside: &str) -> Nat {
+fn floating(outside: &str, inside: &str) -> Nat {
     Nat::floating(outside.parse().unwrap(), inside.parse().unwrap()).unwrap()
 }
 
-pub fn translate(net: &Net, router: &str, rules: &[Nat]) {
+fn translate(net: &Net, router: &str, rules: &[Nat]) {
     let router = RouterId::new(router).unwrap();
     net.host.change_routing(RoutingChange::DeclareNat(router, vni(77), rules.to_vec()));
 }
 
 /// [`A`], [`C`] and [`TWIN`] inside, [`X`] outside; [`A`] has an address outside in each family.
-pub fn net(bypass: bool) -> Net {
+fn net(bypass: bool) -> Net {
     let sessions = SessionConfig { capacity: 4096, ..SessionConfig::default() };
-    let mut host = Host::with_sessions(sessions).unwrap();
+    declared(Host::with_sessions(sessions).unwrap(), bypass)
+}
+
+fn declared(mut host: Host, bypass: bool) -> Net {
     for (id, mac, vni, ip) in [A, C, TWIN] {
         let six: &[IpAddr] = if id == A.0 { &[INSIDE_V6.parse().unwrap()] } else { &[] };
         let ips = [IpAddr::from(ip)].iter().chain(six).copied().collect();
@@ -95,7 +101,7 @@ pub fn net(bypass: bool) -> Net {
 }
 
 /// A header between two addresses, on a link.
-pub fn ip(link: (Mac, Mac), from: &str, to: &str) -> Ip {
+fn ip(link: (Mac, Mac), from: &str, to: &str) -> Ip {
     let link = build::ethernet(link.0, link.1);
     match (from.parse().unwrap(), to.parse().unwrap()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => link.ipv4(from, to),
@@ -105,13 +111,13 @@ pub fn ip(link: (Mac, Mac), from: &str, to: &str) -> Ip {
 }
 
 /// A packet of [`A`] as it sends it, and as it leaves.
-pub fn out(from: &str, outside: &str, to: &str, make: impl Fn(Ip) -> Vec<u8>) -> [Vec<u8>; 2] {
+fn out(from: &str, outside: &str, to: &str, make: impl Fn(Ip) -> Vec<u8>) -> [Vec<u8>; 2] {
     let gateway = router_mac("r");
     [make(ip((A.1, gateway), from, to)), make(ip((gateway, X.1), outside, to).ttl(63))]
 }
 
 /// A packet of the world as it comes, and as [`A`] gets it.
-pub fn into(from: &str, outside: &str, to: &str, make: impl Fn(Ip) -> Vec<u8>) -> [Vec<u8>; 2] {
+fn into(from: &str, outside: &str, to: &str, make: impl Fn(Ip) -> Vec<u8>) -> [Vec<u8>; 2] {
     let gateway = router_mac("r");
     [make(ip((X.1, gateway), from, outside)), make(ip((gateway, A.1), from, to).ttl(63))]
 }
@@ -434,4 +440,107 @@ fn an_explanation_tells_both_addresses() {
     assert!(texts(there, "masquerade")[0].ends_with("as 192.0.2.80"), "{there:?}");
     assert_eq!(texts(back, "translate"), ["192.0.2.80 is 10.0.0.10 inside"]);
     assert_eq!(net.sessions(), 0, "nothing was sent");
+}
+
+/// A port outside is a port of one machine, in both directions; everything else of the address is
+/// nobody's.
+#[test]
+fn a_forwarded_port_is_one_machines() {
+    for bypass in [true, false] {
+        let mut net = net(bypass);
+        let forward = |protocol, port: u16, to: &str| {
+            let outside = format!("192.0.2.9:{port}").parse().unwrap();
+            Nat::forward(protocol, outside, to.parse().unwrap()).unwrap()
+        };
+        let rules = [
+            forward(ForwardProtocol::Udp, 53, "10.0.0.10:1053"),
+            forward(ForwardProtocol::Tcp, 80, "10.0.0.11:80"),
+        ];
+        translate(&net, "r", &rules);
+        let gateway = router_mac("r");
+        let inwards = |make: &dyn Fn(Ip) -> Vec<u8>| make(ip((X.1, gateway), WORLD, "192.0.2.9"));
+        let opens = inwards(&|ip| ip.udp(7, 53, b"opens"));
+        if !bypass {
+            // Groups see the port inside.
+            net.drops_at(X, &opens, A, "ingress-denied");
+            admit(&mut net, "198.51.100.0/24", 17);
+            admit(&mut net, "198.51.100.0/24", 6);
+        }
+        let came = ip((gateway, A.1), WORLD, "10.0.0.10").ttl(63).udp(7, 1053, b"opens");
+        net.passes(X, &opens, A, &came);
+        let answer = ip((A.1, gateway), "10.0.0.10", WORLD).udp(1053, 7, b"answers");
+        let left = ip((gateway, X.1), "192.0.2.9", WORLD).ttl(63).udp(53, 7, b"answers");
+        net.passes(A, &answer, X, &left);
+        let opens = inwards(&|ip| ip.tcp(&Tcp::new(7, 80, SYN), b""));
+        let came = ip((gateway, C.1), WORLD, "10.0.0.11").ttl(63).tcp(&Tcp::new(7, 80, SYN), b"");
+        net.passes(X, &opens, C, &came);
+        assert_eq!(net.sessions(), if bypass { 0 } else { 2 });
+        // Errors are found by the ports that they quote.
+        let quote = |end: &str, port| ip((X.1, X.1), end, WORLD).udp(port, 7, b"answers");
+        let error = |end: Vec<u8>| move |ip: Ip| ip.icmp(3, 3, 0, &end[14..]);
+        let sent = inwards(&error(quote("192.0.2.9", 53)));
+        let came = error(quote("10.0.0.10", 1053))(ip((gateway, A.1), WORLD, "10.0.0.10").ttl(63));
+        net.passes(X, &sent, A, &came);
+        net.drops(X, &inwards(&error(quote("192.0.2.9", 54))), "nat-quote");
+        for (make, reason) in [
+            (&(|ip: Ip| ip.udp(7, 54, b"x")) as &dyn Fn(Ip) -> Vec<u8>, "nat-no-mapping"),
+            (&|ip: Ip| ip.tcp(&Tcp::new(7, 53, SYN), b""), "nat-no-mapping"),
+            (&|ip: Ip| ip.ping(1, 2, b"x"), "nat-no-mapping"),
+            (
+                &|ip: Ip| ip.fragment(9, 0, true).payload(17, &[0, 7, 0, 53, 0, 99, 0, 0]),
+                "nat-no-mapping",
+            ),
+            (&|ip: Ip| ip.fragment(9, 8, false).payload(17, &[0, 7, 0, 53]), "nat-no-mapping"),
+        ] {
+            net.drops(X, &inwards(make), reason);
+        }
+        // The machine's other ports have no address outside.
+        let other = ip((A.1, gateway), "10.0.0.10", WORLD).udp(1054, 7, b"x");
+        net.drops(A, &other, "nat-no-rule");
+    }
+}
+
+/// A host whose table of sessions is a file of its own, which goes with it.
+struct Kept {
+    net: Net,
+}
+
+impl Kept {
+    /// The host number `n` of this test, which goes on with the sessions of another one.
+    fn new(n: u32, of: Option<&Kept>) -> Kept {
+        let name = format!("butterfly-test-nat-{}-{n}", std::process::id());
+        if let Some(of) = of {
+            let file = of.net.host.session_file().unwrap();
+            fs::copy(file, file.with_file_name(&name)).unwrap();
+        }
+        let (file, adopt) = (Some(name), true);
+        let sessions = SessionConfig { capacity: 4096, file, adopt, ..SessionConfig::default() };
+        let mut net = declared(Host::with_sessions(sessions).unwrap(), false);
+        net.host.all_declared();
+        Kept { net }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = self.net.host.session_file().map(fs::remove_file);
+    }
+}
+
+/// The successor of a host that died translates as before, and lets in what answers, and nothing
+/// else.
+#[test]
+fn a_translated_session_goes_on_after_a_crash() {
+    let mut first = Kept::new(1, None);
+    let [there, there_left] = out("10.0.0.10", OUTSIDE, WORLD, |ip| ip.udp(1000, 53, b"?"));
+    first.net.passes(A, &there, X, &there_left);
+    let mut second = Kept::new(2, Some(&first));
+    second.net.host.moved();
+    assert_eq!(second.net.sessions(), 1);
+    let [back, back_came] = into(WORLD, OUTSIDE, "10.0.0.10", |ip| ip.udp(53, 1000, b"!"));
+    second.net.passes(X, &back, A, &back_came);
+    second.net.passes(A, &there, X, &there_left);
+    let [other, _] = into(WORLD, OUTSIDE, "10.0.0.10", |ip| ip.udp(53, 1001, b"!"));
+    second.net.drops_at(X, &other, A, "ingress-denied");
+    assert_eq!(second.net.sessions(), 1);
 }

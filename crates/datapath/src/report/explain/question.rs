@@ -407,6 +407,8 @@ pub(super) fn answer(
     let receiver = receiver?;
     // One of them may be translated.
     let ips = ends.map_or(asked.ips, |ends| (ends.source, ends.destination));
+    let known = ends.and_then(|ends| ends.ports).map(|[from, to]| (from, to));
+    let ports = |name| known.or_else(|| asked.ports(name).ok());
     let Question { protocol, flags, icmp, source_port, .. } = asked.question;
     let vnic = snapshot.vnics.get(receiver)?;
     let is_router = |mac| is_reserved(number_of(mac));
@@ -428,7 +430,7 @@ pub(super) fn answer(
     let ip = ip((ips.1, ips.0), macs)?;
     let frame = match protocol {
         TCP => {
-            let (from, to) = asked.ports("TCP").ok()?;
+            let (from, to) = ports("TCP")?;
             let sent = flags.unwrap_or(SYN);
             let back = match sent {
                 flags if flags & RST != 0 => return None,
@@ -442,11 +444,11 @@ pub(super) fn answer(
             ip.tcp(&Tcp { sequence: own, acknowledgement: next, ..Tcp::new(to, from, back) }, &[])
         }
         UDP => {
-            let (from, to) = asked.ports("UDP").ok()?;
+            let (from, to) = ports("UDP")?;
             ip.udp(to, from, &[])
         }
         SCTP => {
-            let (from, to) = asked.ports("SCTP").ok()?;
+            let (from, to) = ports("SCTP")?;
             ip.sctp((to, from), 1, sctp::INIT_ACK, &[0; 16])
         }
         ICMP if icmp.is_none_or(|(kind, _)| kind == v4::ECHO_REQUEST) => {

@@ -216,9 +216,16 @@ pub(super) fn undelivered(
 
 /// Returns the step that tells to which machine inside a packet from outside goes.
 pub(super) fn translated(batch: &Batch<'_>) -> Option<Step> {
-    let outside = batch.outside(0)?.address;
-    let inside = ends(packet_of(batch, 0)).ok()?.destination;
+    let outside = batch.outside(0)?;
+    let inside = ends(packet_of(batch, 0)).ok()?;
+    let port = outside.port.and(inside.ports).map(|[_, port]| port);
+    let [outside, inside] = [(outside.address, outside.port), (inside.destination, port)].map(end);
     Some(step("translate", Mark::Pass, format!("{outside} is {inside} inside")))
+}
+
+/// Shows an address, and a port of it.
+fn end((address, port): (IpAddr, Option<u16>)) -> String {
+    port.map_or_else(|| address.to_string(), |port| format!("{address} port {port}"))
 }
 
 /// Returns the step that tells what a router wrote. `was` is the packet's source before.
