@@ -2,9 +2,10 @@
 
 use crate::proto::{
     AppConfigReq, ApplyReq, Attachment, CaptureReq, DropListReq, EventListReq, ExplainReq,
-    FdbListReq, Neighbour, NeighbourListReq, Network, Nic, NicExportToReq, NicImportReq,
-    NicUpdateReq, Request, Route, Router, SessionFilter, SessionListReq, Sg, SgMemberAddReq,
-    SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, TraceReq, TunnelPeer, TunnelShowReq, UpgradeReq,
+    External, FdbListReq, Nat, Neighbour, NeighbourListReq, Network, Nic, NicExportToReq,
+    NicImportReq, NicUpdateReq, Request, Route, Router, SessionFilter, SessionListReq, Sg,
+    SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, TraceReq, TunnelPeer,
+    TunnelShowReq, UpgradeReq,
 };
 
 /// The one thing a [`Request`] asks for; the fields of [`Request`] say what each means.
@@ -68,6 +69,12 @@ pub enum Action<'a> {
     RouterDetach(&'a Attachment),
     RouteAdd(&'a Route),
     RouteDel(&'a Route),
+    ExternalAdd(&'a External),
+    ExternalDel(&'a str),
+    ExternalList,
+    NatAdd(&'a Nat),
+    NatDel(&'a Nat),
+    NatList,
     NeighbourAdd(&'a Neighbour),
     NeighbourDel(&'a Neighbour),
     NeighbourList(&'a NeighbourListReq),
@@ -132,6 +139,12 @@ impl<'a> Action<'a> {
             .or_else(|| request.router_detach.as_ref().map(Self::RouterDetach))
             .or_else(|| request.route_add.as_ref().map(Self::RouteAdd))
             .or_else(|| request.route_del.as_ref().map(Self::RouteDel))
+            .or_else(|| request.external_add.as_ref().map(Self::ExternalAdd))
+            .or_else(|| request.external_del.as_deref().map(Self::ExternalDel))
+            .or_else(|| request.external_list.map(|_| Self::ExternalList))
+            .or_else(|| request.nat_add.as_ref().map(Self::NatAdd))
+            .or_else(|| request.nat_del.as_ref().map(Self::NatDel))
+            .or_else(|| request.nat_list.map(|_| Self::NatList))
             .or_else(|| request.neighbour_add.as_ref().map(Self::NeighbourAdd))
             .or_else(|| request.neighbour_del.as_ref().map(Self::NeighbourDel))
             .or_else(|| request.neighbour_list.as_ref().map(Self::NeighbourList))
@@ -159,6 +172,10 @@ impl<'a> Action<'a> {
             | Self::RouterDetach(_)
             | Self::RouteAdd(_)
             | Self::RouteDel(_)
+            | Self::ExternalAdd(_)
+            | Self::ExternalDel(_)
+            | Self::NatAdd(_)
+            | Self::NatDel(_)
             | Self::NeighbourAdd(_)
             | Self::NeighbourDel(_)
             | Self::UpgradeCommit => true,
@@ -199,6 +216,10 @@ impl<'a> Action<'a> {
             | Self::RouterDetach(_)
             | Self::RouteAdd(_)
             | Self::RouteDel(_)
+            | Self::ExternalAdd(_)
+            | Self::ExternalDel(_)
+            | Self::NatAdd(_)
+            | Self::NatDel(_)
             | Self::NeighbourAdd(_)
             | Self::NeighbourDel(_)
             | Self::UpgradeCommit => true,
@@ -226,6 +247,8 @@ impl<'a> Action<'a> {
             | Self::AppHealth
             | Self::NetworkList
             | Self::RouterList
+            | Self::ExternalList
+            | Self::NatList
             | Self::NeighbourList(_) => false,
         }
     }
@@ -287,6 +310,12 @@ impl<'a> Action<'a> {
             Self::RouterDetach(_) => "router_detach",
             Self::RouteAdd(_) => "route_add",
             Self::RouteDel(_) => "route_del",
+            Self::ExternalAdd(_) => "external_add",
+            Self::ExternalDel(_) => "external_del",
+            Self::ExternalList => "external_list",
+            Self::NatAdd(_) => "nat_add",
+            Self::NatDel(_) => "nat_del",
+            Self::NatList => "nat_list",
             Self::NeighbourAdd(_) => "neighbour_add",
             Self::NeighbourDel(_) => "neighbour_del",
             Self::NeighbourList(_) => "neighbour_list",
@@ -300,7 +329,7 @@ mod tests {
     use crate::text;
 
     /// Every field of the request, in number order, as text and as what it must become.
-    const FIELDS: [(&str, &str); 57] = [
+    const FIELDS: [(&str, &str); 63] = [
         (r#"nic_add { id: "x" mac: "m" vni: 1 }"#, "NicAdd"),
         (r#"nic_update { id: "x" }"#, "NicUpdate"),
         (r#"nic_del: "x""#, r#"NicDel("x")"#),
@@ -355,6 +384,12 @@ mod tests {
         (r#"router_detach { router: "r" vni: 42 }"#, "RouterDetach"),
         (r#"route_add { router: "r" via: "10.0.0.9" }"#, "RouteAdd"),
         (r#"route_del { router: "r" }"#, "RouteDel"),
+        (r#"external_add { id: "x" }"#, "ExternalAdd"),
+        (r#"external_del: "x""#, r#"ExternalDel("x")"#),
+        ("external_list: false", "ExternalList"),
+        (r#"nat_add { router: "r" }"#, "NatAdd"),
+        (r#"nat_del { router: "r" }"#, "NatDel"),
+        ("nat_list: false", "NatList"),
         (r#"neighbour_add { vni: 42 address: "10.0.0.2" }"#, "NeighbourAdd"),
         (r#"neighbour_del { vni: 42 address: "10.0.0.2" }"#, "NeighbourDel"),
         ("neighbour_list { }", "NeighbourList"),

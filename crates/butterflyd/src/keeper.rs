@@ -1,7 +1,10 @@
 //! The store as the daemon sees it: changes on their way, births of vnics, trouble.
 
 use butterfly_control::{Change, Desired, TunnelPeer};
-use butterfly_model::{Neighbour, Nic, Vni, canonical, parse_ip};
+use butterfly_model::{
+    External, ExternalId, ForwardProtocol, Nat, NatPlace, NatRule, Neighbour, Nic, Vni, canonical,
+    parse_ip,
+};
 use butterfly_store::{Client, Commit, Edit, Key, Sort};
 use std::{
     collections::{BTreeSet, HashMap},
@@ -223,7 +226,7 @@ impl Keeper {
         if self.raising.is_some() {
             return self.send_all(desired);
         }
-        let keys: BTreeSet<Key> = self.changes.iter().filter_map(|it| self.key_of(it)).collect();
+        let keys: BTreeSet<Key> = self.changes.iter().flat_map(|it| self.keys_of(it)).collect();
         let edits = keys.into_iter().map(|key| self.edit(key, desired)).collect();
         self.send(false, edits);
     }
@@ -276,7 +279,19 @@ impl Keeper {
         self.raising.unwrap_or(self.layout)
     }
 
-    /// Returns the record that a change is about.
+    /// Returns the records that a change is about.
+    fn keys_of(&self, change: &Change) -> Vec<Key> {
+        if let Change::DeclareNat(router, external, nats) = change {
+            let new: BTreeSet<&Nat> = nats.iter().collect();
+            let old: BTreeSet<&Nat> = self.committed.routed().nats(router, external).collect();
+            let name = |nat: &&Nat| nat_key(external, &nat.place());
+            let names = old.symmetric_difference(&new).map(name);
+            return names.map(|name| Key { sort: Sort::Nat, name }).collect();
+        }
+        self.key_of(change).into_iter().collect()
+    }
+
+    /// Returns the record that a change of one object is about.
     fn key_of(&self, change: &Change) -> Option<Key> {
         let (sort, name) = match change {
             Change::AddVnic(nic) | Change::ChangeVnic(nic) | Change::RemakeVnic(nic) => {
@@ -300,6 +315,11 @@ impl Keeper {
             Change::RemoveNeighbour(vni, address) => {
                 (Sort::Neighbour, neighbour_key(*vni, *address))
             }
+            Change::DeclareExternal(external) => {
+                (Sort::External, external.id().as_str().to_owned())
+            }
+            Change::RemoveExternal(id) => (Sort::External, id.as_str().to_owned()),
+            Change::DeclareNat(..) => return None,
         };
         let key = Key { sort, name };
         (!self.is_configured(&key)).then_some(key)
@@ -376,6 +396,32 @@ pub fn peer_name(peer: &TunnelPeer) -> String {
     }
 }
 
+/// Name of a translation's record: its address, of a forwarded port with protocol and port, and the
+/// external.
+pub fn nat_key(external: &ExternalId, place: &NatPlace) -> String {
+    let address = canonical(place.0);
+    match place.1 {
+        None => format!("{address} {external}"),
+        Some((protocol, port)) => format!("{address}/{}/{port} {external}", protocol.name()),
+    }
+}
+
+/// Reads the name of a translation's record.
+pub fn read_nat_key(name: &str) -> Option<(ExternalId, NatPlace)> {
+    let (place, external) = name.split_once(' ')?;
+    let mut parts = place.split('/');
+    let address = parse_ip(parts.next()?).ok()?;
+    let port = match parts.next() {
+        None => None,
+        Some(name) => {
+            let all = [ForwardProtocol::Tcp, ForwardProtocol::Udp];
+            let protocol = all.into_iter().find(|it| it.name() == name)?;
+            Some((protocol, parts.next()?.parse().ok()?))
+        }
+    };
+    Some((ExternalId::new(external).ok()?, (address, port)))
+}
+
 /// Name of a neighbour's record.
 pub fn neighbour_key(vni: Vni, address: IpAddr) -> String {
     format!("{vni} {}", canonical(address))
@@ -398,5 +444,10 @@ fn keys_of(state: &Desired) -> impl Iterator<Item = Key> + '_ {
     let neighbour =
         move |it: &Neighbour| key(Sort::Neighbour, neighbour_key(it.vni(), it.address()));
     let neighbours = routed.neighbours().map(neighbour);
-    vnics.chain(groups).chain(peers).chain(networks).chain(routers).chain(neighbours)
+    let external = move |it: &External| key(Sort::External, it.id().as_str().to_owned());
+    let externals = routed.externals().map(external);
+    let nat = move |it: NatRule| key(Sort::Nat, nat_key(&it.external, &it.nat.place()));
+    let nats = routed.all_nats().map(nat);
+    let outside = externals.chain(nats);
+    vnics.chain(groups).chain(peers).chain(networks).chain(routers).chain(outside).chain(neighbours)
 }

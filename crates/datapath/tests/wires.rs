@@ -327,3 +327,37 @@ fn a_wire_that_cannot_be_changes_nothing() {
         near.reaches("192.0.2.1");
     }
 }
+
+#[test]
+fn an_interface_that_comes_back_is_used_again() {
+    if !is_in_namespace("an_interface_that_comes_back_is_used_again") {
+        return;
+    }
+    let far = veth();
+    far.sh(&outside("peer"));
+    let (switch, laid) = switch(&external("wire", None));
+    laid.unwrap();
+    let near = inside(&switch);
+    near.reaches("192.0.2.1");
+    // Both ends have the addresses that they had.
+    let own = address_in(&run(&["ip", "-o", "link", "show", "wire"]).unwrap());
+    let theirs = address_in(&far.sh("ip -o link show peer"));
+    sh("ip link del wire");
+    sh(&format!(
+        "ip link add wire address {own} type veth peer name peer address {theirs}
+        ip link set peer netns {}
+        ethtool -K wire tx off >/dev/null
+        ip link set wire up",
+        far.0.id()
+    ));
+    far.sh("ethtool -K peer tx off >/dev/null");
+    far.sh(&outside("peer"));
+    near.reaches("192.0.2.1");
+    far.reaches("10.42.0.10");
+}
+
+/// Returns the MAC address in what `ip link` prints.
+fn address_in(told: &str) -> String {
+    let (_, rest) = told.split_once("link/ether ").unwrap();
+    rest.split(' ').next().unwrap().to_owned()
+}

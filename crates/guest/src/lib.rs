@@ -85,7 +85,7 @@ pub enum Machine {
 pub struct Prepared {
     body: Body,
     vnic: Vnic,
-    /// It has an MTU of its own, whatever that of its network.
+    /// True if it has an MTU of its own, whatever that of its network.
     fixed: bool,
 }
 

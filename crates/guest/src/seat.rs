@@ -120,8 +120,8 @@ impl Seat {
         quiet
     }
 
-    /// Attaches with the `wanted` features, as far as they are offered; frames of a TAP device may leave to the switch what it accepts from a guest. The
-    /// queues run when this returns.
+    /// Attaches with the `wanted` features, as far as they are offered; frames of a TAP device may
+    /// leave to the switch what it accepts from a guest. The queues run when this returns.
     pub fn take(
         stream: UnixStream,
         (station, wanted): (Option<&Station>, Features),

@@ -1,8 +1,8 @@
 //! A wire of an external: between an interface of this host and the switch.
 //!
-//! All frames of the interface, or of one VLAN of it, are taken by AF_XDP, and what the switch sends
-//! leaves by it. The host's own stack sees none of them. The switch completes checksums and cuts
-//! segments before, as the interface takes frames as they are.
+//! All frames of the interface, or of one VLAN of it, are taken by AF_XDP, and what the switch
+//! sends leaves by it. The host's own stack sees none of them. The switch completes checksums and
+//! cuts segments before, as the interface takes frames as they are.
 
 use std::{
     net::IpAddr,
@@ -23,7 +23,7 @@ use butterfly_vhost::net::NetHeader;
 
 use crate::{
     BURST,
-    nic::TX_BUFFER,
+    nic::{NicError, TX_BUFFER},
     seat::{End, Seat},
 };
 
@@ -162,18 +162,50 @@ impl AsFd for Wire {
 /// room.
 pub(crate) fn run(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> End {
     loop {
-        match turn(seat, wire, refused) {
-            Ok(()) => {}
-            Err(end) => return end,
-        }
+        let end = match turn(seat, wire, refused) {
+            Ok(()) => continue,
+            Err(Some(end)) => end,
+            Err(None) => match wait(seat, wire, refused) {
+                Ok(()) => continue,
+                Err(end) => end,
+            },
+        };
+        return end;
     }
 }
 
-fn turn(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> Result<(), End> {
-    if seat.stopping() {
-        return Err(End::Stopped);
+/// Waits until an interface that is gone is there again, under its name and with its MAC address,
+/// and opens it anew. What the switch sends meanwhile is refused.
+fn wait(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> Result<(), End> {
+    let name = wire.config.interface.clone();
+    let mac = wire.xdp.info().mac;
+    tracing::warn!(name, "the interface of a wire is gone: nothing passes until it is back");
+    loop {
+        if seat.stopping() {
+            return Err(End::Stopped);
+        }
+        let lost = seat.nic.receive(BURST, |_, _| {})?;
+        refused.fetch_add(lost as u64, Ordering::Relaxed);
+        if lost > 0 {
+            continue;
+        }
+        if wire.config.look().is_ok_and(|(found, _)| found == mac)
+            && let Ok(opened) = Wire::open(&wire.config)
+        {
+            *wire = opened;
+            return Ok(());
+        }
+        seat.sleep(None, Some(LOOK))?;
     }
-    let room = seat.nic.room()?.min(BURST);
+}
+
+/// Relays some frames, or sleeps. Returns why that ends; `None` if the interface is gone.
+fn turn(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> Result<(), Option<End>> {
+    let failed = |why: NicError| Some(End::from(why));
+    if seat.stopping() {
+        return Err(Some(End::Stopped));
+    }
+    let room = seat.nic.room().map_err(failed)?.min(BURST);
     let arrived = wire.xdp.receive(room);
     let mut next = 0;
     let taken = seat.nic.send(arrived, |memory, at| {
@@ -186,23 +218,21 @@ fn turn(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> Result<(), End
         None
     });
     wire.xdp.release();
-    taken?;
+    taken.map_err(failed)?;
     let mut lost = 0;
     let left = seat.nic.receive(BURST, |memory, pieces| {
         lost += u64::from(!wire.send(memory, pieces));
-    })?;
+    });
+    let left = left.map_err(failed)?;
     refused.fetch_add(lost, Ordering::Relaxed);
     if left > 0 || wire.xdp.pending() {
         wire.xdp.flush();
     }
     if arrived + left == 0 {
         let timeout = if wire.xdp.pending() { AGAIN } else { LOOK };
-        let broken = seat.sleep(Some(wire.xdp.descriptor()), Some(timeout))?;
+        let broken = seat.sleep(Some(wire.xdp.descriptor()), Some(timeout)).map_err(Some)?;
         if broken || !wire.is_there() {
-            let name = &wire.config.interface;
-            return Err(End::Because(format!(
-                "its network interface {name} is gone; declare the external again once it is back"
-            )));
+            return Err(None);
         }
     }
     Ok(())

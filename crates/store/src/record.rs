@@ -15,12 +15,24 @@ pub enum Sort {
     Router,
     /// A declared neighbour.
     Neighbour,
+    /// An external.
+    External,
+    /// A translation of a router at an external.
+    Nat,
 }
 
 impl Sort {
     /// All sorts, in the order of their numbers.
-    pub const ALL: [Self; 6] =
-        [Self::Vnic, Self::Group, Self::Peer, Self::Network, Self::Router, Self::Neighbour];
+    pub const ALL: [Self; 8] = [
+        Self::Vnic,
+        Self::Group,
+        Self::Peer,
+        Self::Network,
+        Self::Router,
+        Self::External,
+        Self::Nat,
+        Self::Neighbour,
+    ];
 
     /// Its number in files and frames, which never changes.
     pub(crate) fn number(self) -> u8 {
@@ -30,7 +42,9 @@ impl Sort {
             Self::Peer => 2,
             Self::Network => 3,
             Self::Router => 4,
-            // Those between are of sorts to come (docs/design/routed.md).
+            // The one between is of a sort that no object has (docs/design/routed.md).
+            Self::External => 6,
+            Self::Nat => 7,
             Self::Neighbour => 8,
         }
     }
@@ -100,12 +114,14 @@ mod tests {
             (2, Sort::Peer),
             (3, Sort::Network),
             (4, Sort::Router),
+            (6, Sort::External),
+            (7, Sort::Nat),
             (8, Sort::Neighbour),
         ];
         for (number, sort) in numbered {
             assert_eq!((sort.number(), Sort::numbered(number)), (number, Some(sort)));
         }
-        for number in (5..8).chain(9..=u8::MAX) {
+        for number in [5].into_iter().chain(9..=u8::MAX) {
             assert_eq!(Sort::numbered(number), None);
         }
         assert_eq!(Sort::ALL, numbered.map(|(_, sort)| sort));

@@ -223,6 +223,19 @@ kinds! {
     NeighbourDeclared = "neighbour-declared", CHANGE;
     /// A neighbour was deleted.
     NeighbourRemoved = "neighbour-removed", CHANGE;
+    /// An external was declared, or has another wire or other addresses: all of them.
+    ExternalDeclared = "external-declared", CHANGE;
+    /// An external was deleted.
+    ExternalRemoved = "external-removed", CHANGE;
+    /// An external that was not in effect is: nothing is missing any more.
+    ExternalUp = "external-up", USUAL;
+    /// An external that is declared is not in effect, and why: nothing goes by it.
+    ExternalDown = "external-down", USUAL;
+    /// Translations of a router came at an external, maybe in place of others: these, and those
+    /// that went.
+    NatDeclared = "nat-declared", CHANGE;
+    /// Translations of a router at an external were deleted.
+    NatRemoved = "nat-removed", CHANGE;
     /// Another host that no option names was heard for the first time.
     PeerLearnt = "peer-learnt", USUAL;
     /// Another host that no option names was silent for too long.

@@ -10,9 +10,9 @@ use butterfly_control::{
     Change, Declaration, Desired, Difference, Object, Unnamed, What, differences, neighbour_name,
     plan,
 };
-use butterfly_model::NicId;
+use butterfly_model::{NicId, Vni};
 use protobuf::{Message, MessageField};
-use std::collections::BTreeSet;
+use std::{cell::RefCell, collections::BTreeSet};
 use tracing::{info, warn};
 
 /// Bytes of a reply that may tell what changed; the rest is counted. A reply that is too long would
@@ -108,11 +108,31 @@ impl<D: Dataplane> Daemon<D> {
             let neighbour = neighbour.map_err(|failure| about("neighbour", &name, failure))?;
             Ok(Declaration { neighbours: vec![neighbour], ..Declaration::default() })
         };
+        // Externals without a number get the highest ones that nothing of the request has either.
+        let taken = RefCell::new(numbers(request));
+        let external = move |declared: &proto::External| {
+            let number = |id: &str| {
+                let vni = self.desired.number_for(id, |vni| taken.borrow().contains(&vni))?;
+                taken.borrow_mut().insert(vni);
+                Ok(vni)
+            };
+            let external = convert::external(declared, number);
+            let external = external.map_err(|failure| about("external", declared.id(), failure))?;
+            Ok(Declaration { externals: vec![external], ..Declaration::default() })
+        };
+        let nat = |declared: &proto::Nat| {
+            let nat = convert::nat(declared);
+            let nat = nat.map_err(|failure| about("translation", declared.address(), failure))?;
+            Ok(Declaration { nats: vec![nat], ..Declaration::default() })
+        };
         let groups = request.security_group.iter().map(group);
         let networks = request.network.iter().map(network);
         let named = request.nic.iter().map(nic).chain(groups).chain(request.peer.iter().map(peer));
         let neighbours = request.neighbour.iter().map(neighbour);
-        named.chain(networks).chain(request.router.iter().map(router)).chain(neighbours)
+        let routers = request.router.iter().map(router);
+        let externals = request.external.iter().map(external);
+        let nats = request.nat.iter().map(nat);
+        named.chain(networks).chain(externals).chain(routers).chain(nats).chain(neighbours)
     }
 
     /// Makes vnics anew that are declared again although no VM can attach to them any more: the
@@ -237,6 +257,7 @@ impl<D: Dataplane> Daemon<D> {
         mut cut: BTreeSet<String>,
         failure: Failure,
     ) -> Failure {
+        self.missing_wires.restoring = true;
         let back = plan(&self.desired, before);
         let again = come_again(&back);
         let mut lost = Vec::new();
@@ -250,6 +271,7 @@ impl<D: Dataplane> Daemon<D> {
                 lost.push(why);
             }
         }
+        self.missing_wires.restoring = false;
         // If something is left of it, both directions stay in the record as they are.
         if lost.is_empty() {
             self.events.take_back(mark, REQUEST);
@@ -279,6 +301,16 @@ impl<D: Dataplane> Daemon<D> {
         };
         Failure { help: Some(help), ..failure }
     }
+}
+
+/// Returns the VNIs that a request names.
+fn numbers(request: &ApplyReq) -> BTreeSet<Vni> {
+    let nics = request.nic.iter().map(|nic| nic.vni());
+    let networks = request.network.iter().map(|network| network.vni());
+    let neighbours = request.neighbour.iter().map(|neighbour| neighbour.vni());
+    let externals = request.external.iter().filter_map(|external| external.vni);
+    let all = nics.chain(networks).chain(neighbours).chain(externals);
+    all.filter_map(|number| Vni::new(number).ok()).collect()
 }
 
 /// Returns the vnics of a plan that go only to come again.
@@ -321,6 +353,12 @@ pub(super) fn name_of(change: &Change) -> About {
         Change::RemoveNetwork(vni) => format!("network {vni}"),
         Change::DeclareRouter(router) => format!("router {:?}", router.id().as_str()),
         Change::RemoveRouter(id) => format!("router {:?}", id.as_str()),
+        Change::DeclareExternal(external) => format!("external {:?}", external.id().as_str()),
+        Change::RemoveExternal(id) => format!("external {:?}", id.as_str()),
+        Change::DeclareNat(router, external, _) => {
+            let (router, external) = (router.as_str(), external.as_str());
+            format!("translations of router {router:?} at external {external:?}")
+        }
         Change::DeclareNeighbour(neighbour) => {
             format!("neighbour {}", neighbour_name(neighbour.vni(), neighbour.address()))
         }
@@ -383,6 +421,8 @@ fn row(difference: Difference, cuts: &BTreeSet<String>) -> apply_res::Change {
         Object::Network => change::Object::NETWORK,
         Object::Router => change::Object::ROUTER,
         Object::Neighbour => change::Object::NEIGHBOUR,
+        Object::External => change::Object::EXTERNAL,
+        Object::Nat => change::Object::NAT,
     };
     let what = match difference.what {
         What::Added => change::What::ADDED,

@@ -13,11 +13,12 @@ use crate::{
 };
 use butterfly_api::Failure;
 use butterfly_control::{
-    Change, NicChange, Prepared, TunnelPeer, about_neighbour, about_network, about_router,
-    member_of, neighbour_name, rule_of,
+    Change, NicChange, Prepared, TunnelPeer, about_external, about_neighbour, about_network,
+    about_router, member_of, neighbour_name, rule_of,
 };
 use butterfly_datapath::{GroupChange, RoutingChange};
-use butterfly_model::{GroupName, Nic, Vni};
+use butterfly_model::{GroupName, Nat, Nic, Vni};
+use std::collections::BTreeSet;
 
 impl<D: Dataplane> Daemon<D> {
     /// Carries out `change`. On an error nothing has changed, unless it says so.
@@ -41,7 +42,9 @@ impl<D: Dataplane> Daemon<D> {
                     | Kind::SgMemberAdded
                     | Kind::SgMemberRemoved
                     | Kind::NeighbourDeclared
-                    | Kind::NeighbourRemoved => self.note(kind, text),
+                    | Kind::NeighbourRemoved
+                    | Kind::NatDeclared
+                    | Kind::NatRemoved => self.note(kind, text),
                     _ => self.tell(kind, text),
                 }
                 self.commit(prepared);
@@ -78,7 +81,8 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Has the data path carry out a change of a group, a peer, a network, a router or a neighbour.
+    /// Has the data path carry out a change of a group, a peer, a network, a router, a neighbour, an
+    /// external or a translation.
     /// Returns the event that it is.
     fn carry_out_change(&mut self, change: &Change) -> Result<(Kind, String), Failure> {
         let mut group =
@@ -133,7 +137,7 @@ impl<D: Dataplane> Daemon<D> {
                 (Kind::NetworkRemoved, format!("network {vni} is not declared any more"))
             }
             Change::DeclareRouter(router) => {
-                self.route(RoutingChange::DeclareRouter(router.clone()))?;
+                self.route(RoutingChange::DeclareRouter(self.lowered(router, None)))?;
                 let id = router.id().as_str();
                 (Kind::RouterDeclared, format!("router {id:?}: {}", about_router(router)))
             }
@@ -152,6 +156,22 @@ impl<D: Dataplane> Daemon<D> {
                 let name = neighbour_name(*vni, *address);
                 (Kind::NeighbourRemoved, format!("neighbour {name} deleted"))
             }
+            Change::DeclareExternal(external) => {
+                self.declare_wire(external)?;
+                let text = about_external(external);
+                (Kind::ExternalDeclared, format!("external {:?}: {text}", external.id().as_str()))
+            }
+            Change::RemoveExternal(id) => {
+                self.remove_wire(id)?;
+                (Kind::ExternalRemoved, format!("external {:?} deleted", id.as_str()))
+            }
+            Change::DeclareNat(router, external, nats) => {
+                let old: Vec<Nat> = self.desired.routed().nats(router, external).copied().collect();
+                self.declare_nat(router, external, nats)?;
+                let (kind, text) = told_nats(&old, nats);
+                let (router, external) = (router.as_str(), external.as_str());
+                (kind, format!("router {router:?} at external {external:?}: {text}"))
+            }
             // Vnics have handlers of their own.
             Change::AddVnic(_)
             | Change::ChangeVnic(_)
@@ -161,7 +181,7 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     /// Has the data path route otherwise.
-    fn route(&mut self, change: RoutingChange) -> Result<(), Failure> {
+    pub(super) fn route(&mut self, change: RoutingChange) -> Result<(), Failure> {
         self.dataplane.change_routing(change).map_err(|error| Failure::new(error.to_string()))
     }
 
@@ -176,6 +196,24 @@ impl<D: Dataplane> Daemon<D> {
         };
         format!("peer {} is not named any more for {}{still}", peer.address(), of(peer.vni()))
     }
+}
+
+/// Most translations that an event names.
+const NATS_NAMED: usize = 16;
+
+/// Translations that come and go, in words.
+fn told_nats(old: &[Nat], new: &[Nat]) -> (Kind, String) {
+    let only = |of: &[Nat], other: &[Nat], sign: char| -> Vec<String> {
+        let other: BTreeSet<&Nat> = other.iter().collect();
+        of.iter().filter(|nat| !other.contains(nat)).map(|nat| format!("{sign}{nat}")).collect()
+    };
+    let (come, gone) = (only(new, old, '+'), only(old, new, '-'));
+    let kind = if come.is_empty() { Kind::NatRemoved } else { Kind::NatDeclared };
+    let mut all = [come, gone].concat();
+    let more = all.len().saturating_sub(NATS_NAMED);
+    all.truncate(NATS_NAMED);
+    all.extend((more > 0).then(|| format!("and {more} more")));
+    (kind, all.join(", "))
 }
 
 fn of(vni: Option<Vni>) -> String {

@@ -3,15 +3,20 @@
 use butterfly_api::{Failure, proto};
 use butterfly_control::{Refused, TunnelPeer};
 use butterfly_model::{
-    Bench, Cidr, Dhcp, DhcpError, DhcpRoute, Direction, GroupName, GroupNameError, GroupNames,
-    IpSet, Kind, Limit, LimitError, Limits, Mac, Neighbour, Netns, Network, Nic, NicId, NicUpdate,
-    Peer, Protocol, Role, Route, Router, RouterAddresses, RouterId, Rule, RuleError, SecurityGroup,
-    SocketDir, Subnet, TraceOptions, Vni, canonical, parse_ip,
+    Bench, Cidr, Dhcp, DhcpError, DhcpRoute, Direction, External, ExternalError, ExternalId,
+    ForwardProtocol, GroupName, GroupNameError, GroupNames, IpSet, Kind, Limit, LimitError, Limits,
+    Mac, Nat, NatError, NatPlace, NatRule, Neighbour, Netns, Network, Nic, NicId, NicUpdate, Peer,
+    Protocol, Role, Route, Router, RouterAddresses, RouterId, Rule, RuleError, SecurityGroup,
+    SocketDir, Subnet, TraceOptions, Vni, WireDevice, canonical, parse_ip,
 };
 use protobuf::MessageField;
 use tracing::warn;
 
-use std::{fmt::Display, net::IpAddr, path::Path};
+use std::{
+    fmt::{self, Display},
+    net::{IpAddr, SocketAddrV4},
+    path::Path,
+};
 
 /// The failure `description` of the protocol, explained by `error`.
 fn refused(description: &'static str) -> impl Fn(&dyn Display) -> Failure {
@@ -325,6 +330,7 @@ pub fn declared_network(declared: &proto::Network) -> Result<Network, Failure> {
     let subnets = declared.subnet.iter().map(read).collect::<Result<_, _>>()?;
     let network =
         Network::new(network(number)?, subnets, declared.mtu).map_err(|error| told(&error))?;
+    let network = network.with_public(declared.public());
     match declared.dhcp.as_ref() {
         Some(terms) => network.with_dhcp(Some(dhcp(declared, terms)?)),
         None if declared.dns.is_empty() && declared.search.is_empty() => Ok(network),
@@ -381,6 +387,7 @@ pub fn network_details(network: &Network) -> proto::Network {
         search: dhcp.map_or(Vec::new(), |dhcp| dhcp.search().to_vec()),
         mtu: network.mtu().map(u32::from),
         dhcp: dhcp.map(dhcp_details).into(),
+        public: network.is_public().then_some(true),
         ..Default::default()
     }
 }
@@ -391,13 +398,14 @@ pub fn router(declared: &proto::Router) -> Result<Router, Failure> {
     let id = RouterId::new(declared.id()).map_err(|error| Failure::new(error.to_string()))?;
     let mut router = Router::new(id);
     for declared in &declared.attachment {
-        let (vni, given) = attachment(declared)?;
+        let (place, given) = attachment(declared)?;
         if declared.router.as_deref().is_some_and(|other| other != router.id().as_str()) {
             let text = format!("an attachment of it is of router {:?}", declared.router());
             return Err(Failure::new(text).with_help("leave that out, or name the same router"));
         }
-        if router.attach(vni, given).is_some() {
-            return Err(Failure::new(format!("it is attached to network {vni} twice"))
+        let name = place.to_string();
+        if attach(&mut router, place, given).is_some() {
+            return Err(Failure::new(format!("it is attached to {name} twice"))
                 .with_help("name the network once, with all addresses"));
         }
     }
@@ -443,6 +451,11 @@ pub fn router_details(router: &Router) -> proto::Router {
         address: given.texts(),
         ..Default::default()
     };
+    let outside = router.externals().map(|(id, given)| proto::Attachment {
+        external: Some(id.as_str().to_owned()),
+        address: given.texts(),
+        ..Default::default()
+    });
     let route = |route: &Route| proto::Route {
         cidr: MessageField::some(cidr_details(&route.to())),
         via: route.via().iter().copied().map(canonical).collect(),
@@ -450,24 +463,206 @@ pub fn router_details(router: &Router) -> proto::Router {
     };
     proto::Router {
         id: Some(router.id().as_str().to_owned()),
-        attachment: router.attachments().map(attachment).collect(),
+        attachment: router.attachments().map(attachment).chain(outside).collect(),
         route: router.routes().map(route).collect(),
         ..Default::default()
     }
 }
 
-/// Checks an attachment: the network, and the addresses there.
-pub fn attachment(declared: &proto::Attachment) -> Result<(Vni, RouterAddresses), Failure> {
-    let given = RouterAddresses::parse(&declared.address);
-    Ok((network_of(declared)?, given.map_err(|error| Failure::new(error.to_string()))?))
+/// A network or an external, to which a router is attached.
+pub enum Joined {
+    Network(Vni),
+    External(ExternalId),
 }
 
-/// Checks the network of an attachment.
-pub fn network_of(declared: &proto::Attachment) -> Result<Vni, Failure> {
-    declared
-        .vni
-        .ok_or_else(|| Failure::new("an attachment needs the VNI of its network"))
-        .and_then(network)
+impl fmt::Display for Joined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Network(vni) => write!(f, "network {vni}"),
+            Self::External(id) => write!(f, "external {:?}", id.as_str()),
+        }
+    }
+}
+
+/// Attaches a router. Returns its addresses there before, if it was attached.
+pub fn attach(router: &mut Router, to: Joined, given: RouterAddresses) -> Option<RouterAddresses> {
+    match to {
+        Joined::Network(vni) => router.attach(vni, given),
+        Joined::External(id) => router.attach_external(id, given),
+    }
+}
+
+/// Checks an attachment: the network or external, and the addresses there.
+pub fn attachment(declared: &proto::Attachment) -> Result<(Joined, RouterAddresses), Failure> {
+    let given = RouterAddresses::parse(&declared.address);
+    Ok((joined(declared)?, given.map_err(|error| Failure::new(error.to_string()))?))
+}
+
+/// Checks the network or the external of an attachment.
+pub fn joined(declared: &proto::Attachment) -> Result<Joined, Failure> {
+    match (declared.vni, declared.external.as_deref()) {
+        (Some(vni), None) => network(vni).map(Joined::Network),
+        (None, Some(id)) => external_id(id).map(Joined::External),
+        (None, None) => {
+            Err(Failure::new("an attachment needs the VNI of its network, or an external"))
+        }
+        (Some(_), Some(_)) => {
+            Err(Failure::new("an attachment is to a network or to an external, and names both"))
+        }
+    }
+}
+
+/// Checks the name of an external.
+fn external_id(id: &str) -> Result<ExternalId, Failure> {
+    ExternalId::new(id).map_err(|error| Failure::new(error.to_string()))
+}
+
+/// Checks the declaration of an external. Without a VNI it gets that which `number` chooses for its
+/// id.
+pub fn external(
+    declared: &proto::External,
+    number: impl FnOnce(&str) -> Result<Vni, Refused>,
+) -> Result<External, Failure> {
+    let told = |error: &dyn Display| Failure::new(error.to_string());
+    let id = external_id(declared.id())?;
+    let wire = declared.uplink.as_deref().map(WireDevice::parse).transpose();
+    let wire = wire.map_err(|error| told(&error))?;
+    if wire.is_none() && declared.vni.is_none() {
+        return Err(told(&ExternalError::NoWayOut(id)));
+    }
+    if wire.is_none() && declared.vlan.is_some() {
+        return Err(told(&ExternalError::VlanWithoutWire(id)));
+    }
+    let (vni, chosen) = match declared.vni {
+        Some(vni) => (network(vni)?, declared.chosen()),
+        None => (number(declared.id()).map_err(refusal)?, true),
+    };
+    let made = External::parse(id, vni, &declared.address, &declared.gateway);
+    let made = made.and_then(|external| match wire {
+        Some(wire) => external.with_wire(wire, declared.vlan),
+        None => Ok(external),
+    });
+    let made = made.and_then(|external| external.with_mtu(declared.mtu));
+    let made =
+        made.and_then(|external| if chosen { external.with_chosen_vni() } else { Ok(external) });
+    made.map_err(|error| told(&error))
+}
+
+/// An external as it is echoed. Given back as a declaration, it changes nothing.
+pub fn external_details(external: &External) -> proto::External {
+    proto::External {
+        id: Some(external.id().as_str().to_owned()),
+        uplink: external.wire().map(WireDevice::to_string),
+        vlan: external.vlan().map(u32::from),
+        vni: Some(external.vni().number()),
+        address: external.addresses().iter().map(Cidr::to_string).collect(),
+        gateway: external.gateways().map(canonical).collect(),
+        mtu: external.network().mtu().map(u32::from),
+        chosen: (!external.is_provider()).then_some(true),
+        ..Default::default()
+    }
+}
+
+/// Checks a translation, its router and its external.
+pub fn nat(declared: &proto::Nat) -> Result<NatRule, Failure> {
+    let told = |error: &dyn Display| Failure::new(error.to_string());
+    let router = RouterId::new(declared.router()).map_err(|error| told(&error))?;
+    let external = external_id(declared.external())?;
+    let address = |text: &Option<String>, name: &str| {
+        let text = text.as_deref().ok_or_else(|| told(&format_args!("a translation needs {name}")));
+        parse_ip(text?).map_err(|error| told(&error))
+    };
+    let outside = address(&declared.address, "its address outside: set address")?;
+    let inside = || address(&declared.inside, "the machine inside: set inside");
+    let kind = declared.kind.ok_or_else(|| told(&"a translation needs its kind"))?;
+    let kind = kind.enum_value();
+    let ports = [declared.protocol, declared.port, declared.to_port];
+    if ports.iter().any(Option::is_some) && kind != Ok(proto::nat::Kind::FORWARD) {
+        return Err(told(&"a translation of a whole address has no protocol and no ports"));
+    }
+    let nat = match kind {
+        Ok(proto::nat::Kind::SNAT) if declared.inside.is_some() => {
+            return Err(told(&"an address by which many leave leads to no single machine"));
+        }
+        Ok(proto::nat::Kind::SNAT) => Nat::snat(outside),
+        Ok(proto::nat::Kind::FLOATING) => Nat::floating(outside, inside()?),
+        Ok(proto::nat::Kind::FORWARD) => {
+            let (protocol, port) = forwarded(declared)?;
+            let to_port = declared.to_port.map_or(Ok(port), self::port)?;
+            let ends = (end(outside, port)?, end(inside()?, to_port)?);
+            Nat::forward(protocol, ends.0, ends.1)
+        }
+        Err(number) => return Err(told(&format_args!("there is no translation of kind {number}"))),
+    };
+    Ok(NatRule { router, external, nat: nat.map_err(|error| told(&error))? })
+}
+
+fn forwarded(declared: &proto::Nat) -> Result<(ForwardProtocol, u16), Failure> {
+    let protocol = match declared.protocol {
+        Some(6) => ForwardProtocol::Tcp,
+        Some(17) => ForwardProtocol::Udp,
+        Some(other) => {
+            return Err(Failure::new(NatError::Protocol(other.to_string()).to_string()));
+        }
+        None => return Err(Failure::new("a forwarded port needs its protocol: 6 or 17")),
+    };
+    Ok((protocol, port(declared.port.unwrap_or(0))?))
+}
+
+fn port(port: u32) -> Result<u16, Failure> {
+    let fits = u16::try_from(port).ok().filter(|port| *port > 0);
+    fits.ok_or_else(|| Failure::new(NatError::Port(port).to_string()))
+}
+
+fn end(address: IpAddr, port: u16) -> Result<SocketAddrV4, Failure> {
+    match address {
+        IpAddr::V4(v4) => Ok(SocketAddrV4::new(v4, port)),
+        IpAddr::V6(_) => Err(Failure::new(NatError::FourOnly(address).to_string())),
+    }
+}
+
+/// Reads what a translation has of its external: its address, and maybe a port.
+pub fn nat_place(declared: &proto::Nat) -> Result<(ExternalId, NatPlace), Failure> {
+    let address = parse_ip(declared.address()).map_err(|error| Failure::new(error.to_string()))?;
+    let forwards = declared.protocol.is_some() || declared.port.is_some();
+    let port = if forwards { Some(forwarded(declared)?) } else { None };
+    Ok((external_id(declared.external())?, (address, port)))
+}
+
+/// Returns whether a translation is one that may be meant by its place: of this router and kind, if
+/// these are said.
+pub fn may_be(declared: &proto::Nat, router: &RouterId, nat: &Nat) -> bool {
+    let router = declared.router.as_deref().is_none_or(|other| other == router.as_str());
+    router && declared.kind.is_none_or(|kind| kind == kind_of(nat).into())
+}
+
+fn kind_of(nat: &Nat) -> proto::nat::Kind {
+    match nat {
+        Nat::Floating { .. } => proto::nat::Kind::FLOATING,
+        Nat::Snat { .. } => proto::nat::Kind::SNAT,
+        Nat::Forward { .. } => proto::nat::Kind::FORWARD,
+    }
+}
+
+/// A translation as it is echoed. Given back as a declaration, it changes nothing.
+pub fn nat_details(rule: &NatRule) -> proto::Nat {
+    let (protocol, port, to_port) = match rule.nat {
+        Nat::Forward { protocol, port, to_port, .. } => {
+            (Some(protocol.number().into()), Some(port.into()), Some(to_port.into()))
+        }
+        _ => (None, None, None),
+    };
+    proto::Nat {
+        router: Some(rule.router.as_str().to_owned()),
+        kind: Some(kind_of(&rule.nat).into()),
+        external: Some(rule.external.as_str().to_owned()),
+        address: Some(canonical(rule.nat.outside())),
+        inside: rule.nat.inside().map(canonical),
+        protocol,
+        port,
+        to_port,
+        ..Default::default()
+    }
 }
 
 /// Checks the declaration of a neighbour.

@@ -13,12 +13,12 @@ use super::{
 use crate::{
     dataplane::Dataplane,
     events::{Kind, Note},
-    keeper::{Keeper, Missing, peer_name, read_neighbour_key},
+    keeper::{Keeper, Missing, peer_name, read_nat_key, read_neighbour_key},
 };
 use butterfly_api::Failure;
 use butterfly_control::{Declaration, Desired, Unnamed, plan};
 use butterfly_layout::rehearsal;
-use butterfly_model::Vni;
+use butterfly_model::{NatRule, Vni};
 use butterfly_point::{Point, pass};
 use butterfly_store::{Client, Contents, Key, Report, Sort};
 use protobuf::Message;
@@ -226,6 +226,8 @@ impl<D: Dataplane> Daemon<D> {
 
     /// Makes all changes to `state` that this host takes; the others in words.
     pub(super) fn carry_out_all(&mut self, state: &Desired) -> Vec<String> {
+        // What is declared already is not refused for what this host lacks.
+        self.missing_wires.restoring = true;
         let changes = plan(&self.desired, state);
         let again = come_again(&changes);
         let mut lost = Vec::new();
@@ -240,6 +242,7 @@ impl<D: Dataplane> Daemon<D> {
                 }
             }
         }
+        self.missing_wires.restoring = false;
         lost
     }
 
@@ -329,6 +332,15 @@ pub(super) fn encoded(key: &Key, state: &Desired) -> Option<Vec<u8>> {
             convert::network_details(state.routed().network(vni)?).write_to_bytes()
         }
         Sort::Router => convert::router_details(state.routed().router(name)?).write_to_bytes(),
+        Sort::External => {
+            convert::external_details(state.routed().external(name)?).write_to_bytes()
+        }
+        Sort::Nat => {
+            let (external, place) = read_nat_key(name)?;
+            let (router, nat) = state.routed().nat(&external, &place)?;
+            let rule = NatRule { router: router.clone(), external, nat: *nat };
+            convert::nat_details(&rule).write_to_bytes()
+        }
         Sort::Neighbour => {
             let (vni, address) = read_neighbour_key(name)?;
             convert::neighbour_details(state.routed().neighbour(vni, address)?).write_to_bytes()

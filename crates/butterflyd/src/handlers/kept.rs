@@ -88,6 +88,8 @@ impl<D: Dataplane> Daemon<D> {
             peer: self.desired.peers().iter().map(peer).collect(),
             network: self.desired.routed().networks().map(convert::network_details).collect(),
             router: self.desired.routed().routers().map(convert::router_details).collect(),
+            external: self.desired.routed().externals().map(convert::external_details).collect(),
+            nat: self.desired.routed().all_nats().map(|it| convert::nat_details(&it)).collect(),
             neighbour: self.desired.routed().neighbours().map(convert::neighbour_details).collect(),
             ..Default::default()
         }

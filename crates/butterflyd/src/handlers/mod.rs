@@ -16,6 +16,7 @@ mod meant;
 mod moved;
 mod neighbour;
 mod nic;
+mod outside;
 mod record;
 mod records;
 mod release;
@@ -30,6 +31,7 @@ mod trace;
 mod tunnel;
 mod upgrade;
 
+pub use outside::MissingWires;
 pub use records::{declared_in, stored_in};
 pub use reload::Reload;
 
@@ -91,6 +93,8 @@ pub struct Daemon<D> {
     pub poison: Option<Poison>,
     /// Reason for which the store is left alone, if it is.
     pub degraded: Option<Degraded>,
+    /// Externals whose wires this host lacks.
+    pub missing_wires: MissingWires,
     /// Condition that metrics tell.
     pub condition: Condition,
 }
@@ -136,6 +140,7 @@ impl<D: Dataplane> Handler for Daemon<D> {
     fn outcome(&mut self) -> Option<Result<(), Failure>> {
         self.try_without_less();
         let outcome = self.hear_store();
+        self.try_wires();
         self.tell_condition();
         outcome
     }
@@ -169,6 +174,7 @@ impl<D: Dataplane> Daemon<D> {
             degraded: self.degraded.is_some(),
             changes_refused: self.store_trouble().is_some(),
             upgrade_failed: self.upgrade.failed.is_some(),
+            externals_down: self.missing_wires.ids().count(),
             upgrade_uncommitted: layout.is_some_and(|it| it < butterfly_layout::newest()),
         });
     }
@@ -247,6 +253,12 @@ impl<D: Dataplane> Daemon<D> {
             Action::RouterDetach(attachment) => self.router_detach(attachment),
             Action::RouteAdd(route) => self.route_add(route),
             Action::RouteDel(route) => self.route_del(route),
+            Action::ExternalAdd(external) => self.external_add(external),
+            Action::ExternalDel(id) => self.external_del(id),
+            Action::ExternalList => self.external_list(),
+            Action::NatAdd(nat) => self.nat_add(nat),
+            Action::NatDel(nat) => self.nat_del(nat),
+            Action::NatList => self.nat_list(),
             Action::NeighbourAdd(neighbour) => self.neighbour_add(neighbour),
             Action::NeighbourDel(neighbour) => self.neighbour_del(neighbour),
             Action::NeighbourList(request) => self.neighbour_list(request),

@@ -2,10 +2,10 @@
 //! store, and the declaration.
 
 use super::convert;
-use crate::keeper::{Birth, neighbour_key, peer_name};
+use crate::keeper::{Birth, nat_key, neighbour_key, peer_name};
 use butterfly_api::{Failure, proto};
-use butterfly_control::{Declaration, Desired, Unnamed};
-use butterfly_model::SocketDir;
+use butterfly_control::{Declaration, Desired, Refused, Unnamed};
+use butterfly_model::{SocketDir, Vni};
 use butterfly_store::{Contents, Key, Sort};
 
 /// Returns the words of a failure.
@@ -73,6 +73,18 @@ pub(super) fn object(
             named(router.id().as_str())?;
             object.routers.push(router);
         }
+        Sort::External => {
+            let external: proto::External = read(value)?;
+            let external = convert::external(&external, without_number).map_err(told)?;
+            named(external.id().as_str())?;
+            object.externals.push(external);
+        }
+        Sort::Nat => {
+            let rule: proto::Nat = read(value)?;
+            let rule = convert::nat(&rule).map_err(told)?;
+            named(&nat_key(&rule.external, &rule.nat.place()))?;
+            object.nats.push(rule);
+        }
         Sort::Neighbour => {
             let neighbour: proto::Neighbour = read(value)?;
             let neighbour = convert::neighbour(&neighbour).map_err(told)?;
@@ -81,6 +93,11 @@ pub(super) fn object(
         }
     }
     Ok((object, birth))
+}
+
+/// Refuses an external that was kept without its number.
+fn without_number(id: &str) -> Result<Vni, Refused> {
+    Err(Refused::NoNumber(id.to_owned()))
 }
 
 /// Reads a message. One with more than this release knows may mean less by what is left.
@@ -113,6 +130,8 @@ pub fn declared_in(bytes: &[u8], sockets: &SocketDir) -> Result<Desired, String>
     let networks = request.network.iter().map(convert::declared_network);
     let routers = request.router.iter().map(convert::router);
     let neighbours = request.neighbour.iter().map(convert::neighbour);
+    let externals = request.external.iter().map(|it| convert::external(it, without_number));
+    let nats = request.nat.iter().map(convert::nat);
     let declaration = Declaration {
         vnics: nics.collect::<Result<_, _>>().map_err(told)?,
         groups: groups.collect::<Result<_, _>>().map_err(told)?,
@@ -120,6 +139,8 @@ pub fn declared_in(bytes: &[u8], sockets: &SocketDir) -> Result<Desired, String>
         networks: networks.collect::<Result<_, _>>().map_err(told)?,
         routers: routers.collect::<Result<_, _>>().map_err(told)?,
         neighbours: neighbours.collect::<Result<_, _>>().map_err(told)?,
+        externals: externals.collect::<Result<_, _>>().map_err(told)?,
+        nats: nats.collect::<Result<_, _>>().map_err(told)?,
     };
     Desired::default().with(declaration, Unnamed::Stay).map_err(|why| why.to_string())
 }

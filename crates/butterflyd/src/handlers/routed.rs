@@ -1,7 +1,10 @@
 //! Requests about networks, routers and their routes.
 
 use super::Daemon;
-use crate::{dataplane::Dataplane, handlers::convert};
+use crate::{
+    dataplane::Dataplane,
+    handlers::convert::{self, Joined},
+};
 use butterfly_api::{
     Answer, Failure,
     proto::{self, Response},
@@ -52,16 +55,22 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     pub(super) fn router_attach(&mut self, attachment: &proto::Attachment) -> Answer {
-        let (vni, given) = convert::attachment(attachment)?;
+        let (place, given) = convert::attachment(attachment)?;
         let mut router = self.router(attachment.router())?.clone();
-        router.attach(vni, given);
+        if let Joined::External(id) = &place {
+            self.external(id.as_str())?;
+        }
+        convert::attach(&mut router, place, given);
         self.declare_router(router)
     }
 
     pub(super) fn router_detach(&mut self, attachment: &proto::Attachment) -> Answer {
-        let vni = convert::network_of(attachment)?;
+        let place = convert::joined(attachment)?;
         let mut router = self.router(attachment.router())?.clone();
-        router.detach(vni);
+        match place {
+            Joined::Network(vni) => router.detach(vni),
+            Joined::External(id) => router.detach_external(id.as_str()),
+        };
         self.declare_router(router)
     }
 
@@ -89,7 +98,7 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     /// The router `id`; else a failure that names the closest one.
-    fn router(&self, id: &str) -> Result<&Router, Failure> {
+    pub(super) fn router(&self, id: &str) -> Result<&Router, Failure> {
         self.desired.routed().router(id).ok_or_else(|| {
             let missing = convert::refusal(Refused::RouterMissing(id.to_owned()));
             let names = self.desired.routed().routers().map(Router::id).map(RouterId::as_str);

@@ -9,6 +9,7 @@ mod host;
 mod kept;
 mod moved;
 mod neighbours;
+mod outside;
 mod reload;
 mod routed;
 mod security_groups;

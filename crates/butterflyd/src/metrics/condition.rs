@@ -15,6 +15,8 @@ pub struct Troubles {
     pub upgrade_failed: bool,
     /// The store has an older layout than the program knows: no upgrade was committed yet.
     pub upgrade_uncommitted: bool,
+    /// Externals that are declared and not in effect, as their wires are missing.
+    pub externals_down: usize,
 }
 
 /// Condition that the main thread writes and a scrape reads.

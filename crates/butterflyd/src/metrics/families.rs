@@ -72,6 +72,9 @@ families! {
     /// 1 if the store has an older layout than the program knows, so that the release before can go
     /// on: `butterfly upgrade --commit` ends that. Else 0.
     UpgradeUncommitted = Gauge "butterfly_upgrade_uncommitted" [];
+    /// Externals that are declared and not in effect, as their interfaces are missing: nothing goes
+    /// by them.
+    ExternalsDown = Gauge "butterfly_externals_down" [];
     /// Endpoints of the API that the configuration names and the daemon does not listen on. Metrics
     /// that are not served cannot say so here; `butterfly show` does.
     NotListening = Gauge "butterfly_not_listening" [];

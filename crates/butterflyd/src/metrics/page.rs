@@ -91,6 +91,7 @@ impl Page {
         self.add(Family::ChangesRefused, &[], troubles.changes_refused);
         self.add(Family::UpgradeFailed, &[], troubles.upgrade_failed);
         self.add(Family::UpgradeUncommitted, &[], troubles.upgrade_uncommitted);
+        self.add(Family::ExternalsDown, &[], troubles.externals_down as u64);
         self.add(Family::NotListening, &[], condition.missing().endpoints() as u64);
         self.add(Family::HolderGone, &[], condition.holder_is_gone());
     }

@@ -136,6 +136,7 @@ impl Running {
             service: None,
             poison: poison.clone(),
             degraded: None,
+            missing_wires: Default::default(),
             condition: metrics::Condition::new(listening.missing.clone()),
         };
         let mut envelope = Envelope::new(daemon);

@@ -43,6 +43,8 @@ use crate::world::{
 
 /// Seconds after which a machine that is used is asked again, and one that is not is forgotten.
 const FRESH: u32 = 60;
+/// The same on wires, where a router that fails may give its address to another one.
+const FRESH_OUTSIDE: u32 = 10;
 /// Most questions in a network in a second.
 const QUESTIONS: u32 = 256;
 /// Seconds after the last question in which workers are told to look at what waits.
@@ -155,9 +157,14 @@ impl Plane {
         let mut gone = Vec::new();
         for (at, found) in current.found.iter() {
             let (heard, used) = found.ages(now);
-            if !may_be_asked_for(at, current) || heard >= FRESH && used >= FRESH {
+            let network = current.network(at.0);
+            let fresh = match network.and_then(|network| outside_of(network)) {
+                Some(_) => FRESH_OUTSIDE,
+                None => FRESH,
+            };
+            if !may_be_asked_for(at, current) || heard >= fresh && used >= FRESH {
                 gone.push(at);
-            } else if heard >= FRESH && !lost.contains(&at) {
+            } else if heard >= fresh && !lost.contains(&at) {
                 self.shared.asking.ask_again(at, found.mac);
             }
         }

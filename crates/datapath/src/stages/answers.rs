@@ -58,7 +58,9 @@ pub(crate) fn consume(batch: &mut Batch<'_>, context: &Context<'_>, departures: 
             continue;
         }
         let (pace, now) = (&context.sender.shared.answered, context.now);
-        let left = pace.left(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND);
+        // Many machines are behind a wire.
+        let most = ANSWERS_PER_SECOND * if context.sender.is_wire() { 10 } else { 1 };
+        let left = pace.left(now, most, most);
         let (answer, reserve) = match meta.verdict {
             Verdict::Consumed(Consumed::Arp) => (arp_answer(batch, &meta, index, context), 0),
             Verdict::Consumed(Consumed::Discovery) => {
@@ -75,7 +77,7 @@ pub(crate) fn consume(batch: &mut Batch<'_>, context: &Context<'_>, departures: 
         let Some(answer) = answer else { continue };
         let room = left > reserve && departures.answers.len() < ANSWERS;
         if room && departures.answers.try_push(answer).is_ok() {
-            pace.take(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND);
+            pace.take(now, most, most);
         } else if matches!(meta.verdict, Verdict::Consumed(_)) {
             refuse(batch, index, BORN_FULL, context);
         }

@@ -3,19 +3,9 @@
 //! A source inside does not come from outside (RFC 2827), nothing passes from one outside to
 //! another, and IPv4 leaves untranslated only from public networks.
 
-use crate::engine::{
-    batch::Meta,
-    inside::Inside,
-    reason::{DropReason, drop_reasons},
-};
+use crate::engine::reason::{DropReason, drop_reasons};
 use crate::ip::{Address, is_v4};
-use crate::stages::{
-    context::Context,
-    course::is_host,
-    route::{
-        FOREIGN_SOURCE, GATEWAY_NO_SERVICE, GATEWAY_NOT_IP, GATEWAY_TAGGED, L3, NO_ROUTE, read,
-    },
-};
+use crate::stages::{context::Context, course::is_host};
 use crate::world::{
     routing::{Gateway, Joined, Routing},
     ways::Leads,
@@ -44,24 +34,13 @@ drop_reasons! { 14;
     }
 }
 
-/// Returns the gateway to which a packet from a wire goes, or why it is dropped.
-pub(super) fn gateway_on_wire<'a>(
-    (head, len): (&[u8], u32),
-    meta: &Meta,
-    routing: &'a Routing,
-    context: &Context<'_>,
-) -> Result<&'a Gateway, DropReason> {
-    match meta.inside {
-        Inside::Ip { at, vlan: 0 } if usize::from(at) == L3 => {}
-        Inside::Ip { .. } | Inside::HiddenIp => return Err(GATEWAY_TAGGED),
-        _ => return Err(GATEWAY_NOT_IP),
-    }
-    let destination = read(head, len)?.destination;
-    let gateway = routing.on_wire(destination, context.entry.vni);
-    gateway.ok_or(match routing.answers_for(destination) {
-        Some(_) => GATEWAY_NO_SERVICE, // this host's own there, of no router
-        None => NO_ROUTE,
-    })
+/// Bar to a packet from or to an outside. [`crate::stages::route`] has names for the first two.
+pub(super) enum Barred {
+    /// Nobody outside may have its source, or no answer would find it.
+    Foreign,
+    /// Nothing outside knows a way to its destination.
+    NoRoute,
+    By(DropReason),
 }
 
 /// Looks whether a packet from this source may come from the outside by which it came.
@@ -70,19 +49,19 @@ pub(super) fn may_enter(
     router: &Joined,
     routing: &Routing,
     context: &Context<'_>,
-) -> Result<(), DropReason> {
+) -> Result<(), Barred> {
     let own = context.entry.vni;
     if !is_host(source) || routing.answers_for(source).is_some() {
-        return Err(FOREIGN_SOURCE);
+        return Err(Barred::Foreign);
     }
     match router.route_to(source).map(|route| &route.leads) {
         Some(Leads::Connected(vni)) if *vni == own => {
-            routing.owns(source).then_some(()).ok_or(FOREIGN_SOURCE)
+            routing.owns(source).then_some(()).ok_or(Barred::Foreign)
         }
         Some(Leads::Via(ways)) if ways.iter().all(|way| way.vni == own) => Ok(()),
-        Some(Leads::Connected(_) | Leads::Via(_)) => Err(INSIDE_SOURCE),
+        Some(Leads::Connected(_) | Leads::Via(_)) => Err(Barred::By(INSIDE_SOURCE)),
         // No answer would find it.
-        Some(Leads::Nowhere) | None => Err(FOREIGN_SOURCE),
+        Some(Leads::Nowhere) | None => Err(Barred::Foreign),
     }
 }
 
@@ -93,17 +72,17 @@ pub(super) fn may_pass(
     gateway: &Gateway,
     (from, to): (&Routing, &Routing),
     context: &Context<'_>,
-) -> Result<(), DropReason> {
+) -> Result<(), Barred> {
     match (&from.outside, &to.outside) {
         (None, None) => Ok(()),
         (Some(_), _) if is_translated || knows(gateway, destination, context) => {
             // Not from one outside to another.
-            to.outside.is_none().then_some(()).ok_or(NO_ROUTE)
+            to.outside.is_none().then_some(()).ok_or(Barred::NoRoute)
         }
-        (Some(_), _) => Err(NO_ROUTE),
+        (Some(_), _) => Err(Barred::NoRoute),
         // What translates it, or nothing, is looked for when it leaves.
         (None, Some(outside)) if outside.nat.of(gateway.mac).is_some() => Ok(()),
-        (None, Some(_)) if is_v4(destination) && !from.public => Err(NAT_NO_RULE),
+        (None, Some(_)) if is_v4(destination) && !from.public => Err(Barred::By(NAT_NO_RULE)),
         (None, Some(_)) => Ok(()),
     }
 }

@@ -43,7 +43,7 @@ use crate::stages::{
     forward::{ROUTER_MAC, place_of},
     leases,
     leave::ANSWER,
-    outward::{gateway_on_wire, is_no_hairpin, may_enter, may_pass},
+    outward::{Barred, is_no_hairpin, may_enter, may_pass},
     stage::{Stage, StageConfig},
 };
 use crate::world::{
@@ -425,6 +425,35 @@ fn is_sum_right(header: &[u8; 20]) -> bool {
     (sum >> 16) + (sum & 0xffff) == 0xffff
 }
 
+/// Returns the gateway to which a packet from a wire goes, or why it is dropped.
+fn gateway_on_wire<'a>(
+    (head, len): (&[u8], u32),
+    meta: &Meta,
+    routing: &'a Routing,
+    context: &Context<'_>,
+) -> Result<&'a Gateway, DropReason> {
+    match meta.inside {
+        Inside::Ip { at, vlan: 0 } if usize::from(at) == L3 => {}
+        Inside::Ip { .. } | Inside::HiddenIp => return Err(GATEWAY_TAGGED),
+        _ => return Err(GATEWAY_NOT_IP),
+    }
+    let destination = read(head, len)?.destination;
+    let gateway = routing.on_wire(destination, context.entry.vni);
+    gateway.ok_or(match routing.answers_for(destination) {
+        Some(_) => GATEWAY_NO_SERVICE, // this host's own there, of no router
+        None => NO_ROUTE,
+    })
+}
+
+/// Returns the name of a bar.
+fn barred(why: Barred) -> DropReason {
+    match why {
+        Barred::Foreign => FOREIGN_SOURCE,
+        Barred::NoRoute => NO_ROUTE,
+        Barred::By(reason) => reason,
+    }
+}
+
 /// Decides on a packet to a gateway. Returns its way, or another verdict.
 #[cold]
 #[inline(never)]
@@ -528,7 +557,7 @@ fn pass_on<'a>(
 ) -> Result<Decided, DropReason> {
     let packet = read(head, len)?;
     let behind = if routing.outside.is_some() {
-        may_enter(packet.source, &gateway.router, routing, context)?;
+        may_enter(packet.source, &gateway.router, routing, context).map_err(barred)?;
         let known = is_translated(meta)
             || gateway.router.is_known_outside(packet.destination, context.entry.vni);
         if !known && !gateway.addresses.contains(&packet.destination) {
@@ -553,7 +582,7 @@ fn pass_on<'a>(
     let to = packet.destination;
     let Choice { way, several, .. } = resolve(gateway, to, course, silent, context)?;
     if let Some(exit) = context.other(way.hop.exit).and_then(|exit| exit.routing.as_deref()) {
-        may_pass((to, is_translated(meta)), gateway, (routing, exit), context)?;
+        may_pass((to, is_translated(meta)), gateway, (routing, exit), context).map_err(barred)?;
     }
     let is_free = |exit| is_free(packet.source, exit, context);
     if behind && !context.other(way.hop.exit).is_some_and(is_free) {

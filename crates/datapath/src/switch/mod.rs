@@ -29,6 +29,7 @@ use std::{
 };
 
 use butterfly_mem::blackbox::BlackBox;
+use butterfly_model::{External, Vni};
 use butterfly_vhost::control::Device;
 
 use crate::endpoint::{
@@ -46,7 +47,6 @@ use crate::switch::{
     held::{Hold, UPLINK},
     precautions::{HeldRings, heed, watch_workers},
     threads::{housekeeping, seek_neighbours},
-    wires::Wires,
 };
 
 /// The switch of a host.
@@ -68,8 +68,8 @@ pub struct Switch {
     pub(crate) changing_peers: Mutex<()>,
     /// Vnics whose rings are held.
     held: Mutex<HeldRings>,
-    /// Held while an external changes.
-    wires: Mutex<Wires>,
+    /// Externals in effect. Held while one changes.
+    wires: Mutex<BTreeMap<Vni, External>>,
 }
 
 impl Switch {
@@ -207,7 +207,7 @@ impl Switch {
         &self.plane
     }
 
-    fn wires(&self) -> MutexGuard<'_, Wires> {
+    fn wires(&self) -> MutexGuard<'_, BTreeMap<Vni, External>> {
         self.wires.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

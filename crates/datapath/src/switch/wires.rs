@@ -2,13 +2,11 @@
 //!
 //! Behind a wire is a thread of ours, as behind a TAP vnic ([`butterfly_guest`]): the port of an
 //! external is served like a vnic's, so nothing of the packet path knows of it. A wire that cannot
-//! be opened changes nothing. A new process opens an interface anew, and takes up a TAP device where
-//! the former one left it.
-
-use std::collections::BTreeMap;
+//! be opened changes nothing. A new process opens an interface anew, and takes up a TAP device
+//! where the former one left it.
 
 use butterfly_guest::{Machine, WireConfig};
-use butterfly_model::{External, Vni, WireDevice};
+use butterfly_model::{External, WireDevice};
 use butterfly_packet::Mac;
 
 use crate::plane::{
@@ -17,9 +15,6 @@ use crate::plane::{
 };
 use crate::switch::{Switch, declared::VnicSpec, front::Front};
 use crate::world::{outside::WirePlace, policy::VnicPolicy};
-
-/// Externals as they are in effect, by VNI.
-pub(super) type Wires = BTreeMap<Vni, External>;
 
 /// Largest IP packet of a TAP device for which none is declared, in bytes.
 const USUAL_MTU: u32 = 1500;
@@ -139,8 +134,8 @@ impl Switch {
     }
 }
 
-/// Returns our MAC address on a TAP device, and that of the device itself. Both are the same after a
-/// restart, and others on other hosts, as far as their machine ids differ.
+/// Returns our MAC address on a TAP device, and that of the device itself. Both are the same after
+/// a restart, and others on other hosts, as far as their machine ids differ.
 fn tap_macs(external: &External) -> [Mac; 2] {
     let host = std::fs::read("/etc/machine-id").unwrap_or_default();
     let bytes = host.iter().copied().chain(external.id().as_str().bytes());

@@ -320,10 +320,14 @@ impl Routing {
     /// Returns the MAC address of the gateway by which a machine of the network reaches an address,
     /// or that has it: none if another machine of the network may have it, or there is no gateway.
     pub fn way_out(&self, address: Address) -> Option<u64> {
-        if let Some(own) = self.answers_for(address) {
-            return Some(own);
+        if let Some(mac) = self.answers_for(address) {
+            return Some(mac);
         }
         let inside = self.subnets.iter().any(|block| block.has(address));
+        let wire = self.outside.as_ref().map_or(0, |outside| outside.mac);
+        if wire != 0 {
+            return Some(wire).filter(|_| !inside);
+        }
         let leads = |gateway: &&Gateway| gateway.router.route_to(address).is_some();
         let speaks =
             |gateway: &&Gateway| gateway.addresses.iter().any(|own| is_v4(*own) == is_v4(address));

@@ -1,9 +1,10 @@
 //! Externals whose outside is a vnic: who enters, and who leaves.
 
-use butterfly_datapath::{Mac, RoutingChange};
+use butterfly_datapath::{Fate, Mac, Origin, Question, RoutingChange, Target};
 use butterfly_model::{External, ExternalId, Network, Router, RouterAddresses, RouterId, Subnet};
 use butterfly_packet::{arp, build};
 
+use crate::explained::question;
 use crate::net::{A, Machine, Net, gateway, routed, vni};
 
 /// A router outside, by which the rest of the world is reached.
@@ -257,4 +258,29 @@ fn a_wire_that_goes_leads_nowhere() {
     net.host.change_routing(RoutingChange::RemoveWire(vni(77)));
     let sent = routed(A, (X.0, X.1, X.2, WORLD), udp)[0].clone();
     net.refuses(A, &sent, "next-hop-unknown", (3, 1, 0)); // host unreachable
+}
+
+#[test]
+fn a_packet_is_followed_to_the_wire_and_from_it() {
+    let mut net = wired(true);
+    let [sent, _] = routed(A, (X.0, X.1, X.2, WORLD), udp);
+    net.send(A, &sent);
+    net.host.seek();
+    left(&mut net);
+    answers(&mut net);
+    left(&mut net);
+    let question = Question { to: Target::Address(WORLD.into()), ..question(true) };
+    let told = net.host.explain(&question).unwrap();
+    let [there, back] = &told.walks[..] else { panic!("{told:?}") };
+    assert_eq!(there.fate, Fate::Delivered(PORT.into()), "{there:?}");
+    assert_eq!(back.fate, Fate::Delivered("a".into()), "{back:?}");
+    let question = Question {
+        from: Origin::Vnic(PORT.into()),
+        to: Target::Address(A.3.into()),
+        source: Some(WORLD.into()),
+        ..question
+    };
+    let told = net.host.explain(&question).unwrap();
+    assert_eq!(told.destination_mac, WIRE);
+    assert_eq!(told.walks[0].fate, Fate::Delivered("a".into()), "{told:?}");
 }

@@ -719,6 +719,7 @@ impl Host {
             service: None,
             poison: None,
             degraded: None,
+            missing_wires: Default::default(),
         };
         Self { envelope: Envelope::new(daemon), levels }
     }

@@ -2,6 +2,8 @@
 
 use super::host::Host;
 use butterfly_datapath::{Front, VnicPolicy};
+use butterfly_model::{Network, Vni};
+use std::collections::BTreeMap;
 
 /// Returns a random request. Its ids, addresses and networks are few, so that requests collide.
 fn any_request() -> impl proptest::strategy::Strategy<Value = String> {
@@ -73,6 +75,20 @@ fn any_request() -> impl proptest::strategy::Strategy<Value = String> {
         "neighbour_add { vni: 2 address: \"fd00::9\" mac: \"02:00:00:00:00:09\" }",
         "neighbour_del { vni: 1 address: \"10.0.0.2\" }",
         "neighbour_del { vni: 2 address: \"fd00::9\" }",
+        "external_add { id: \"x\" uplink: \"eth1\" address: \"192.0.2.7/24\" gateway: \"192.0.2.1\" }",
+        "external_add { id: \"x\" uplink: \"gone\" address: \"192.0.2.7/24\" }",
+        "external_add { id: \"y\" vni: 2 address: \"10.0.0.7/24\" }",
+        "external_del: \"x\"",
+        "router_attach { router: \"r\" external: \"x\" address: \"192.0.2.7\" }",
+        "router_attach { router: \"s\" external: \"x\" }",
+        "router_detach { router: \"r\" external: \"x\" }",
+        "nat_add { router: \"r\" external: \"x\" kind: SNAT address: \"192.0.2.9\" }",
+        "nat_add { router: \"s\" external: \"x\" kind: FORWARD address: \"192.0.2.9\" inside: \"10.0.0.7\" protocol: 6 port: 80 }",
+        "nat_add { router: \"s\" external: \"x\" kind: FLOATING address: \"192.0.2.10\" inside: \"10.0.0.7\" }",
+        "nat_del { external: \"x\" address: \"192.0.2.9\" }",
+        "nat_del { external: \"x\" address: \"192.0.2.9\" protocol: 6 port: 80 }",
+        "apply { external { id: \"x\" uplink: \"eth2\" address: \"192.0.2.7/24\" } router { id: \"r\" attachment { external: \"x\" } } nat { router: \"r\" external: \"x\" kind: SNAT address: \"192.0.2.9\" } prune: true }",
+        "apply { external { id: \"x\" uplink: \"gone\" address: \"192.0.2.7/24\" } }",
         "apply { neighbour { vni: 1 address: \"10.0.0.7\" mac: \"02:00:00:00:00:09\" } prune: true }",
     ];
     let rules = [
@@ -117,8 +133,19 @@ fn check_invariants(host: &mut Host) {
     }
     assert_eq!(*daemon.desired.groups(), daemon.dataplane.groups);
     let routed = daemon.desired.routed();
-    assert!(routed.networks().eq(daemon.dataplane.networks.values()));
-    assert!(routed.routers().eq(daemon.dataplane.routers.values()));
+    let outside = routed.externals().map(|external| (external.vni(), external.network().clone()));
+    let networks = routed.networks().map(|network| (network.vni(), network.clone()));
+    let networks: BTreeMap<Vni, Network> = networks.chain(outside).collect();
+    assert_eq!(networks, daemon.dataplane.networks);
+    let lowered = routed.routers().map(|router| routed.lowered(router, None, |_| true));
+    assert!(lowered.eq(daemon.dataplane.routers.values().cloned()));
+    let wires = routed.externals().map(|external| (external.vni(), external.clone()));
+    assert!(wires.collect::<BTreeMap<_, _>>() == daemon.dataplane.wires);
+    let nats = routed.translating().map(|(router, external)| {
+        let vni = routed.external(external.as_str()).unwrap().vni();
+        ((router.clone(), vni), routed.nats(router, external).copied().collect::<Vec<_>>())
+    });
+    assert!(nats.collect::<BTreeMap<_, _>>() == daemon.dataplane.nats);
     assert!(routed.neighbours().eq(daemon.dataplane.neighbours.values()));
     for (number, one) in declared.iter().enumerate() {
         for other in &declared[..number] {
@@ -133,6 +160,7 @@ proptest::proptest! {
         sequence in proptest::collection::vec((any_request(), proptest::array::uniform2(proptest::bool::weighted(0.2))), 1..30)
     ) {
         let mut host = Host::new();
+        host.fake().no_interface = Some("gone".into());
         for (request, refusals) in sequence {
             let before = host.declared();
             host.fake().refusals = refusals.map(|refused| refused.then_some("no")).into();

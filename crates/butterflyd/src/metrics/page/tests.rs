@@ -110,6 +110,7 @@ fn everything_that_is_declared_is_there() {
         "butterfly_may_come_again_frames 17",
         "butterfly_degraded 1",
         "butterfly_changes_refused 0",
+        "butterfly_externals_down 0",
         "butterfly_upgrade_failed 1",
         "butterfly_upgrade_uncommitted 0",
         "butterfly_not_listening 1",

@@ -1,0 +1,306 @@
+//! Externals and translations: requests about them, and what becomes of a wire that this host
+//! lacks.
+//!
+//! A wire that cannot be had is refused when it is declared. Of what is declared already, after a
+//! start or where a change is taken back, it is not in effect: the data path has no such network,
+//! and no router leads to it. It is tried again each 5 seconds.
+
+use super::Daemon;
+use crate::{
+    dataplane::Dataplane,
+    events::{Kind, Note},
+    handlers::convert,
+};
+use butterfly_api::{
+    Answer, Failure,
+    proto::{self, Response},
+};
+use butterfly_control::{Change, Refused, nat_name};
+use butterfly_datapath::RoutingChange;
+use butterfly_model::{External, ExternalId, Nat, Router, RouterId, Vni};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+use tracing::{info, warn};
+
+/// Time between two attempts to have a wire.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Wires that are declared and that this host lacks.
+#[derive(Debug, Default)]
+pub struct MissingWires {
+    of: BTreeMap<ExternalId, MissingWire>,
+    /// True while what was declared before is declared anew: a wire that is missing then does not
+    /// refuse it.
+    pub restoring: bool,
+    /// Time of the next attempt.
+    again: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct MissingWire {
+    why: String,
+    /// True once an event told of it.
+    told: bool,
+}
+
+impl MissingWires {
+    /// Returns why an external is not in effect, if it is not.
+    pub fn why(&self, id: &ExternalId) -> Option<&str> {
+        self.of.get(id).map(|missing| missing.why.as_str())
+    }
+
+    /// Returns the ids of all externals that are not in effect.
+    pub fn ids(&self) -> impl Iterator<Item = &ExternalId> {
+        self.of.keys()
+    }
+
+    /// Has the next attempt be due.
+    #[cfg(test)]
+    pub fn try_now(&mut self) {
+        self.again = self.again.and(Some(Instant::now()));
+    }
+
+    fn note(&mut self, id: &ExternalId, why: String) {
+        self.again.get_or_insert_with(|| Instant::now() + AGAIN);
+        let known = self.of.get(id).is_some_and(|missing| missing.why == why && missing.told);
+        self.of.insert(id.clone(), MissingWire { why, told: known });
+    }
+
+    fn forget(&mut self, id: &ExternalId) {
+        self.of.remove(id);
+        if self.of.is_empty() {
+            self.again = None;
+        }
+    }
+}
+
+impl<D: Dataplane> Daemon<D> {
+    pub(super) fn external_add(&mut self, declared: &proto::External) -> Answer {
+        let number = |id: &str| self.desired.number_for(id, |_| false);
+        let external = convert::external(declared, number)?;
+        let same = self.desired.routed().external(external.id().as_str()) == Some(&external);
+        if !same || self.missing_wires.why(external.id()).is_some() {
+            self.change(Change::DeclareExternal(external))?;
+        }
+        Ok(Response::new())
+    }
+
+    pub(super) fn external_del(&mut self, id: &str) -> Answer {
+        match self.desired.routed().external(id) {
+            Some(external) => self.change(Change::RemoveExternal(external.id().clone()))?,
+            None => warn!("external {id:?} does not exist and is deleted all the same"),
+        }
+        Ok(Response::new())
+    }
+
+    pub(super) fn external_list(&self) -> Answer {
+        let details = |external: &External| proto::External {
+            not_in_effect: self.missing_wires.why(external.id()).map(str::to_owned),
+            ..convert::external_details(external)
+        };
+        let external_list = self.desired.routed().externals().map(details).collect();
+        Ok(Response { external_list, ..Default::default() })
+    }
+
+    pub(super) fn nat_add(&mut self, declared: &proto::Nat) -> Answer {
+        let rule = convert::nat(declared)?;
+        let routed = self.desired.routed();
+        self.router(rule.router.as_str())?;
+        self.external(rule.external.as_str())?;
+        let before = routed.nat(&rule.external, &rule.nat.place());
+        if before == Some((&rule.router, &rule.nat)) {
+            return Ok(Response::new());
+        }
+        let mut nats: Vec<Nat> = routed.nats(&rule.router, &rule.external).copied().collect();
+        // A floating address in place of one of a pool, or the other way, is no slip of an address.
+        nats.retain(|nat| {
+            let same_kind = std::mem::discriminant(nat) == std::mem::discriminant(&rule.nat);
+            nat.place() != rule.nat.place() || !same_kind
+        });
+        nats.push(rule.nat);
+        self.change(Change::DeclareNat(rule.router, rule.external, nats))?;
+        Ok(Response::new())
+    }
+
+    pub(super) fn nat_del(&mut self, declared: &proto::Nat) -> Answer {
+        let (external, place) = convert::nat_place(declared)?;
+        let routed = self.desired.routed();
+        let found = routed.nat(&external, &place);
+        let found = found.filter(|(router, nat)| convert::may_be(declared, router, nat));
+        let Some((router, _)) = found else {
+            let name = nat_name(&external, &place);
+            warn!("there is no translation {name}, which is deleted all the same");
+            return Ok(Response::new());
+        };
+        let router = router.clone();
+        let nats = routed.nats(&router, &external).filter(|nat| nat.place() != place);
+        let nats = nats.copied().collect();
+        self.change(Change::DeclareNat(router, external, nats))?;
+        Ok(Response::new())
+    }
+
+    pub(super) fn nat_list(&self) -> Answer {
+        let nats = self.desired.routed().all_nats();
+        let nat_list = nats.map(|rule| convert::nat_details(&rule)).collect();
+        Ok(Response { nat_list, ..Default::default() })
+    }
+
+    /// The external `id`; else a failure that names the closest one.
+    pub(super) fn external(&self, id: &str) -> Result<&External, Failure> {
+        self.desired.routed().external(id).ok_or_else(|| {
+            let missing = convert::refusal(Refused::ExternalMissing(id.to_owned()));
+            let names = self.desired.routed().externals().map(External::id);
+            super::meant::suggest(missing, id, names.map(ExternalId::as_str))
+        })
+    }
+
+    /// A router as the data path gets it. `other` is an external in place of the one with its id.
+    pub(super) fn lowered(&self, router: &Router, other: Option<&External>) -> Router {
+        let missing = &self.missing_wires;
+        self.desired.routed().lowered(router, other, |id| missing.why(id).is_none())
+    }
+
+    /// Has the data path lead out by an external, in place of the one with its id. On an error
+    /// nothing has changed.
+    pub(super) fn declare_wire(&mut self, external: &External) -> Result<(), Failure> {
+        let id = external.id();
+        let known = self.desired.routed().external(id.as_str()).cloned();
+        let old = known.filter(|_| self.missing_wires.why(id).is_none());
+        let Err(failure) = self.try_wire(external, old.as_ref()) else {
+            let came = old.is_none();
+            self.missing_wires.forget(id);
+            return self.lead_out(external, came);
+        };
+        if !self.missing_wires.restoring {
+            return Err(failure);
+        }
+        let why = failure.description.unwrap_or_default();
+        warn!("external {:?} is declared, not in effect: {why}", id.as_str());
+        self.missing_wires.note(id, why);
+        match old {
+            Some(old) => self.lead_out_no_more(&old),
+            None => Ok(()),
+        }
+    }
+
+    /// Has the data path have a wire, in place of that of an old external. On an error it is as
+    /// before.
+    fn try_wire(&mut self, external: &External, old: Option<&External>) -> Result<(), Failure> {
+        self.route(RoutingChange::DeclareNetwork(external.network().clone()))?;
+        let wired = self.route(RoutingChange::DeclareWire(external.clone()));
+        if wired.is_err() {
+            self.route(match old {
+                Some(old) => RoutingChange::DeclareNetwork(old.network().clone()),
+                None => RoutingChange::RemoveNetwork(external.vni()),
+            })?;
+        }
+        wired
+    }
+
+    /// Has the routers of an external lead out by it as it is now, and if it `came` translate there.
+    fn lead_out(&mut self, external: &External, came: bool) -> Result<(), Failure> {
+        let routers: Vec<Router> =
+            self.desired.routed().routers_at(external.id()).cloned().collect();
+        for router in &routers {
+            let lowered = self.lowered(router, Some(external));
+            self.route(RoutingChange::DeclareRouter(lowered))?;
+            if came {
+                self.translate(router.id(), external)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the data path the translations of a router at an external.
+    fn translate(&mut self, router: &RouterId, external: &External) -> Result<(), Failure> {
+        let nats: Vec<Nat> = self.desired.routed().nats(router, external.id()).copied().collect();
+        match nats.is_empty() {
+            true => Ok(()),
+            false => self.route(RoutingChange::DeclareNat(router.clone(), external.vni(), nats)),
+        }
+    }
+
+    /// Has no router lead out by an external that is not in effect any more.
+    fn lead_out_no_more(&mut self, old: &External) -> Result<(), Failure> {
+        let vni = old.vni();
+        let routers: Vec<Router> = self.desired.routed().routers_at(old.id()).cloned().collect();
+        for router in &routers {
+            if self.desired.routed().nats(router.id(), old.id()).next().is_some() {
+                self.route(RoutingChange::DeclareNat(router.id().clone(), vni, Vec::new()))?;
+            }
+            let lowered = self.lowered(router, None);
+            self.route(RoutingChange::DeclareRouter(lowered))?;
+        }
+        self.route(RoutingChange::RemoveWire(vni))?;
+        self.route(RoutingChange::RemoveNetwork(vni))
+    }
+
+    /// Takes an external from the data path; no router is attached to it.
+    pub(super) fn remove_wire(&mut self, id: &ExternalId) -> Result<(), Failure> {
+        let vni = self.desired.routed().external(id.as_str()).map(External::vni);
+        match vni.filter(|_| self.missing_wires.why(id).is_none()) {
+            Some(vni) => {
+                self.route(RoutingChange::RemoveWire(vni))?;
+                self.route(RoutingChange::RemoveNetwork(vni))
+            }
+            None => {
+                self.missing_wires.forget(id);
+                Ok(())
+            }
+        }
+    }
+
+    /// Has a router translate so at an external. At one that is not in effect, when it is.
+    pub(super) fn declare_nat(
+        &mut self,
+        router: &RouterId,
+        external: &ExternalId,
+        nats: &[Nat],
+    ) -> Result<(), Failure> {
+        let vni: Option<Vni> = self.desired.routed().external(external.as_str()).map(External::vni);
+        match vni.filter(|_| self.missing_wires.why(external).is_none()) {
+            Some(vni) => self.route(RoutingChange::DeclareNat(router.clone(), vni, nats.to_vec())),
+            None => Ok(()),
+        }
+    }
+
+    /// Tries again to have wires that are missing, if it is time, and tells of them.
+    pub(super) fn try_wires(&mut self) {
+        let untold = self.missing_wires.of.iter_mut().filter(|(_, missing)| !missing.told);
+        for (id, missing) in untold {
+            missing.told = true;
+            let why = &missing.why;
+            let text = format!("external {:?} is declared, not in effect: {why}", id.as_str());
+            self.events.note(Note::new(Kind::ExternalDown, text));
+        }
+        if self.missing_wires.again.is_none_or(|again| again > Instant::now()) {
+            return;
+        }
+        self.missing_wires.again = Some(Instant::now() + AGAIN);
+        let ids: Vec<ExternalId> = self.missing_wires.ids().cloned().collect();
+        for id in ids {
+            let external = self.desired.routed().external(id.as_str()).cloned();
+            let Some(external) = external else {
+                self.missing_wires.forget(&id);
+                continue;
+            };
+            match self.try_wire(&external, None) {
+                Ok(()) => {
+                    self.missing_wires.forget(&id);
+                    let text = format!("external {:?} is in effect now", id.as_str());
+                    info!("{text}");
+                    self.events.note(Note::new(Kind::ExternalUp, text));
+                    if let Err(failure) = self.lead_out(&external, true) {
+                        let why = failure.description.unwrap_or_default();
+                        warn!("not as declared: external {:?}: {why}", id.as_str());
+                    }
+                }
+                Err(failure) => {
+                    self.missing_wires.note(&id, failure.description.unwrap_or_default());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Externals with wires, in whole daemons: what a public network sends leaves this host and comes
+//! back, also after the daemon died. The kernel of a network namespace is the outside.
+
+use std::process::{Child, Command};
+
+use butterfly_api::proto::{Attachment, External, Network, Request, Router, Subnet};
+use butterfly_model::RouterId;
+use butterfly_packet::{build, mac::Mac};
+use butterfly_tests::{Daemon, Host, Nic, Station, eventually, frames::mac, station::usual};
+use protobuf::MessageField;
+
+use crate::lasting::{Place, die, is_attached};
+
+/// Address of the machine inside, and of the router outside.
+const INSIDE: [u8; 4] = [10, 42, 0, 10];
+const OUTSIDE: [u8; 4] = [192, 0, 2, 1];
+
+/// A network namespace in which daemons come and go. It goes with this.
+struct Space(Child);
+
+impl Space {
+    fn new() -> Space {
+        let child = Command::new("unshare").args(["--net", "sleep", "600"]).spawn().unwrap();
+        let space = Space(child);
+        let own = std::fs::read_link("/proc/self/ns/net").unwrap();
+        let path = format!("/proc/{}/ns/net", space.0.id());
+        eventually("a namespace", || std::fs::read_link(&path).is_ok_and(|its| its != own));
+        space
+    }
+
+    fn before(&self) -> [String; 2] {
+        ["nsenter".to_owned(), format!("--net=/proc/{}/ns/net", self.0.id())]
+    }
+
+    fn sh(&self, script: &str) -> String {
+        let [program, net] = self.before();
+        let output = Command::new(program).args([&net, "sh", "-ec", script]).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{script}: {told}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Returns the number of an interface.
+    fn index(&self, interface: &str) -> String {
+        let told = self.sh(&format!("ip -o link show dev {interface}"));
+        told.split(':').next().unwrap_or_default().to_owned()
+    }
+
+    fn start(&self, place: &Place) -> Host {
+        let before = self.before();
+        let before = before.each_ref().map(String::as_str);
+        Host::of(Daemon::start_in(place.0.path(), &before, &place.options()))
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn router() -> Mac {
+    Mac(RouterId::new("r").unwrap().gateway_mac())
+}
+
+/// Declares a public network, a router and an external with this device.
+fn declare(host: &Host, device: &str) {
+    let subnet = Subnet {
+        cidr: Some("10.42.0.0/24".into()),
+        gateway: Some("10.42.0.1".into()),
+        ..Subnet::default()
+    };
+    let network =
+        Network { vni: Some(42), subnet: vec![subnet], public: Some(true), ..Network::default() };
+    let external = External {
+        id: Some("world".into()),
+        uplink: Some(device.into()),
+        address: vec!["192.0.2.7/24".into()],
+        gateway: vec!["192.0.2.1".into()],
+        ..External::default()
+    };
+    let attach = |vni: Option<u32>, external: Option<&str>| Request {
+        router_attach: MessageField::some(Attachment {
+            router: Some("r".into()),
+            vni,
+            external: external.map(Into::into),
+            address: external.map(|_| "192.0.2.7".to_owned()).into_iter().collect(),
+            ..Attachment::default()
+        }),
+        ..Request::default()
+    };
+    let router = Router { id: Some("r".into()), ..Router::default() };
+    for request in [
+        Request { network_add: MessageField::some(network), ..Request::default() },
+        Request { external_add: MessageField::some(external), ..Request::default() },
+        Request { router_add: MessageField::some(router), ..Request::default() },
+        attach(Some(42), None),
+        attach(None, Some("world")),
+    ] {
+        host.daemon().ask(request).unwrap();
+    }
+}
+
+/// Pings the router outside until it answers.
+fn reaches(station: &mut Station) {
+    let from = station.mac();
+    let mut number = 0;
+    eventually("an answer from outside", || {
+        number += 1;
+        let ip = build::ethernet(from, router()).ipv4(INSIDE, OUTSIDE);
+        station.send(&ip.ping(7, number, b"is anybody there?"));
+        let is_answer =
+            |frame: &Vec<u8>| frame.get(26..30) == Some(&OUTSIDE[..]) && frame.get(34) == Some(&0);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        station.pending().iter().any(is_answer)
+    });
+}
+
+/// The outside reaches the machine inside and is answered.
+fn goes_on_after_a_death(device: &str, outside: &str, prepare: &str) {
+    let Some(place) = Place::new() else { return };
+    let space = Space::new();
+    space.sh(prepare);
+    let mut host = space.start(&place);
+    declare(&host, device);
+    space.sh(&format!(
+        "ip link set dev {outside} up
+        ip addr add 192.0.2.1/24 dev {outside}
+        ip route add 10.42.0.0/24 via 192.0.2.7"
+    ));
+    let nic = Nic::bypass("a", mac(1), 42).ips(&["10.42.0.10"]);
+    let mut station = host.station(&nic, &usual());
+    reaches(&mut station);
+    let index = space.index(outside);
+    for _ in 0..2 {
+        die(&mut host);
+        host = space.start(&place);
+        reaches(&mut station);
+        assert!(is_attached(&station));
+    }
+    let after = space.index(outside);
+    assert_eq!(index, after, "the device is the same");
+}
+
+#[test]
+fn an_interface_leads_out_after_a_death() {
+    let wire = "ip link set lo up
+        ip link add wire type veth peer name far
+        ethtool -K far tx off >/dev/null
+        ip link set dev wire up";
+    goes_on_after_a_death("wire", "far", wire);
+}
+
+#[test]
+fn a_tap_device_leads_out_after_a_death() {
+    goes_on_after_a_death("tap:out", "out", "ip link set lo up");
+}
