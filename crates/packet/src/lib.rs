@@ -23,6 +23,7 @@ pub mod neighbour;
 pub mod sctp;
 pub mod summary;
 pub mod tcp;
+pub mod translate;
 pub mod udp;
 pub mod vxlan;
 
@@ -74,8 +75,12 @@ pub mod protocol {
     pub const NO_NEXT_HEADER: u8 = 59;
     /// IPv6 destination options.
     pub const DESTINATION_OPTIONS: u8 = 60;
+    /// DCCP.
+    pub const DCCP: u8 = 33;
     /// SCTP.
     pub const SCTP: u8 = 132;
+    /// UDP-Lite.
+    pub const UDP_LITE: u8 = 136;
 }
 
 /// Returns the big-endian 16-bit number at `at`, in host order, if it is there.

@@ -1,5 +1,8 @@
 //! A batch on its way through the stages: its frames, with the facts and the verdict on each.
 
+use std::net::{IpAddr, Ipv4Addr};
+
+use butterfly_packet::translate::End;
 use butterfly_vhost::{
     net::NetHeader,
     ring::{BATCH, Frames},
@@ -85,7 +88,8 @@ impl Hop {
 /// Facts about a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meta {
-    /// Destination address as [`crate::engine::mac::number`].
+    /// Destination address as [`crate::engine::mac::number`]. Of a frame whose IP destination was
+    /// translated, that of its router with the bit [`crate::engine::reserved::TRANSLATED`].
     pub destination: u64,
     /// Source address by which it came, likewise.
     pub source: u64,
@@ -127,11 +131,17 @@ pub(crate) struct Metas {
     each: [Meta; BATCH],
     /// Ways of the frames that leave by another network: see [`Exits`].
     hops: [Hop; BATCH],
+    /// Destinations that frames had outside: see [`Batch::translated`].
+    outside: [End; BATCH],
 }
+
+/// End of no frame.
+const NOWHERE: End = End { address: IpAddr::V4(Ipv4Addr::UNSPECIFIED), port: None };
 
 impl Metas {
     pub fn new() -> Box<Metas> {
-        Box::new(Metas { each: [Meta::NEW; BATCH], hops: [Hop::NONE; BATCH] })
+        let (each, hops, outside) = ([Meta::NEW; BATCH], [Hop::NONE; BATCH], [NOWHERE; BATCH]);
+        Box::new(Metas { each, hops, outside })
     }
 
     /// Returns the facts, for what is known before the batch begins.
@@ -218,10 +228,13 @@ pub(crate) struct Batch<'a> {
     pub relays: bool,
     /// A bit for each frame that a router of this host answers, or of whose drop it tells.
     pub answers: u64,
+    /// One of them leaves by the outside of an external.
+    pub leaves: bool,
     pub origin: BatchOrigin,
     /// True if [`Meta::inside`] was read.
     read: bool,
     crossed: u64,
+    translated: u64,
     metas: &'a mut Metas,
 }
 
@@ -239,9 +252,11 @@ impl<'a> Batch<'a> {
             floods: false,
             relays: false,
             answers: 0,
+            leaves: false,
             origin,
             read: false,
             crossed: 0,
+            translated: 0,
             metas,
         }
     }
@@ -281,7 +296,7 @@ impl<'a> Batch<'a> {
     /// for a router, which then says by [`Self::route`] which ones do.
     #[inline(always)]
     pub fn parts_and_hops(&mut self) -> (&mut Frames<'a>, &mut [Meta], &mut [Hop; BATCH]) {
-        let Metas { each, hops } = &mut *self.metas;
+        let Metas { each, hops, .. } = &mut *self.metas;
         let len = self.frames.len();
         (&mut self.frames, each.get_mut(..len).unwrap_or_default(), hops)
     }
@@ -308,6 +323,25 @@ impl<'a> Batch<'a> {
     #[inline(always)]
     pub fn hop(&self, index: usize) -> Option<Hop> {
         self.metas.hops.get(index).copied().filter(|_| is_set(self.crossed, index))
+    }
+
+    /// Notes that the destination of a frame was translated. `outside` is what it was.
+    pub fn translate(&mut self, index: usize, outside: End) {
+        if let Some(place) = self.metas.outside.get_mut(index) {
+            *place = outside;
+            self.translated |= 1 << index;
+        }
+    }
+
+    /// Returns a bit for each frame whose destination was translated.
+    #[inline(always)]
+    pub fn translated(&self) -> u64 {
+        self.translated
+    }
+
+    /// Returns the destination that a frame had before it was translated.
+    pub fn outside(&self, index: usize) -> Option<End> {
+        self.metas.outside.get(index).copied().filter(|_| is_set(self.translated, index))
     }
 
     /// Rewrites the header of a frame in its slot, from where receivers get it. The length stays,

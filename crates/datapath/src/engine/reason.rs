@@ -4,7 +4,7 @@
 pub(crate) const PER_STAGE: usize = 16;
 
 /// Most lists of reasons. Each has a number of its own.
-const LISTS: usize = 15;
+const LISTS: usize = 16;
 
 /// Number of distinct values that a [`DropReason`] can have.
 pub(crate) const CAPACITY: usize = PER_STAGE * LISTS;

@@ -10,6 +10,10 @@ const PREFIX: u64 = 0xf0b2;
 /// Both bytes of a host's.
 const HOST: u64 = 0xf1b2;
 
+/// Bit beside a router's MAC address, of 48 bits, that says that the destination of a packet to it
+/// was translated.
+pub(crate) const TRANSLATED: u64 = 1 << 63;
+
 /// Returns whether an address ([`crate::engine::mac::number`]) is reserved.
 #[inline(always)]
 pub(crate) const fn is_reserved(number: u64) -> bool {

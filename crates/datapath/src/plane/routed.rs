@@ -11,6 +11,7 @@ use butterfly_packet::Mac;
 
 use crate::engine::mac::number;
 use crate::world::{
+    nat::NatTable,
     outside::{Outside, WirePlace},
     routing::{Gateway, Joined, Routing},
     rules::number as number_of_ip,
@@ -157,7 +158,11 @@ impl Routed {
             let mac = number(Mac(router.gateway_mac()));
             rules.iter().map(move |rule| (number_of_ip(rule.outside()), mac))
         });
-        Some(Outside::new(external, self.wires.get(&vni).copied(), own.chain(translated)))
+        let of_external = self.nat.iter().filter(|((of, _), _)| *of == vni);
+        let rules =
+            of_external.map(|((_, router), it)| (number(Mac(router.gateway_mac())), &it[..]));
+        let wire = self.wires.get(&vni).copied();
+        Some(Outside::new(external, wire, own.chain(translated), NatTable::new(rules)))
     }
 
     /// Makes the routing of these networks. `None` for those that are not declared.

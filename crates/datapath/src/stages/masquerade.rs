@@ -1,18 +1,27 @@
-//! Writes what routers decided: MAC addresses, hop limit and header checksum.
+//! Writes what routers decided: MAC addresses, hop limit and header checksum, and the source of
+//! what leaves by an outside.
 //!
-//! Behind the filter: what is dropped or waits is the packet as it was sent. What passes is traced
-//! and mirrored as it goes on. RFC 1812, 5.3.1 (time to live); RFC 1624 (checksum); RFC 8200, 3
-//! (hop limit).
+//! Behind the filter: what is dropped or waits is the packet as it was sent, also if its
+//! destination was translated. What passes is traced and mirrored as it goes on. RFC 1812, 5.3.1
+//! (time to live); RFC 1624 (checksum); RFC 8200, 3 (hop limit).
 
+use butterfly_packet::translate::{End, Side, ends, is_error};
 use butterfly_vhost::ring::HEAD_MAX;
 
 use crate::engine::{
-    batch::{Batch, Hop, Verdict},
-    reason::ReasonInfo,
+    batch::{Batch, Hop, Meta, Verdict},
+    reason::{DropReason, ReasonInfo},
 };
+use crate::ip::is_v4;
 use crate::stages::{
     context::Context,
+    outward::NAT_NO_RULE,
     stage::{Stage, StageConfig},
+    translate::{self, NAT_QUOTE, NAT_UNTRANSLATED, packet_of, ports_of},
+};
+use crate::world::{
+    nat::Translations,
+    rules::{address as ip_of, number as number_of_ip},
 };
 
 /// First byte of the Ethernet type of IPv6.
@@ -30,9 +39,101 @@ impl Stage for Masquerade {
 
     #[inline(always)]
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
+        if batch.translated() != 0 {
+            put_back(batch);
+        }
+        if batch.leaves {
+            outwards(batch, context);
+        }
         if batch.crossed() != 0 {
             masquerade(batch, context);
         }
+    }
+}
+
+/// Returns whether a frame goes to a receiver.
+fn passes(verdict: Verdict) -> bool {
+    matches!(verdict, Verdict::Deliver(_) | Verdict::Tunnel(_))
+}
+
+/// Gives frames from outside that do not pass the destinations back with which they came.
+#[cold]
+#[inline(never)]
+fn put_back(batch: &mut Batch<'_>) {
+    for index in 0..batch.frames.len() {
+        let (Some(outside), Some(meta)) = (batch.outside(index), batch.metas().get(index).copied())
+        else {
+            continue;
+        };
+        if !passes(meta.verdict) {
+            let quote = is_error(packet_of(batch, index)).then_some(outside);
+            let end = if quote.is_some() { End { port: None, ..outside } } else { outside };
+            // What was translated one way is translated the other.
+            let _ = translate::rewrite(batch, (index, &meta), Side::Destination, &end, quote);
+        }
+    }
+}
+
+/// Translates sources of what leaves by outsides.
+#[cold]
+#[inline(never)]
+fn outwards(batch: &mut Batch<'_>, context: &Context<'_>) {
+    for index in 0..batch.frames.len() {
+        let Some(meta) = batch.metas().get(index).copied() else { return };
+        let exit = context.exit(batch.exits(), index).routing.as_deref();
+        let outside = exit.and_then(|exit| exit.outside.as_deref());
+        let is_routed = batch.exits().is_routed(index);
+        let Some(outside) = outside.filter(|_| is_routed && passes(meta.verdict)) else { continue };
+        let public = context.entry.routing.as_ref().is_some_and(|routing| routing.public);
+        let left = match outside.nat.of(meta.destination) {
+            Some(translations) => leave(batch, (index, &meta), translations, public),
+            None => Ok(()), // `route` looked whether it may
+        };
+        let left = left.and_then(|()| {
+            let is_known = |source| public || !is_v4(source) || outside.nat.has(source);
+            let source = ends(packet_of(batch, index)).map(|ends| number_of_ip(ends.source));
+            match source.is_ok_and(is_known) {
+                true => Ok(()),
+                false => Err(NAT_UNTRANSLATED),
+            }
+        });
+        if let (Err(reason), Some(meta)) = (left, batch.parts().1.get_mut(index)) {
+            meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
+            meta.offload = false; // nobody will look at what it claims
+        }
+    }
+}
+
+/// Translates the source of a packet, and what it quotes if it is an error. `public`: the outside
+/// knows its network.
+fn leave(
+    batch: &mut Batch<'_>,
+    (index, meta): (usize, &Meta),
+    translations: &Translations,
+    public: bool,
+) -> Result<(), DropReason> {
+    let found = ends(packet_of(batch, index)).map_err(|_| NAT_UNTRANSLATED)?;
+    let of = |inside, protocol, port| {
+        let outside = translations.outside_of(number_of_ip(inside), protocol, port);
+        outside.map(|(outside, port)| End { address: ip_of(outside), port })
+    };
+    let stays = public || found.source.is_ipv6();
+    let [port, _] = ports_of(&found);
+    let own = of(found.source, found.protocol, port);
+    let quoted = translate::quoted(batch, index)?;
+    let quoted_own = quoted.and_then(|quoted| {
+        let [_, port] = ports_of(&quoted);
+        of(quoted.destination, quoted.protocol, port)
+    });
+    // A machine on the way has no address outside; the one that it tells of has (RFC 5508, 4.2).
+    let end = own.or(quoted_own.map(|end| End { port: None, ..end }));
+    match (end, quoted) {
+        // The quote would tell an address inside.
+        (Some(_), Some(_)) if quoted_own.is_none() && !stays => Err(NAT_QUOTE),
+        (Some(end), _) => translate::rewrite(batch, (index, meta), Side::Source, &end, quoted_own),
+        (None, _) if stays => Ok(()),
+        (None, Some(_)) => Err(NAT_QUOTE),
+        (None, None) => Err(NAT_NO_RULE),
     }
 }
 
@@ -47,8 +148,7 @@ fn masquerade(batch: &mut Batch<'_>, context: &Context<'_>) {
     let each = frames.each_mut().zip(metas.iter()).zip(hops.iter()).enumerate();
     for (index, (((_, slot), meta), hop)) in each {
         let crossed = crossed.wrapping_shr(index as u32) & 1 == 1;
-        let passes = matches!(meta.verdict, Verdict::Deliver(_) | Verdict::Tunnel(_));
-        if crossed && hop.is_routed() && passes {
+        if crossed && hop.is_routed() && passes(meta.verdict) {
             rewrite(slot.bytes_mut(), hop);
         }
     }

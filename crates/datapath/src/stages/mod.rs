@@ -30,5 +30,6 @@ pub(crate) mod route;
 pub(crate) mod segment;
 pub(crate) mod stage;
 pub(crate) mod take;
+pub(crate) mod translate;
 pub(crate) mod turn;
 pub(crate) mod ways;

@@ -7,7 +7,7 @@ use crate::engine::reason::{DropReason, drop_reasons};
 use crate::ip::{Address, is_v4};
 use crate::stages::{context::Context, course::is_host};
 use crate::world::{
-    routing::{Joined, Routing},
+    routing::{Gateway, Joined, Routing},
     ways::Leads,
 };
 
@@ -24,6 +24,12 @@ drop_reasons! { 14;
     NAT_NO_RULE = "nat-no-rule" {
         cause: "a machine with a private address that reaches for the outside, and a router that translates nothing for it",
         remedy: "declare the network public if the outside has a route to it: `butterfly network add --vni VNI ... --public`; else have the router translate its addresses",
+        charged: "the sender",
+    }
+    /// From a machine inside to an address outside that a router of this host translates.
+    NAT_HAIRPIN = "nat-hairpin" {
+        cause: "a machine inside that reaches for another one by its address outside",
+        remedy: "have the machine use the other one's address inside, for instance by names that are resolved differently inside",
         charged: "the sender",
     }
 }
@@ -59,21 +65,50 @@ pub(super) fn may_enter(
     }
 }
 
-/// Looks whether a packet from a network may go on by another one, for a machine with this address.
+/// Looks whether a packet from a network may go on by another one, for a machine with this address,
+/// which may be translated. `gateway` is that to which it was sent.
 pub(super) fn may_pass(
-    destination: Address,
-    router: &Joined,
+    (destination, is_translated): (Address, bool),
+    gateway: &Gateway,
     (from, to): (&Routing, &Routing),
     context: &Context<'_>,
 ) -> Result<(), Barred> {
     match (&from.outside, &to.outside) {
         (None, None) => Ok(()),
-        (Some(_), _) if router.is_known_outside(destination, context.entry.vni) => {
+        (Some(_), _) if is_translated || knows(gateway, destination, context) => {
             // Not from one outside to another.
             to.outside.is_none().then_some(()).ok_or(Barred::NoRoute)
         }
         (Some(_), _) => Err(Barred::NoRoute),
+        // What translates it, or nothing, is looked for when it leaves.
+        (None, Some(outside)) if outside.nat.of(gateway.mac).is_some() => Ok(()),
         (None, Some(_)) if is_v4(destination) && !from.public => Err(Barred::By(NAT_NO_RULE)),
         (None, Some(_)) => Ok(()),
     }
+}
+
+/// Looks whether a packet from inside is for an address outside that a router here translates.
+pub(super) fn is_no_hairpin(
+    destination: Address,
+    router: &Joined,
+    context: &Context<'_>,
+) -> Result<(), DropReason> {
+    let has = |vni: u32| {
+        let network = context.snapshot.network(vni);
+        let routing = network.and_then(|network| network.routing.as_ref());
+        let outside = routing.and_then(|routing| routing.outside.as_ref());
+        outside.is_some_and(|outside| outside.nat.has(destination))
+    };
+    let leads = match router.route_to(destination).map(|route| &route.leads) {
+        Some(Leads::Connected(vni)) => has(*vni),
+        Some(Leads::Via(ways)) => ways.iter().any(|way| has(way.vni)),
+        Some(Leads::Nowhere) | None => false,
+    };
+    if leads { Err(NAT_HAIRPIN) } else { Ok(()) }
+}
+
+/// Returns whether an address is one of a network that is known in the outside by which a packet
+/// came.
+fn knows(gateway: &Gateway, destination: Address, context: &Context<'_>) -> bool {
+    gateway.router.is_known_outside(destination, context.entry.vni)
 }

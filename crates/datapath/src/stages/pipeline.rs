@@ -13,6 +13,7 @@ use crate::stages::{
     offload::Offload,
     route::Route,
     stage::{Stage, StageConfig},
+    translate::Translate,
     turn::Cut,
 };
 
@@ -86,6 +87,7 @@ pipeline! {
     every_second: crate::stages::every_second::EverySecond,
     #[cfg(feature = "every-second")]
     crossover: crate::stages::crossover::Crossover,
+    translate: Translate,
     route: Route,
     forward: Forward,
     turn: Cut,

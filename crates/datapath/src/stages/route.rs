@@ -25,7 +25,7 @@ use crate::engine::{
     inside::Inside,
     mac::{address, number},
     reason::{DropReason, ReasonInfo, drop_reasons},
-    reserved::is_reserved,
+    reserved::{TRANSLATED, is_reserved},
 };
 use crate::ip::{
     Address, Discovery, HEADERS_TOO_LONG, L4, MALFORMED_IP, Packet,
@@ -43,7 +43,7 @@ use crate::stages::{
     forward::{ROUTER_MAC, place_of},
     leases,
     leave::ANSWER,
-    outward::{Barred, may_enter, may_pass},
+    outward::{Barred, is_no_hairpin, may_enter, may_pass},
     stage::{Stage, StageConfig},
 };
 use crate::world::{
@@ -231,6 +231,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             meta.verdict = way.verdict;
             routed |= 1 << index;
         }
+        batch.leaves |= ways.leaves;
         if ways.leases {
             routed = leases::stop_others(batch, routed, context);
         }
@@ -253,6 +254,8 @@ struct Ways<'a> {
     silent: Silent<'a>,
     /// A packet goes to a network that gives its vnics their addresses itself.
     leases: bool,
+    /// A packet leaves by the outside of an external.
+    leaves: bool,
 }
 
 impl Default for Ways<'_> {
@@ -264,6 +267,7 @@ impl Default for Ways<'_> {
             of_several: Onward::NONE,
             silent: Silent::default(),
             leases: false,
+            leaves: false,
         }
     }
 }
@@ -288,6 +292,7 @@ impl<'a> Ways<'a> {
         let decided = decide(packet, meta, (gateway, routing), &mut self.silent, context)?;
         let Decided { ends, way, several } = decided;
         self.leases |= way.leases;
+        self.leaves |= way.leaves;
         if several {
             self.of_several = way;
             return Ok(&self.of_several);
@@ -309,11 +314,18 @@ struct Onward {
     mtu: u32,
     /// The network that it leads to gives its vnics their addresses itself.
     leases: bool,
+    /// It leads to the outside of an external.
+    leaves: bool,
 }
 
 impl Onward {
-    const NONE: Onward =
-        Onward { hop: Hop::NONE, verdict: Verdict::Undecided, mtu: 0, leases: false };
+    const NONE: Onward = Onward {
+        hop: Hop::NONE,
+        verdict: Verdict::Undecided,
+        mtu: 0,
+        leases: false,
+        leaves: false,
+    };
 }
 
 /// Way of a packet with these ends.
@@ -462,10 +474,16 @@ fn decide<'a>(
         _ => Err(GATEWAY_NOT_IP),
     };
     way.map_err(|reason| {
-        // From outside nothing is asked for: anybody there could have us ask without end.
-        if reason == NEXT_HOP_UNKNOWN && routing.outside.is_none() {
+        // From outside nothing waits, and nothing is asked for but what an operator named as the
+        // inside of a translation: anybody there could have us ask without end.
+        if reason == NEXT_HOP_UNKNOWN && (routing.outside.is_none() || is_translated(meta)) {
             meta.offload = false;
-            return seek(wanted((head, len), gateway, context), context);
+            let verdict = seek(wanted((head, len), gateway, context), context);
+            let waits = verdict == Verdict::Consumed(Consumed::Waits);
+            return match waits && is_translated(meta) {
+                true => Verdict::Drop(NEXT_HOP_UNKNOWN, context.sender.place.slot),
+                false => verdict,
+            };
         }
         refusal(reason, (head, len), meta, context)
     })
@@ -486,6 +504,11 @@ fn refusal(
     } else {
         Verdict::Drop(reason, context.sender.place.slot)
     }
+}
+
+/// Returns whether the destination of a packet was translated.
+fn is_translated(meta: &Meta) -> bool {
+    meta.destination & TRANSLATED != 0
 }
 
 /// Returns whether the sender hears of a verdict. Nobody outside gets errors.
@@ -535,7 +558,8 @@ fn pass_on<'a>(
     let packet = read(head, len)?;
     let behind = if routing.outside.is_some() {
         may_enter(packet.source, &gateway.router, routing, context).map_err(barred)?;
-        let known = gateway.router.is_known_outside(packet.destination, context.entry.vni);
+        let known = is_translated(meta)
+            || gateway.router.is_known_outside(packet.destination, context.entry.vni);
         if !known && !gateway.addresses.contains(&packet.destination) {
             return Err(NO_ROUTE);
         }
@@ -548,6 +572,7 @@ fn pass_on<'a>(
         if !owned && !behind || is_near || routing.by_address(packet.source).is_some() {
             return Err(FOREIGN_SOURCE);
         }
+        is_no_hairpin(packet.destination, &gateway.router, context)?;
         behind
     };
     if gateway.router.has(packet.destination) {
@@ -557,7 +582,7 @@ fn pass_on<'a>(
     let to = packet.destination;
     let Choice { way, several, .. } = resolve(gateway, to, course, silent, context)?;
     if let Some(exit) = context.other(way.hop.exit).and_then(|exit| exit.routing.as_deref()) {
-        may_pass(to, &gateway.router, (routing, exit), context).map_err(barred)?;
+        may_pass((to, is_translated(meta)), gateway, (routing, exit), context).map_err(barred)?;
     }
     let is_free = |exit| is_free(packet.source, exit, context);
     if behind && !context.other(way.hop.exit).is_some_and(is_free) {
@@ -825,8 +850,8 @@ fn leave(
     let mut macs = [0; 12];
     macs.iter_mut().zip(address(mac).0.into_iter().chain(from.0)).for_each(|(to, byte)| *to = byte);
     let mtu = mtu_of(verdict, routing, context);
-    let leases = routing.leasing.is_some();
-    Ok(Onward { hop: Hop { macs, exit }, verdict, mtu, leases })
+    let (leases, leaves) = (routing.leasing.is_some(), routing.outside.is_some());
+    Ok(Onward { hop: Hop { macs, exit }, verdict, mtu, leases, leaves })
 }
 
 /// Returns the address to be asked for, and its network, for a packet without a next hop: none if

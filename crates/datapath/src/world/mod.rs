@@ -12,6 +12,7 @@ pub(crate) mod found;
 pub(crate) mod holders;
 pub(crate) mod leases;
 pub(crate) mod limits;
+pub(crate) mod nat;
 pub(crate) mod neighbours;
 pub(crate) mod outside;
 pub(crate) mod policy;

@@ -9,7 +9,7 @@ use crate::ip::{
     discovery::{is_link_local, link_local},
     is_v4,
 };
-use crate::world::rules::number as number_of_ip;
+use crate::world::{nat::NatTable, rules::number as number_of_ip};
 
 /// This host's place on a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub(crate) struct Outside {
     answered: Box<[(Address, u64)]>,
     /// This host's own addresses there.
     own: Box<[Address]>,
+    /// What its routers translate.
+    pub nat: NatTable,
     /// The gateways outside, which only the wire has; none without a wire.
     gateways: Box<[Address]>,
     /// Largest IP packet that leaves, in bytes.
@@ -42,6 +44,7 @@ impl Outside {
         external: &External,
         wire: Option<WirePlace>,
         routers: impl Iterator<Item = (Address, u64)>,
+        nat: NatTable,
     ) -> Outside {
         let mac = wire.map_or(0, |wire| number(wire.mac));
         let own: Box<[Address]> =
@@ -59,7 +62,7 @@ impl Outside {
         answered.dedup_by_key(|(address, _)| *address);
         let gateways = external.gateways().filter(|_| wire.is_some()).map(number_of_ip).collect();
         let mtu = wire.map_or(u32::MAX, |wire| wire.mtu);
-        Outside { mac, answered: answered.into(), own, gateways, mtu }
+        Outside { mac, answered: answered.into(), own, gateways, mtu, nat }
     }
 
     /// Returns the MAC address that answers for an address, if this host does.

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt, sync::Arc};
 use butterfly_model as model;
 use butterfly_packet::Mac;
 
-use crate::engine::mac::number;
+use crate::engine::{mac::number, reserved::TRANSLATED};
 use crate::ip::{Address, is_v4};
 use crate::world::{
     leases::Leasing,
@@ -268,7 +268,7 @@ impl Routing {
     /// Returns the gateway with this MAC address.
     #[inline(always)]
     pub fn by_mac(&self, mac: u64) -> Option<&Gateway> {
-        self.gateways.iter().find(|gateway| gateway.mac == mac)
+        self.gateways.iter().find(|gateway| gateway.mac == mac & !TRANSLATED)
     }
 
     /// Returns the address of a gateway that a machine of the network knows it by: the one in the

@@ -10,6 +10,7 @@ mod hostile;
 mod hosts;
 mod leases;
 mod moves;
+mod nat;
 mod net;
 mod outside;
 mod routes;

@@ -133,6 +133,14 @@ impl Net {
         self.counts_one(from, reason);
     }
 
+    /// Sends a frame. Asserts that nobody gets a byte, and that one drop is counted, for another
+    /// machine.
+    #[track_caller]
+    pub fn drops_at(&mut self, from: Machine, frame: &[u8], at: Machine, reason: &str) {
+        assert_eq!(self.send(from, frame), BTreeMap::new());
+        self.counts_one(at, reason);
+    }
+
     /// Sends a frame. Asserts that nobody gets a byte of it, that one drop is counted, and that the
     /// sender gets the error with this type, code and MTU from the gateway of its network.
     #[track_caller]

@@ -164,13 +164,13 @@ pub(crate) fn explain(plane: &Plane, question: &Question) -> Result<Explanation,
     if packet.unanswered {
         walks.push(told::never_sent(&packet, &snapshot));
     } else {
-        let (walk, met) =
+        let (walk, met, ends) =
             recorder::record(plane, &world, &mut scratches, packet.from, &packet.frame);
         let arrives = walk.fate.is_allowed();
         walks.push(walk);
         if question.reply
             && arrives
-            && let Some((answer, from)) = question::answer(&packet, met, &snapshot)
+            && let Some((answer, from)) = question::answer(&packet, (met, ends), &snapshot)
         {
             walks.push(recorder::record(plane, &world, &mut scratches, from, &answer).0);
         }

@@ -9,6 +9,7 @@ use butterfly_packet::{
     mac::Mac,
     protocol::{ICMP, ICMPV6, SCTP, TCP, UDP},
     sctp,
+    translate::Ends,
 };
 
 use crate::engine::{
@@ -396,14 +397,18 @@ impl Asked {
     }
 }
 
-/// Returns the receiver's answer to a packet, and the slot it answers from. `None` if such packets
-/// have no answer.
+/// Returns the receiver's answer to a packet, which it knows by `ends`, and the slot it answers
+/// from. `None` if such packets have no answer.
 pub(super) fn answer(
     asked: &Asked,
-    receiver: Option<u32>,
+    (receiver, ends): (Option<u32>, Option<Ends>),
     snapshot: &Snapshot,
 ) -> Option<(Vec<u8>, u32)> {
     let receiver = receiver?;
+    // One of them may be translated.
+    let ips = ends.map_or(asked.ips, |ends| (ends.source, ends.destination));
+    let known = ends.and_then(|ends| ends.ports).map(|[from, to]| (from, to));
+    let ports = |name| known.or_else(|| asked.ports(name).ok());
     let Question { protocol, flags, icmp, source_port, .. } = asked.question;
     let vnic = snapshot.vnics.get(receiver)?;
     let is_router = |mac| is_reserved(number_of(mac));
@@ -418,14 +423,14 @@ pub(super) fn answer(
         Some(Some(routing))
             if !vnic.is_trunk() && (vnic.vni != asked.vni || is_router(asked.macs.0)) =>
         {
-            ((vnic.mac, address_of(routing.way_out(number(asked.ips.0))?)), receiver)
+            ((vnic.mac, address_of(routing.way_out(number(ips.0))?)), receiver)
         }
         _ => ((asked.macs.1, asked.macs.0), receiver),
     };
-    let ip = ip((asked.ips.1, asked.ips.0), macs)?;
+    let ip = ip((ips.1, ips.0), macs)?;
     let frame = match protocol {
         TCP => {
-            let (from, to) = asked.ports("TCP").ok()?;
+            let (from, to) = ports("TCP")?;
             let sent = flags.unwrap_or(SYN);
             let back = match sent {
                 flags if flags & RST != 0 => return None,
@@ -439,11 +444,11 @@ pub(super) fn answer(
             ip.tcp(&Tcp { sequence: own, acknowledgement: next, ..Tcp::new(to, from, back) }, &[])
         }
         UDP => {
-            let (from, to) = asked.ports("UDP").ok()?;
+            let (from, to) = ports("UDP")?;
             ip.udp(to, from, &[])
         }
         SCTP => {
-            let (from, to) = asked.ports("SCTP").ok()?;
+            let (from, to) = ports("SCTP")?;
             ip.sctp((to, from), 1, sctp::INIT_ACK, &[0; 16])
         }
         ICMP if icmp.is_none_or(|(kind, _)| kind == v4::ECHO_REQUEST) => {

@@ -3,7 +3,10 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use butterfly_packet::mac::Mac;
+use butterfly_packet::{
+    mac::Mac,
+    translate::{Ends, ends},
+};
 use butterfly_vhost::ring::{FrameStore, Frames};
 
 use super::{
@@ -39,6 +42,7 @@ use crate::stages::{
     reasons::info,
     route::Route,
     stage::Stage,
+    translate::{Translate, packet_of},
     turn::Cut,
 };
 use crate::world::snapshot::Vnic;
@@ -47,14 +51,14 @@ use crate::world::snapshot::Vnic;
 type Drop = (DropReason, u32);
 
 /// Runs a frame from the vnic in this slot, or from the trunk. Also returns the slot in which the
-/// frame met its receiver.
+/// frame met its receiver, and the ends by which the receiver knows it.
 pub(super) fn record(
     plane: &Plane,
     world: &World<'_>,
     scratches: &mut Scratches,
     from: u32,
     frame: &[u8],
-) -> (Walk, Option<u32>) {
+) -> (Walk, Option<u32>, Option<Ends>) {
     let walk = |fate, admitted, steps, routed| Walk {
         packet: told::packet(frame),
         frame: frame.to_vec(),
@@ -67,7 +71,7 @@ pub(super) fn record(
     let network = sender.and_then(|sender| world.snapshot.networks.get(sender.network));
     let (Some(sender), Some(network)) = (sender, network) else {
         let nobody = Refused { reason: info(NO_RECEIVER), charged: String::new() };
-        return (walk(Fate::Dropped(nobody), [None, None], Vec::new(), None), None);
+        return (walk(Fate::Dropped(nobody), [None, None], Vec::new(), None), None, None);
     };
     let context = world.context(sender, network);
     let mut store = FrameStore::default();
@@ -102,7 +106,8 @@ pub(super) fn record(
             }
         }
     };
-    (walk(fate, admitted, steps, routed), met)
+    let ends = ends(packet_of(&batch, 0)).ok();
+    (walk(fate, admitted, steps, routed), met, ends)
 }
 
 /// Notes the decisions of the stages on one frame.
@@ -158,6 +163,12 @@ impl Observer for Recorder<'_> {
             self.steps.push(told::source(context.sender));
         } else if stage == Offload::NAME {
             self.read(batch, context);
+        } else if stage == Translate::NAME {
+            if let Some(step) = told::translated(batch) {
+                self.steps.push(step);
+                // From here on the packet has the address inside.
+                self.read(batch, context);
+            }
         } else if stage == Route::NAME {
             let to = self.packet.as_ref().map(|packet| packet.tuple.destination);
             self.steps.extend(told::route(batch, to, context));
@@ -167,7 +178,8 @@ impl Observer for Recorder<'_> {
         } else if stage == Filter::NAME {
             self.filtered(context);
         } else if stage == Masquerade::NAME {
-            self.steps.extend(told::masquerade(batch, context));
+            let source = self.packet.as_ref().map(|packet| packet.tuple.source);
+            self.steps.extend(told::masquerade(batch, source, context));
             self.routed = told::rewritten(batch, context);
         }
     }

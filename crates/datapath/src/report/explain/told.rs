@@ -10,6 +10,7 @@ use butterfly_packet::{
     mac::Mac,
     protocol::{ICMP, ICMPV6},
     tcp::{ACK, FIN, RST, SYN},
+    translate::ends,
     udp::Udp,
 };
 
@@ -39,10 +40,11 @@ use crate::stages::{
         FOREIGN_SOURCE, NEXT_HOP_UNKNOWN, ROUTE_BACK, ROUTE_BLACKHOLE, back_to, decided_by,
         next_hop_of,
     },
+    translate::packet_of,
 };
 use crate::world::{
     routing::RouteEntry,
-    rules::address,
+    rules::{address, number as number_of_ip},
     snapshot::{Snapshot, Vnic},
     ways::Leads,
 };
@@ -212,8 +214,26 @@ pub(super) fn undelivered(
     }
 }
 
-/// Returns the step that tells what a router wrote.
-pub(super) fn masquerade(batch: &Batch<'_>, context: &Context<'_>) -> Option<Step> {
+/// Returns the step that tells to which machine inside a packet from outside goes.
+pub(super) fn translated(batch: &Batch<'_>) -> Option<Step> {
+    let outside = batch.outside(0)?;
+    let inside = ends(packet_of(batch, 0)).ok()?;
+    let port = outside.port.and(inside.ports).map(|[_, port]| port);
+    let [outside, inside] = [(outside.address, outside.port), (inside.destination, port)].map(end);
+    Some(step("translate", Mark::Pass, format!("{outside} is {inside} inside")))
+}
+
+/// Shows an address, and a port of it.
+fn end((address, port): (IpAddr, Option<u16>)) -> String {
+    port.map_or_else(|| address.to_string(), |port| format!("{address} port {port}"))
+}
+
+/// Returns the step that tells what a router wrote. `was` is the packet's source before.
+pub(super) fn masquerade(
+    batch: &Batch<'_>,
+    was: Option<Address>,
+    context: &Context<'_>,
+) -> Option<Step> {
     if context.sender.is_trunk() && batch.exits().is_routed(0) {
         let [_, _, _, _, _, _, from @ ..] = batch.hop(0).filter(Hop::is_routed)?.macs;
         let from = Mac(from);
@@ -221,7 +241,12 @@ pub(super) fn masquerade(batch: &Batch<'_>, context: &Context<'_>) -> Option<Ste
         return Some(step("masquerade", Mark::Pass, text));
     }
     let Rewritten { source: from, destination: to, .. } = rewritten(batch, context)?;
-    let text = format!("it goes on from {from} to {to}, with a hop less to go");
+    let mut text = format!("it goes on from {from} to {to}, with a hop less to go");
+    let left = batch.leaves.then(|| packet_of(batch, 0));
+    let source = left.and_then(|packet| ends(packet).ok()).map(|ends| ends.source);
+    if let Some(source) = source.filter(|source| Some(number_of_ip(*source)) != was) {
+        text.push_str(&format!(", as {source}"));
+    }
     Some(step("masquerade", Mark::Pass, text))
 }
 

@@ -1,0 +1,205 @@
+//! Translates destinations: what comes from outside for an address of a machine inside.
+//!
+//! Before `route`, which leads by the address inside, and `filter`, whose rules and sessions know
+//! addresses inside alone. What does not pass is put back as it came
+//! ([`crate::stages::masquerade`]), so drops and frames that wait show the address outside.
+
+use butterfly_packet::{
+    Error, ethernet,
+    translate::{End, Ends, Side, Transport, ends, is_error, quote, translate_quote},
+};
+use butterfly_vhost::net::NetHeader;
+
+use crate::engine::{
+    batch::{Batch, Meta, Verdict},
+    inside::Inside,
+    reason::{DropReason, ReasonInfo, drop_reasons},
+    reserved::{TRANSLATED, is_reserved},
+};
+use crate::ip::{HEADERS_TOO_LONG, MALFORMED_IP, TINY_FRAGMENT};
+use crate::stages::{
+    context::Context,
+    stage::{Stage, StageConfig},
+};
+use crate::world::{
+    nat::Translations,
+    outside::Outside,
+    rules::{address as ip_of, number as number_of_ip},
+};
+
+drop_reasons! { 15;
+    /// To an address outside that routers translate, where no machine inside has the packet's port.
+    NAT_NO_MAPPING = "nat-no-mapping" {
+        harmless: true,
+        cause: "anybody outside who tries ports, or a conversation that is over",
+        remedy: "nothing, unless a machine inside is to be reached there: give it a floating address, or forward the port to it",
+        charged: "the wire of the external, or the vnic that is its outside",
+    }
+    /// An ICMP error about a packet that no router here translated.
+    NAT_QUOTE = "nat-quote" {
+        cause: "a forged error, or one about a conversation that is over",
+        remedy: "nothing for a few; else find the machine that sends them",
+        charged: "the sender",
+    }
+    /// To the outside from an address inside that was not translated. No packet that routers decide
+    /// on ends so: this is a last look.
+    NAT_UNTRANSLATED = "nat-untranslated" {
+        cause: "an error in the daemon",
+        remedy: "report it, with `butterfly explain` of the packet and what is declared (`butterfly dump`)",
+        charged: "the sender",
+    }
+}
+
+/// Offset of IP behind Ethernet.
+const L3: usize = ethernet::HEADER_LEN;
+
+/// Translates destinations of what comes from outside.
+pub(crate) struct Translate;
+
+impl Stage for Translate {
+    const NAME: &'static str = "translate";
+    const REASONS: &'static [ReasonInfo] = REASONS;
+    type Scratch = ();
+
+    fn scratch(_: &StageConfig<'_>) {}
+
+    #[inline(always)]
+    fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
+        let Some(routing) = &context.entry.routing else { return };
+        if let Some(outside) = &routing.outside
+            && !outside.nat.is_empty()
+            && !context.sender.is_trunk()
+        {
+            translate(batch, (outside, routing.wire_mac()), context);
+        }
+    }
+}
+
+/// Translates each frame that is for a router, to an address that this router translates.
+#[inline(never)] // one call per batch; measurements tell stages apart by it
+fn translate(batch: &mut Batch<'_>, (outside, wire): (&Outside, u64), context: &Context<'_>) {
+    for index in 0..batch.frames.len() {
+        let Some(meta) = batch.metas().get(index).copied() else { return };
+        let is_ours = is_reserved(meta.destination) || meta.destination == wire;
+        let is_plain = matches!(meta.inside, Inside::Ip { at, vlan: 0 } if usize::from(at) == L3);
+        if meta.verdict != Verdict::Undecided || !is_ours || !is_plain {
+            continue;
+        }
+        // `route` drops what has no header.
+        let Ok(found) = ends(packet_of(batch, index)) else { continue };
+        let Some((mac, translations)) = outside.nat.owner_of(number_of_ip(found.destination))
+        else {
+            continue;
+        };
+        if meta.destination != mac && meta.destination != wire {
+            continue; // to another router, which has no such address
+        }
+        let inwards = inwards(batch, (index, &meta), &found, translations);
+        let Some(meta) = batch.parts().1.get_mut(index) else { return };
+        match inwards {
+            Ok(was) => {
+                meta.destination = mac | TRANSLATED;
+                batch.translate(index, was);
+            }
+            Err(reason) => {
+                meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
+                meta.offload = false; // nobody will look at what it claims
+            }
+        }
+    }
+}
+
+/// Translates the destination of a packet from outside, and what it quotes if it is an error.
+/// Returns what it was: of an error, what was quoted.
+fn inwards(
+    batch: &mut Batch<'_>,
+    (index, meta): (usize, &Meta),
+    found: &Ends,
+    translations: &Translations,
+) -> Result<End, DropReason> {
+    let outside = found.destination;
+    let inside = |protocol, port| {
+        let inside = translations.inside_of(number_of_ip(outside), protocol, port);
+        inside.map(|(inside, port)| End { address: ip_of(inside), port })
+    };
+    let (end, was, quote) = match quoted(batch, index)? {
+        Some(quoted) => {
+            let [port, _] = ports_of(&quoted);
+            let end = inside(quoted.protocol, port).filter(|_| quoted.source == outside);
+            let end = end.ok_or(NAT_QUOTE)?;
+            (End { port: None, ..end }, end.port.and(port), Some(end))
+        }
+        None => {
+            let [_, port] = ports_of(found);
+            let end = inside(found.protocol, port).ok_or(NAT_NO_MAPPING)?;
+            (end, end.port.and(port), None)
+        }
+    };
+    rewrite(batch, (index, meta), Side::Destination, &end, quote)?;
+    Ok(End { address: outside, port: was })
+}
+
+/// Returns the ports by which a packet is translated, source first. A fragment has none: those that
+/// follow it could not be told apart.
+pub(super) fn ports_of(found: &Ends) -> [Option<u16>; 2] {
+    match found.ports.filter(|_| !found.fragment) {
+        Some([source, destination]) => [Some(source), Some(destination)],
+        None => [None; 2],
+    }
+}
+
+/// Returns the packet of a frame, as far as it is at hand.
+pub(crate) fn packet_of<'b>(batch: &'b Batch<'_>, index: usize) -> &'b [u8] {
+    batch.frames.head(index).get(L3..).unwrap_or_default()
+}
+
+/// Returns the ends of the packet that a frame quotes, if it is an ICMP error.
+pub(super) fn quoted(batch: &mut Batch<'_>, index: usize) -> Result<Option<Ends>, DropReason> {
+    if !is_error(packet_of(batch, index)) {
+        return Ok(None);
+    }
+    // The more of the quoted packet is at hand, the more of its sums are right again.
+    batch.frames.extend_head(index);
+    quote(packet_of(batch, index)).map(Some).map_err(|_| NAT_QUOTE)
+}
+
+/// Translates an end of a packet, and of the packet that it quotes the other end, with all sums.
+/// Changes nothing if it fails.
+pub(super) fn rewrite(
+    batch: &mut Batch<'_>,
+    (index, meta): (usize, &Meta),
+    side: Side,
+    to: &End,
+    quote_to: Option<End>,
+) -> Result<(), DropReason> {
+    let is_partial = meta.offload && meta.net.flags & NetHeader::FLAG_NEEDS_CSUM != 0;
+    let transport = if is_partial { Transport::Partial } else { Transport::Complete };
+    let translate = butterfly_packet::translate::translate;
+    let packet = |batch: &mut Batch<'_>| -> Result<(), Error> {
+        let packet = batch.frames.head_mut(index).get_mut(L3..).unwrap_or_default();
+        translate(packet, side, to, transport)
+    };
+    match packet(batch) {
+        Err(Error::Truncated) => {
+            batch.frames.extend_head(index);
+            packet(batch).map_err(|error| reason(batch, index, error))?;
+        }
+        done => done.map_err(|error| reason(batch, index, error))?,
+    }
+    let Some(end) = quote_to else { return Ok(()) };
+    let packet = batch.frames.head_mut(index).get_mut(L3..).unwrap_or_default();
+    // It was read before.
+    translate_quote(packet, side.other(), &end).map_err(|_| NAT_QUOTE)
+}
+
+/// Returns the reason for which a packet that cannot be translated is dropped.
+fn reason(batch: &Batch<'_>, index: usize, error: Error) -> DropReason {
+    let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len as usize);
+    let is_whole = batch.frames.head(index).len() >= len;
+    let is_fragment = ends(packet_of(batch, index)).is_ok_and(|ends| ends.fragment);
+    match error {
+        Error::Truncated if !is_whole => HEADERS_TOO_LONG,
+        Error::Truncated if is_fragment => TINY_FRAGMENT,
+        _ => MALFORMED_IP,
+    }
+}

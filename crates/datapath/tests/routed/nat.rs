@@ -1,0 +1,546 @@
+//! Translated addresses: machines inside that have an address outside.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv6Addr},
+};
+
+use butterfly_datapath::{
+    Fate, GroupChange, Mac, Question, RoutingChange, SessionConfig, SessionFilter, Target,
+    VnicPolicy, Walk, harness::Host,
+};
+use butterfly_model::{
+    Cidr, Direction, External, ExternalId, ForwardProtocol, GroupName, Nat, Network, Router,
+    RouterAddresses, RouterId, Rule, Subnet,
+};
+use butterfly_packet::{
+    arp,
+    build::{self, Checksum, Ip, Tcp},
+    icmp::v6,
+    neighbour,
+    tcp::{ACK, SYN},
+};
+use butterfly_vhost::net::NetHeader;
+
+use crate::explained::question;
+use crate::net::{A, C, Machine, Net, policy, vni};
+
+/// The router outside, by which the rest of the world is reached.
+const X: Machine = ("x", Mac([2, 0, 0, 0, 0, 0xe]), 77, [192, 0, 2, 1]);
+/// A machine of another router, with the address of [`A`].
+const TWIN: Machine = ("t", Mac([2, 0, 0, 0, 0, 0xd]), 43, A.3);
+/// Machines of the world.
+const WORLD: &str = "198.51.100.9";
+const WORLD_V6: &str = "2001:db8:9::9";
+/// Addresses outside of [`A`].
+const OUTSIDE: &str = "192.0.2.80";
+const OUTSIDE_V6: &str = "2001:db8::80";
+const INSIDE_V6: &str = "fd00:42::a";
+
+fn router_mac(id: &str) -> Mac {
+    Mac(RouterId::new(id).unwrap().gateway_mac())
+}
+
+fn external() -> External {
+    let id = ExternalId::new("world").unwrap();
+    let own = ["192.0.2.7/24", "2001:db8::7/64"];
+    External::parse(id, vni(77), own, ["192.0.2.1", "2001:db8::1"]).unwrap()
+}
+
+/// A router of a network and of the external, without an address of its own there.
+fn attached(id: &str, network: u32) -> RoutingChange {
+    let mut router = Router::new(RouterId::new(id).unwrap());
+    router.attach(vni(network), RouterAddresses::default());
+    // Addresses that nobody else has here: builders of a router give it one of the external's.
+    router.attach(vni(77), RouterAddresses::default());
+    external().default_routes().into_iter().for_each(|route| drop(router.add_route(route)));
+    RoutingChange::DeclareRouter(router)
+}
+
+fn inside(number: u32, six: &str) -> RoutingChange {
+    let blocks = [("10.0.0.0/24", "10.0.0.1".to_owned()), (six, six.replace("::/64", "::1"))];
+    let subnets = blocks.map(|(block, own)| Subnet::parse(block, Some(&own)).unwrap());
+    RoutingChange::DeclareNetwork(Network::new(vni(number), subnets.into(), None).unwrap())
+}
+
+fn floating(outside: &str, inside: &str) -> Nat {
+    Nat::floating(outside.parse().unwrap(), inside.parse().unwrap()).unwrap()
+}
+
+fn translate(net: &Net, router: &str, rules: &[Nat]) {
+    let router = RouterId::new(router).unwrap();
+    net.host.change_routing(RoutingChange::DeclareNat(router, vni(77), rules.to_vec()));
+}
+
+/// [`A`], [`C`] and [`TWIN`] inside, [`X`] outside; [`A`] has an address outside in each family.
+fn net(bypass: bool) -> Net {
+    let sessions = SessionConfig { capacity: 4096, ..SessionConfig::default() };
+    declared(Host::with_sessions(sessions).unwrap(), bypass)
+}
+
+fn declared(mut host: Host, bypass: bool) -> Net {
+    for (id, mac, vni, ip) in [A, C, TWIN] {
+        let six: &[IpAddr] = if id == A.0 { &[INSIDE_V6.parse().unwrap()] } else { &[] };
+        let ips = [IpAddr::from(ip)].iter().chain(six).copied().collect();
+        let policy = VnicPolicy { ips, ..policy(ip, bypass) };
+        host.vnic(id, mac, vni, &policy).unwrap();
+    }
+    let ips = vec![X.3.into(), "2001:db8::1".parse().unwrap()];
+    host.vnic(X.0, X.1, X.2, &VnicPolicy { ips, forwards: true, ..policy(X.3, true) }).unwrap();
+    host.change_routing(inside(42, "fd00:42::/64"));
+    host.change_routing(inside(43, "fd00:43::/64"));
+    host.change_routing(RoutingChange::DeclareNetwork(external().network().clone()));
+    host.change_routing(RoutingChange::DeclareWire(external()));
+    host.change_routing(attached("r", 42));
+    host.change_routing(attached("s", 43));
+    host.settle();
+    host.moved();
+    let net = Net { host };
+    translate(&net, "r", &[floating(OUTSIDE, "10.0.0.10"), floating(OUTSIDE_V6, INSIDE_V6)]);
+    net
+}
+
+/// A header between two addresses, on a link.
+fn ip(link: (Mac, Mac), from: &str, to: &str) -> Ip {
+    let link = build::ethernet(link.0, link.1);
+    match (from.parse().unwrap(), to.parse().unwrap()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => link.ipv4(from, to),
+        (IpAddr::V6(from), IpAddr::V6(to)) => link.ipv6(from, to),
+        _ => panic!("two families"),
+    }
+}
+
+/// A packet of [`A`] as it sends it, and as it leaves.
+fn out(from: &str, outside: &str, to: &str, make: impl Fn(Ip) -> Vec<u8>) -> [Vec<u8>; 2] {
+    let gateway = router_mac("r");
+    [make(ip((A.1, gateway), from, to)), make(ip((gateway, X.1), outside, to).ttl(63))]
+}
+
+/// A packet of the world as it comes, and as [`A`] gets it.
+fn into(from: &str, outside: &str, to: &str, make: impl Fn(Ip) -> Vec<u8>) -> [Vec<u8>; 2] {
+    let gateway = router_mac("r");
+    [make(ip((X.1, gateway), from, outside)), make(ip((gateway, A.1), from, to).ttl(63))]
+}
+
+const FAMILIES: [(&str, &str, &str); 2] =
+    [("10.0.0.10", OUTSIDE, WORLD), (INSIDE_V6, OUTSIDE_V6, WORLD_V6)];
+
+fn admit(net: &mut Net, from: &str, protocol: u8) {
+    let (address, bits) = from.split_once('/').unwrap();
+    let block = Cidr::new(address, bits.parse().unwrap()).unwrap();
+    let ports = if protocol == 1 { (None, None) } else { (Some(1), Some(65535)) };
+    let rule = Rule::new(Direction::Inbound, protocol.into(), ports, Some(block), None).unwrap();
+    let name = GroupName::new("open").unwrap();
+    net.host.change_group(&name, GroupChange::AddRule(rule)).unwrap();
+}
+
+#[test]
+fn a_floating_address_is_one_machine_in_both_directions() {
+    let mut net = net(true);
+    for (here, outside, there) in FAMILIES {
+        let kinds: [&dyn Fn(Ip) -> Vec<u8>; 6] = [
+            &|ip| ip.udp(1000, 53, b"a question"),
+            &|ip| ip.tcp(&Tcp::new(1000, 80, SYN), b""),
+            &|ip| ip.tcp(&Tcp::new(1000, 80, ACK), &[7; 1000]),
+            &|ip| ip.ping(1, 2, b"x"),
+            &|ip| ip.sctp((1, 2), 3, 0, b"chunk"),
+            &|ip| ip.payload(50, b"encrypted"),
+        ];
+        for make in kinds {
+            let [sent, arrives] = out(here, outside, there, make);
+            net.passes(A, &sent, X, &arrives);
+            let [sent, arrives] = into(there, outside, here, make);
+            net.passes(X, &sent, A, &arrives);
+        }
+    }
+    assert_eq!(net.sessions(), 0, "ends without filters have no sessions");
+}
+
+/// UDP's 0 stays; what the sender left to a device is right when the device has done it.
+#[test]
+fn sums_that_are_not_there_stay_so() {
+    let mut net = net(true);
+    let none = |ip: Ip| ip.checksum(Checksum::Zero).udp(1000, 53, b"x");
+    let [sent, arrives] = out("10.0.0.10", OUTSIDE, WORLD, none);
+    net.passes(A, &sent, X, &arrives);
+    let [sent, arrives] = into(WORLD, OUTSIDE, "10.0.0.10", none);
+    net.passes(X, &sent, A, &arrives);
+    for (here, outside, there) in FAMILIES {
+        let l4 = if here.contains(':') { 54 } else { 34 };
+        for (field, kind) in [(16, 6), (6, 17)] {
+            let make = |ip: Ip| match kind {
+                6 => ip.tcp(&Tcp::new(1000, 80, ACK), b"partial"),
+                _ => ip.udp(1000, 80, b"partial"),
+            };
+            let partial = |ip: Ip| make(ip.checksum(Checksum::Partial));
+            let header = NetHeader {
+                flags: NetHeader::FLAG_NEEDS_CSUM,
+                csum_start: l4,
+                csum_offset: field,
+                ..NetHeader::default()
+            };
+            for (from, to, [sent, arrives]) in [
+                (A, X, out(here, outside, there, partial)),
+                (X, A, into(there, outside, here, partial)),
+            ] {
+                net.host.send(from.0, &sent, header).unwrap();
+                let received = net.host.received().unwrap();
+                let [(net_header, frame)] = &received[to.0][..] else { panic!("{received:?}") };
+                assert_eq!(net_header.flags, NetHeader::FLAG_NEEDS_CSUM);
+                assert_eq!(frame, &arrives);
+            }
+        }
+    }
+    assert!(!net.host.moved().keys().any(|name| name.contains(".drop.")));
+}
+
+/// Rules and sessions know addresses inside: what the world opens needs a rule, its answers none.
+#[test]
+fn groups_see_addresses_inside() {
+    let mut net = net(false);
+    let question = |ip: Ip| ip.udp(1000, 53, b"?");
+    let [there, there_left] = out("10.0.0.10", OUTSIDE, WORLD, question);
+    let [back, back_came] = into(WORLD, OUTSIDE, "10.0.0.10", |ip| ip.udp(53, 1000, b"!"));
+    net.drops_at(X, &back, A, "ingress-denied");
+    net.passes(A, &there, X, &there_left);
+    net.passes(X, &back, A, &back_came);
+    assert_eq!(net.sessions(), 1);
+    let rows = net.host.sessions(&SessionFilter::default(), 10).1;
+    let ends: Vec<String> = rows.iter().map(|row| format!("{row:?}")).collect();
+    assert!(ends[0].contains("10.0.0.10") && !ends[0].contains(OUTSIDE), "{ends:?}");
+    // Another port, which only a rule lets in.
+    let [opens, came] = into(WORLD, OUTSIDE, "10.0.0.10", |ip| ip.udp(7, 8, b"opens"));
+    net.drops_at(X, &opens, A, "ingress-denied");
+    admit(&mut net, "198.51.100.0/24", 17);
+    net.passes(X, &opens, A, &came);
+    assert_eq!(net.sessions(), 2);
+    assert_eq!(net.host.count_sessions().unwrap(), 2);
+}
+
+/// The router says who has the addresses outside, and nobody else does.
+#[test]
+fn the_router_answers_for_addresses_outside() {
+    let mut net = net(true);
+    let ask = build::ethernet(X.1, Mac::BROADCAST).arp(
+        arp::REQUEST,
+        (X.1, X.3.into()),
+        (Mac::ZERO, OUTSIDE.parse().unwrap()),
+    );
+    let got = net.send(X, &ask);
+    let own = router_mac("r");
+    let answer = build::ethernet(own, X.1).arp(
+        arp::REPLY,
+        (own, OUTSIDE.parse().unwrap()),
+        (X.1, X.3.into()),
+    );
+    assert_eq!(got[X.0][0][..42], answer[..42]);
+    let target: Ipv6Addr = OUTSIDE_V6.parse().unwrap();
+    let asker: Ipv6Addr = "2001:db8::1".parse().unwrap();
+    let message = [&[0; 4][..], &target.octets(), &[1, 1], &X.1.0].concat();
+    let group = Mac([0x33, 0x33, 0xff, 0, 0, 0x80]);
+    let to: Ipv6Addr = "ff02::1:ff00:80".parse().unwrap();
+    let link = build::ethernet(X.1, group).ipv6(asker, to).ttl(255);
+    let ask = link.icmp(v6::NEIGHBOUR_SOLICITATION, 0, 0, &message[4..]);
+    let got = net.send(X, &ask);
+    let answer = neighbour::advertisement((X.1, asker), (own, target));
+    assert_eq!(got[X.0], [answer.to_vec()]);
+    let claim = build::ethernet(X.1, Mac::BROADCAST).arp(
+        arp::REPLY,
+        (X.1, OUTSIDE.parse().unwrap()),
+        (X.1, OUTSIDE.parse().unwrap()),
+    );
+    net.host.moved();
+    net.drops(X, &claim, "gateway-claimed");
+}
+
+/// An error is translated with what it quotes, whichever end it is about.
+#[test]
+fn errors_are_translated_with_what_they_quote() {
+    let mut net = net(true);
+    for (here, outside, there) in FAMILIES {
+        let hop = if here.contains(':') { "2001:db8:7::7" } else { "203.0.113.7" };
+        let (kind, code) = if here.contains(':') { (v6::UNREACHABLE, 4) } else { (3, 3) };
+        let question = |ip: Ip| ip.udp(1000, 53, b"a question");
+        let error = |quoted: Vec<u8>| move |ip: Ip| ip.icmp(kind, code, 0, &quoted[14..]);
+        // A hop outside tells of a packet of A, which left by the address outside.
+        let quotes =
+            [question(ip((X.1, X.1), outside, there)), question(ip((X.1, X.1), here, there))];
+        let gateway = router_mac("r");
+        let sent = error(quotes[0].clone())(ip((X.1, gateway), hop, outside));
+        let arrives = error(quotes[1].clone())(ip((gateway, A.1), hop, here).ttl(63));
+        net.passes(X, &sent, A, &arrives);
+        // One about a packet that is not of A.
+        let other = error(question(ip((X.1, X.1), there, outside)));
+        net.drops(X, &other(ip((X.1, gateway), hop, outside)), "nat-quote");
+        // A tells of a packet of the world.
+        let quotes =
+            [question(ip((X.1, X.1), there, here)), question(ip((X.1, X.1), there, outside))];
+        let sent = error(quotes[0].clone())(ip((A.1, gateway), here, there));
+        let arrives = error(quotes[1].clone())(ip((gateway, X.1), outside, there).ttl(63));
+        net.passes(A, &sent, X, &arrives);
+    }
+    // A machine without an address outside tells of one that has it: as that one.
+    let gateway = router_mac("r");
+    let quoted = |to| ip((X.1, X.1), WORLD, to).udp(1000, 53, b"a question")[14..].to_vec();
+    let sent = ip((C.1, gateway), "10.0.0.11", WORLD).icmp(11, 0, 0, &quoted("10.0.0.10"));
+    let arrives = ip((gateway, X.1), OUTSIDE, WORLD).ttl(63).icmp(11, 0, 0, &quoted(OUTSIDE));
+    net.passes(C, &sent, X, &arrives);
+    // No quote tells an address inside that has none outside.
+    let tells = |from: (Mac, &str)| {
+        ip((from.0, gateway), from.1, WORLD).icmp(11, 0, 0, &quoted("10.0.0.11"))
+    };
+    net.drops(C, &tells((C.1, "10.0.0.11")), "nat-quote");
+    net.drops(A, &tells((A.1, "10.0.0.10")), "nat-quote");
+}
+
+/// Each fragment has the address, the first one the sum. One that comes early waits untranslated.
+#[test]
+fn fragments_are_translated_each() {
+    for bypass in [true, false] {
+        let mut net = net(bypass);
+        admit(&mut net, "198.51.100.0/24", 17);
+        for (here, outside, there) in &FAMILIES[..if bypass { 2 } else { 1 }] {
+            let whole = |ip: Ip| ip.udp(1000, 53, &[7; 120]);
+            let l4 = if here.contains(':') { 54 } else { 34 };
+            // The sum of the whole packet stands in the first fragment.
+            let piece = |ends: [Ip; 2], first: bool| {
+                ends.map(|ip| {
+                    let all = whole(ip.clone())[l4..].to_vec();
+                    let (offset, range) = if first { (0, 0..64) } else { (64, 64..128) };
+                    ip.fragment(9, offset, first).payload(17, &all[range])
+                })
+            };
+            let gateway = router_mac("r");
+            let outwards =
+                || [ip((A.1, gateway), here, there), ip((gateway, X.1), outside, there).ttl(63)];
+            let inwards =
+                || [ip((X.1, gateway), there, outside), ip((gateway, A.1), there, here).ttl(63)];
+            for first in [true, false] {
+                let [sent, arrives] = piece(outwards(), first);
+                net.passes(A, &sent, X, &arrives);
+                let [sent, arrives] = piece(inwards(), first);
+                net.passes(X, &sent, A, &arrives);
+            }
+            let tiny = ip((A.1, gateway), here, there).fragment(10, 0, true);
+            net.drops(A, &tiny.payload(6, &[7; 8]), "tiny-fragment");
+        }
+    }
+    let mut net = net(false);
+    admit(&mut net, "198.51.100.0/24", 17);
+    let gateway = router_mac("r");
+    let all = ip((X.1, gateway), WORLD, "10.0.0.10").udp(1000, 53, &[7; 120])[34..].to_vec();
+    let sent = ip((X.1, gateway), WORLD, OUTSIDE).udp(1000, 53, &[7; 120])[34..].to_vec();
+    let late: fn(&[u8], Ip) -> Vec<u8> =
+        |bytes, ip| ip.fragment(9, 64, false).payload(17, &bytes[64..]);
+    let first: fn(&[u8], Ip) -> Vec<u8> =
+        |bytes, ip| ip.fragment(9, 0, true).payload(17, &bytes[..64]);
+    let guest = net.host.guest(X.0).unwrap();
+    for make in [late, first] {
+        let frame = make(&sent, ip((X.1, gateway), WORLD, OUTSIDE));
+        guest.send(&frame, NetHeader::default()).unwrap();
+    }
+    net.host.settle();
+    let got: Vec<_> = net.host.received().unwrap().remove(A.0).unwrap();
+    let frames: Vec<_> = got.into_iter().map(|(_, frame)| frame).collect();
+    let arrives = || ip((gateway, A.1), WORLD, "10.0.0.10").ttl(63);
+    assert_eq!(frames, [first(&all, arrives()), late(&all, arrives())]);
+}
+
+/// Packets that no rule translates do not leave, and a rule that goes is gone at once.
+#[test]
+fn nothing_leaves_untranslated() {
+    let mut net = net(true);
+    let gateway = router_mac("r");
+    let other = ip((C.1, gateway), "10.0.0.11", WORLD).udp(1, 2, b"x");
+    net.drops(C, &other, "nat-no-rule");
+    // IPv6 needs no translation.
+    let six = |from: Mac, ttl| {
+        ip((from, if from == C.1 { gateway } else { X.1 }), "fd00:42::c", WORLD_V6)
+            .ttl(ttl)
+            .udp(1, 2, b"x")
+    };
+    net.passes(C, &six(C.1, 64), X, &six(gateway, 63));
+    let [there, there_left] = out("10.0.0.10", OUTSIDE, WORLD, |ip| ip.udp(1, 2, b"x"));
+    let [back, back_came] = into(WORLD, OUTSIDE, "10.0.0.10", |ip| ip.udp(2, 1, b"x"));
+    net.passes(A, &there, X, &there_left);
+    translate(&net, "r", &[]);
+    net.drops(A, &there, "nat-no-rule");
+    net.drops(X, &back, "no-route");
+    // To the address inside nobody comes, also beside what is translated.
+    translate(&net, "r", &[floating(OUTSIDE, "10.0.0.10")]);
+    let direct = ip((X.1, gateway), WORLD, "10.0.0.10").udp(2, 1, b"x");
+    let guest = net.host.guest(X.0).unwrap();
+    for frame in [&back, &direct, &back, &direct] {
+        guest.send(frame, NetHeader::default()).unwrap();
+    }
+    net.host.settle();
+    let got = net.host.received().unwrap();
+    assert_eq!(got[A.0].iter().map(|(_, frame)| frame).collect::<Vec<_>>(), [&back_came; 2]);
+    assert_eq!(net.host.moved().get("x.drop.no-route"), Some(&2));
+    // Another machine has the address from now on.
+    translate(&net, "r", &[floating(OUTSIDE, "10.0.0.11")]);
+    net.drops(A, &there, "nat-no-rule");
+    let to_c = ip((gateway, C.1), WORLD, "10.0.0.11").ttl(63).udp(2, 1, b"x");
+    net.passes(X, &back, C, &to_c);
+}
+
+/// Two tenants may have one block: each router knows its own machines.
+#[test]
+fn routers_with_one_block_stay_apart() {
+    let mut net = net(true);
+    translate(&net, "s", &[floating("192.0.2.81", "10.0.0.10")]);
+    let [own, other] = [router_mac("r"), router_mac("s")];
+    let make = |ip: Ip| ip.udp(1, 2, b"x");
+    let to = |outside, gateway| make(ip((X.1, gateway), WORLD, outside));
+    let came = |gateway, to: Machine| make(ip((gateway, to.1), WORLD, "10.0.0.10").ttl(63));
+    net.passes(X, &to(OUTSIDE, own), A, &came(own, A));
+    net.passes(X, &to("192.0.2.81", other), TWIN, &came(other, TWIN));
+    // Each has its own addresses alone.
+    net.drops(X, &to("192.0.2.81", own), "no-route");
+    let left = |from: Machine, gateway| make(ip((from.1, gateway), "10.0.0.10", WORLD));
+    let leaves = |outside, gateway| make(ip((gateway, X.1), outside, WORLD).ttl(63));
+    net.passes(A, &left(A, own), X, &leaves(OUTSIDE, own));
+    net.passes(TWIN, &left(TWIN, other), X, &leaves("192.0.2.81", other));
+    // Nobody inside reaches an address outside of this host, by either router.
+    for outside in [OUTSIDE, "192.0.2.81"] {
+        let hairpin = make(ip((A.1, own), "10.0.0.10", outside));
+        net.drops(A, &hairpin, "nat-hairpin");
+    }
+}
+
+/// A drop behind the translation shows the packet as it came, and no error tells of it.
+#[test]
+fn what_does_not_pass_is_as_it_came() {
+    let mut net = net(true);
+    let gateway = router_mac("r");
+    let late = ip((X.1, gateway), WORLD, OUTSIDE).ttl(1).udp(1, 2, b"x");
+    net.drops(X, &late, "ttl-expired");
+    let places = net.host.drop_report(Some(X.0)).unwrap().places;
+    let head = places.iter().flat_map(|place| &place.rows).map(|row| &row.head).next().unwrap();
+    assert_eq!(head[..], late[..head.len()]);
+    assert!(head.len() >= 42);
+    translate(&net, "r", &[floating(OUTSIDE, "10.0.0.99")]);
+    let nobody = ip((X.1, gateway), WORLD, OUTSIDE).udp(1, 2, b"x");
+    net.drops(X, &nobody, "next-hop-unknown");
+}
+
+/// From inside the answer comes to the address outside; from outside the machine inside is named.
+#[test]
+fn an_explanation_tells_both_addresses() {
+    let net = net(false);
+    let to = Target::Address(WORLD.parse().unwrap());
+    let told = net.host.explain(&Question { to, ..question(true) }).unwrap();
+    let [there, back] = &told.walks[..] else { panic!("{told:?}") };
+    assert_eq!(there.fate, Fate::Delivered(X.0.into()), "{there:?}");
+    assert_eq!(back.fate, Fate::Delivered(A.0.into()), "{back:?}");
+    let texts = |walk: &Walk, stage: &str| -> Vec<String> {
+        let steps = walk.steps.iter().filter(|step| step.stage == stage);
+        steps.map(|step| step.text.clone()).collect()
+    };
+    assert!(texts(there, "masquerade")[0].ends_with("as 192.0.2.80"), "{there:?}");
+    assert_eq!(texts(back, "translate"), ["192.0.2.80 is 10.0.0.10 inside"]);
+    assert_eq!(net.sessions(), 0, "nothing was sent");
+}
+
+/// A port outside is a port of one machine, in both directions; everything else of the address is
+/// nobody's.
+#[test]
+fn a_forwarded_port_is_one_machines() {
+    for bypass in [true, false] {
+        let mut net = net(bypass);
+        let forward = |protocol, port: u16, to: &str| {
+            let outside = format!("192.0.2.9:{port}").parse().unwrap();
+            Nat::forward(protocol, outside, to.parse().unwrap()).unwrap()
+        };
+        let rules = [
+            forward(ForwardProtocol::Udp, 53, "10.0.0.10:1053"),
+            forward(ForwardProtocol::Tcp, 80, "10.0.0.11:80"),
+        ];
+        translate(&net, "r", &rules);
+        let gateway = router_mac("r");
+        let inwards = |make: &dyn Fn(Ip) -> Vec<u8>| make(ip((X.1, gateway), WORLD, "192.0.2.9"));
+        let opens = inwards(&|ip| ip.udp(7, 53, b"opens"));
+        if !bypass {
+            // Groups see the port inside.
+            net.drops_at(X, &opens, A, "ingress-denied");
+            admit(&mut net, "198.51.100.0/24", 17);
+            admit(&mut net, "198.51.100.0/24", 6);
+        }
+        let came = ip((gateway, A.1), WORLD, "10.0.0.10").ttl(63).udp(7, 1053, b"opens");
+        net.passes(X, &opens, A, &came);
+        let answer = ip((A.1, gateway), "10.0.0.10", WORLD).udp(1053, 7, b"answers");
+        let left = ip((gateway, X.1), "192.0.2.9", WORLD).ttl(63).udp(53, 7, b"answers");
+        net.passes(A, &answer, X, &left);
+        let opens = inwards(&|ip| ip.tcp(&Tcp::new(7, 80, SYN), b""));
+        let came = ip((gateway, C.1), WORLD, "10.0.0.11").ttl(63).tcp(&Tcp::new(7, 80, SYN), b"");
+        net.passes(X, &opens, C, &came);
+        assert_eq!(net.sessions(), if bypass { 0 } else { 2 });
+        // Errors are found by the ports that they quote.
+        let quote = |end: &str, port| ip((X.1, X.1), end, WORLD).udp(port, 7, b"answers");
+        let error = |end: Vec<u8>| move |ip: Ip| ip.icmp(3, 3, 0, &end[14..]);
+        let sent = inwards(&error(quote("192.0.2.9", 53)));
+        let came = error(quote("10.0.0.10", 1053))(ip((gateway, A.1), WORLD, "10.0.0.10").ttl(63));
+        net.passes(X, &sent, A, &came);
+        net.drops(X, &inwards(&error(quote("192.0.2.9", 54))), "nat-quote");
+        for (make, reason) in [
+            (&(|ip: Ip| ip.udp(7, 54, b"x")) as &dyn Fn(Ip) -> Vec<u8>, "nat-no-mapping"),
+            (&|ip: Ip| ip.tcp(&Tcp::new(7, 53, SYN), b""), "nat-no-mapping"),
+            (&|ip: Ip| ip.ping(1, 2, b"x"), "nat-no-mapping"),
+            (
+                &|ip: Ip| ip.fragment(9, 0, true).payload(17, &[0, 7, 0, 53, 0, 99, 0, 0]),
+                "nat-no-mapping",
+            ),
+            (&|ip: Ip| ip.fragment(9, 8, false).payload(17, &[0, 7, 0, 53]), "nat-no-mapping"),
+        ] {
+            net.drops(X, &inwards(make), reason);
+        }
+        // The machine's other ports have no address outside.
+        let other = ip((A.1, gateway), "10.0.0.10", WORLD).udp(1054, 7, b"x");
+        net.drops(A, &other, "nat-no-rule");
+    }
+}
+
+/// A host whose table of sessions is a file of its own, which goes with it.
+struct Kept {
+    net: Net,
+}
+
+impl Kept {
+    /// The host number `n` of this test, which goes on with the sessions of another one.
+    fn new(n: u32, of: Option<&Kept>) -> Kept {
+        let name = format!("butterfly-test-nat-{}-{n}", std::process::id());
+        if let Some(of) = of {
+            let file = of.net.host.session_file().unwrap();
+            fs::copy(file, file.with_file_name(&name)).unwrap();
+        }
+        let (file, adopt) = (Some(name), true);
+        let sessions = SessionConfig { capacity: 4096, file, adopt, ..SessionConfig::default() };
+        let mut net = declared(Host::with_sessions(sessions).unwrap(), false);
+        net.host.all_declared();
+        Kept { net }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = self.net.host.session_file().map(fs::remove_file);
+    }
+}
+
+/// The successor of a host that died translates as before, and lets in what answers, and nothing
+/// else.
+#[test]
+fn a_translated_session_goes_on_after_a_crash() {
+    let mut first = Kept::new(1, None);
+    let [there, there_left] = out("10.0.0.10", OUTSIDE, WORLD, |ip| ip.udp(1000, 53, b"?"));
+    first.net.passes(A, &there, X, &there_left);
+    let mut second = Kept::new(2, Some(&first));
+    second.net.host.moved();
+    assert_eq!(second.net.sessions(), 1);
+    let [back, back_came] = into(WORLD, OUTSIDE, "10.0.0.10", |ip| ip.udp(53, 1000, b"!"));
+    second.net.passes(X, &back, A, &back_came);
+    second.net.passes(A, &there, X, &there_left);
+    let [other, _] = into(WORLD, OUTSIDE, "10.0.0.10", |ip| ip.udp(53, 1001, b"!"));
+    second.net.drops_at(X, &other, A, "ingress-denied");
+    assert_eq!(second.net.sessions(), 1);
+}
