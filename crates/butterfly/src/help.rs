@@ -168,7 +168,6 @@ mod tests {
             "router",
             "route",
             "external",
-            "snat",
             "floating",
             "forward",
             "nat",

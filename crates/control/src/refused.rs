@@ -371,6 +371,16 @@ pub enum Refused {
         /// The translation.
         nat: String,
     },
+    /// A machine, or a port of it, that would have two addresses at an external.
+    #[error("{nat} of external {external:?} is refused: another translation leads to the same port of {}, and its answers can leave by one of them alone; take that one back first", canonical(*.inside))]
+    NatTwoWays {
+        /// The external.
+        external: String,
+        /// The translation.
+        nat: String,
+        /// The machine.
+        inside: IpAddr,
+    },
     /// Addresses inside to which two routers would lead.
     #[error(
         "packets from external {external:?} to {cidr} of network {vni} would have two ways, by routers {router:?} and {other:?}: attach one of them only, or change the subnet"

@@ -247,7 +247,7 @@ fn translations_share_no_address_but_ports() {
     let (there, here) = (joined(), |all: &[Nat]| nats("r", "internet", all));
     let (web, db) =
         (forward("192.0.2.9:80", "10.0.0.9:8080"), forward("192.0.2.9:443", "10.0.0.9:8443"));
-    with(there.clone(), [here(&[snat("192.0.2.9"), web, db, floating("192.0.2.10", "10.0.0.9")])]);
+    with(there.clone(), [here(&[snat("192.0.2.9"), web, db, floating("192.0.2.10", "10.0.0.8")])]);
     let twice = forward("192.0.2.9:80", "10.0.0.8:80");
     for all in [
         &[web, twice][..],
@@ -256,6 +256,15 @@ fn translations_share_no_address_but_ports() {
         &[floating("192.0.2.9", "10.0.0.9"), snat("192.0.2.9")],
     ] {
         assert_refused(&there, here(all), "and another translation with that");
+    }
+    let again = forward("192.0.2.9:81", "10.0.0.9:8080");
+    for all in [
+        &[floating("192.0.2.9", "10.0.0.9"), floating("192.0.2.10", "10.0.0.9")][..],
+        &[web, floating("192.0.2.10", "10.0.0.9")],
+        &[floating("192.0.2.10", "10.0.0.9"), web],
+        &[web, again],
+    ] {
+        assert_refused(&there, here(all), "leads to the same port of 10.0.0.9");
     }
     let far = nats("r", "internet", &[floating("203.0.113.9", "10.9.9.9")]);
     with(there.clone(), [far]);

@@ -358,6 +358,11 @@ impl External {
         self.wire.as_ref()
     }
 
+    /// Returns this external without its wire: nothing leads out of this host.
+    pub fn without_wire(&self) -> Self {
+        Self { wire: None, vlan: None, ..self.clone() }
+    }
+
     /// Returns the VLAN of the device that it is, 1 to 4094; `None` for untagged frames.
     pub fn vlan(&self) -> Option<u16> {
         self.vlan

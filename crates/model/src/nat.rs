@@ -183,6 +183,16 @@ impl Nat {
         }
     }
 
+    /// Returns the machine inside to which it leads, and the protocol and port of it unless it leads
+    /// to all of them. `None` for an address by which many leave.
+    pub fn end(&self) -> Option<NatPlace> {
+        let port = match self {
+            Self::Forward { protocol, to_port, .. } => Some((*protocol, *to_port)),
+            Self::Floating { .. } | Self::Snat { .. } => None,
+        };
+        self.inside().map(|inside| (inside, port))
+    }
+
     /// Returns what it has of the external, by which it is known there.
     pub fn place(&self) -> NatPlace {
         let port = match self {

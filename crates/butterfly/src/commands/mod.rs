@@ -62,7 +62,6 @@ pub fn root() -> Node {
             router::node(),
             route::node(),
             external::node(),
-            nat::snat(),
             nat::floating(),
             nat::forward(),
             nat::node(),

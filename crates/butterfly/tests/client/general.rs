@@ -88,7 +88,7 @@ fn a_word_that_needs_another_prints_its_help() {
     }
 }
 
-const COMMANDS: [&str; 84] = [
+const COMMANDS: [&str; 81] = [
     "show",
     "sg show",
     "log-level",
@@ -141,8 +141,6 @@ const COMMANDS: [&str; 84] = [
     "external list",
     "external add",
     "external del",
-    "snat add",
-    "snat del",
     "floating add",
     "floating del",
     "forward add",
@@ -163,7 +161,6 @@ const COMMANDS: [&str; 84] = [
     "router",
     "route",
     "external",
-    "snat",
     "floating",
     "forward",
     "nat",

@@ -123,10 +123,12 @@ impl<D: Dataplane> Daemon<D> {
         let why = failure.description.unwrap_or_default();
         warn!("external {:?} is declared, not in effect: {why}", id.as_str());
         self.missing_wires.note(id, why);
-        match old {
-            Some(old) => self.lead_out_no_more(&old),
-            None => Ok(()),
+        if let Some(old) = old {
+            self.lead_out_no_more(&old)?;
         }
+        // Its vnics are on no other wire meanwhile, and not in the tunnel.
+        self.route(RoutingChange::DeclareNetwork(external.network().clone()))?;
+        self.route(RoutingChange::DeclareWire(external.without_wire()))
     }
 
     /// Has the data path have a wire, in place of that of an old external. On an error it is as
@@ -184,17 +186,11 @@ impl<D: Dataplane> Daemon<D> {
 
     /// Takes an external from the data path; no router is attached to it.
     pub(super) fn remove_wire(&mut self, id: &ExternalId) -> Result<(), Failure> {
+        self.missing_wires.forget(id);
         let vni = self.desired.routed().external(id.as_str()).map(External::vni);
-        match vni.filter(|_| self.missing_wires.why(id).is_none()) {
-            Some(vni) => {
-                self.route(RoutingChange::RemoveWire(vni))?;
-                self.route(RoutingChange::RemoveNetwork(vni))
-            }
-            None => {
-                self.missing_wires.forget(id);
-                Ok(())
-            }
-        }
+        let Some(vni) = vni else { return Ok(()) };
+        self.route(RoutingChange::RemoveWire(vni))?;
+        self.route(RoutingChange::RemoveNetwork(vni))
     }
 
     /// Has a router translate so at an external. At one that is not in effect, when it is.
@@ -223,7 +219,7 @@ impl<D: Dataplane> Daemon<D> {
                 self.missing_wires.forget(&id);
                 continue;
             };
-            match self.try_wire(&external, None) {
+            match self.try_wire(&external, Some(&external)) {
                 Ok(()) => {
                     self.missing_wires.forget(&id);
                     let text = format!("external {:?} is in effect now", id.as_str());

@@ -339,6 +339,7 @@ impl Routed {
         bounded(all.single, MAX_TRANSLATIONS, "floating addresses and forwards", host)?;
         let mut places = BTreeSet::new();
         let mut whole = BTreeSet::new();
+        let mut machines: BTreeMap<IpAddr, BTreeSet<_>> = BTreeMap::new();
         for nat in nats {
             let twice = || {
                 let (_, external) = names();
@@ -351,6 +352,15 @@ impl Routed {
                 whole.insert(*outside);
             }
             self.check_nat(router, external, nat, vnics)?;
+            // Answers leave by one address and port alone.
+            if let Some((inside, end)) = nat.end() {
+                let ends = machines.entry(inside).or_default();
+                let whole = end.is_none() && !ends.is_empty() || ends.contains(&None);
+                if whole || !ends.insert(end) {
+                    let (_, external) = names();
+                    return Err(Refused::NatTwoWays { external, nat: nat.to_string(), inside });
+                }
+            }
         }
         // A floating address is alone.
         let shared =

@@ -285,6 +285,8 @@ impl Dataplane for Fake {
                 refused: 9,
                 state: butterfly_datapath::StationState::Up,
             }),
+            // The port of an external is no vnic that anybody asks for.
+            Front::Inside(Machine::Wire(_) | Machine::WireTap { .. }) => None,
             Front::Inside(Machine::Echo) => Some(GuestReport::Bench(Pings::default())),
             Front::Inside(Machine::Ping { .. }) => {
                 let micros = Duration::from_micros;
