@@ -12,6 +12,7 @@ use crate::engine::{
     inside::Inside,
     place::{NetworkRef, PeerRef},
     reason::DropReason,
+    reserved::TRANSLATED,
 };
 
 /// Verdict on a frame. The port of the sender is the batch's, not the frame's.
@@ -131,7 +132,7 @@ pub(crate) struct Metas {
     each: [Meta; BATCH],
     /// Ways of the frames that leave by another network: see [`Exits`].
     hops: [Hop; BATCH],
-    /// Destinations that frames had outside: see [`Batch::translated`].
+    /// Destinations that frames had outside: see [`Batch::outside`].
     outside: [End; BATCH],
 }
 
@@ -226,15 +227,14 @@ pub(crate) struct Batch<'a> {
     pub floods: bool,
     /// One of them came from another host and is to be passed on to a third one.
     pub relays: bool,
+    /// The destination of one of them was translated, or one leaves by the outside of an external.
+    pub outward: bool,
     /// A bit for each frame that a router of this host answers, or of whose drop it tells.
     pub answers: u64,
-    /// One of them leaves by the outside of an external.
-    pub leaves: bool,
     pub origin: BatchOrigin,
     /// True if [`Meta::inside`] was read.
     read: bool,
     crossed: u64,
-    translated: u64,
     metas: &'a mut Metas,
 }
 
@@ -251,12 +251,11 @@ impl<'a> Batch<'a> {
             segments: false,
             floods: false,
             relays: false,
+            outward: false,
             answers: 0,
-            leaves: false,
             origin,
             read: false,
             crossed: 0,
-            translated: 0,
             metas,
         }
     }
@@ -325,23 +324,22 @@ impl<'a> Batch<'a> {
         self.metas.hops.get(index).copied().filter(|_| is_set(self.crossed, index))
     }
 
-    /// Notes that the destination of a frame was translated. `outside` is what it was.
-    pub fn translate(&mut self, index: usize, outside: End) {
-        if let Some(place) = self.metas.outside.get_mut(index) {
+    /// Notes that the destination of a frame, which goes to this router, was translated. `outside`
+    /// is what it was.
+    pub fn translate(&mut self, index: usize, router: u64, outside: End) {
+        if let Some(place) = self.metas.outside.get_mut(index)
+            && let Some(meta) = self.metas.each.get_mut(index)
+        {
             *place = outside;
-            self.translated |= 1 << index;
+            meta.destination = router | TRANSLATED;
+            self.outward = true;
         }
-    }
-
-    /// Returns a bit for each frame whose destination was translated.
-    #[inline(always)]
-    pub fn translated(&self) -> u64 {
-        self.translated
     }
 
     /// Returns the destination that a frame had before it was translated.
     pub fn outside(&self, index: usize) -> Option<End> {
-        self.metas.outside.get(index).copied().filter(|_| is_set(self.translated, index))
+        let is_translated = self.metas().get(index)?.destination & TRANSLATED != 0;
+        self.metas.outside.get(index).copied().filter(|_| is_translated)
     }
 
     /// Rewrites the header of a frame in its slot, from where receivers get it. The length stays,

@@ -39,10 +39,8 @@ impl Stage for Masquerade {
 
     #[inline(always)]
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
-        if batch.translated() != 0 {
+        if batch.outward {
             put_back(batch);
-        }
-        if batch.leaves {
             outwards(batch, context);
         }
         if batch.crossed() != 0 {

@@ -231,7 +231,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             meta.verdict = way.verdict;
             routed |= 1 << index;
         }
-        batch.leaves |= ways.leaves;
+        batch.outward |= ways.leaves;
         if ways.leases {
             routed = leases::stop_others(batch, routed, context);
         }

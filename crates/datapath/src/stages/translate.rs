@@ -14,7 +14,7 @@ use crate::engine::{
     batch::{Batch, Meta, Verdict},
     inside::Inside,
     reason::{DropReason, ReasonInfo, drop_reasons},
-    reserved::{TRANSLATED, is_reserved},
+    reserved::is_reserved,
 };
 use crate::ip::{HEADERS_TOO_LONG, MALFORMED_IP, TINY_FRAGMENT};
 use crate::stages::{
@@ -94,14 +94,10 @@ fn translate(batch: &mut Batch<'_>, (outside, wire): (&Outside, u64), context: &
         if meta.destination != mac && meta.destination != wire {
             continue; // to another router, which has no such address
         }
-        let inwards = inwards(batch, (index, &meta), &found, translations);
-        let Some(meta) = batch.parts().1.get_mut(index) else { return };
-        match inwards {
-            Ok(was) => {
-                meta.destination = mac | TRANSLATED;
-                batch.translate(index, was);
-            }
+        match inwards(batch, (index, &meta), &found, translations) {
+            Ok(was) => batch.translate(index, mac, was),
             Err(reason) => {
+                let Some(meta) = batch.parts().1.get_mut(index) else { return };
                 meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
                 meta.offload = false; // nobody will look at what it claims
             }

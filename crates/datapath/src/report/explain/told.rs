@@ -242,7 +242,7 @@ pub(super) fn masquerade(
     }
     let Rewritten { source: from, destination: to, .. } = rewritten(batch, context)?;
     let mut text = format!("it goes on from {from} to {to}, with a hop less to go");
-    let left = batch.leaves.then(|| packet_of(batch, 0));
+    let left = batch.outward.then(|| packet_of(batch, 0));
     let source = left.and_then(|packet| ends(packet).ok()).map(|ends| ends.source);
     if let Some(source) = source.filter(|source| Some(number_of_ip(*source)) != was) {
         text.push_str(&format!(", as {source}"));
