@@ -65,6 +65,9 @@ impl Stage for Translate {
 
     #[inline(always)]
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
+        if !context.entry.may_be_routed {
+            return;
+        }
         let Some(routing) = &context.entry.routing else { return };
         if let Some(outside) = &routing.outside
             && !outside.nat.is_empty()

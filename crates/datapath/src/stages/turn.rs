@@ -109,9 +109,20 @@ pub(crate) struct Cut;
 pub(crate) struct CutScratch {
     /// Number of receivers that have the first frame already, if that is a flood.
     pub from: usize,
-    /// Receivers of floods in this turn.
-    pub turn: Turn,
+    /// True if the batch had to be looked at.
+    looked: bool,
+    /// Part of it that was carried out then.
+    turn: Turn,
 }
+
+impl CutScratch {
+    /// Returns the part of the batch that this turn carries out.
+    pub fn turn(&self) -> &Turn {
+        if self.looked { &self.turn } else { &WHOLE }
+    }
+}
+
+static WHOLE: Turn = Turn::WHOLE;
 
 impl Stage for Cut {
     const NAME: &'static str = "turn";
@@ -119,14 +130,16 @@ impl Stage for Cut {
     type Scratch = CutScratch;
 
     fn scratch(_: &StageConfig<'_>) -> CutScratch {
-        CutScratch { from: 0, turn: Turn::WHOLE }
+        CutScratch { from: 0, looked: false, turn: Turn::WHOLE }
     }
 
     #[inline(always)]
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, scratch: &mut CutScratch) {
         // Plain frames with one receiver always fit.
-        let dear = batch.segments || batch.floods || context.watched.is_some();
-        scratch.turn = if dear { turn(batch, context, scratch.from) } else { Turn::WHOLE };
+        scratch.looked = batch.segments || batch.floods || context.watched.is_some();
+        if scratch.looked {
+            scratch.turn = turn(batch, context, scratch.from);
+        }
     }
 }
 
@@ -136,8 +149,10 @@ impl Stage for Cut {
 /// Frames from other hosts cannot be put back: of those that do not fit, floods are for later.
 #[inline(never)]
 fn turn(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> Turn {
+    // Without a tunnel there is no other host.
     let is_odd = |meta: &Meta| is_host(meta.destination);
-    if batch.floods && !context.sender.is_trunk() && batch.metas().iter().any(is_odd) {
+    let may_be = batch.floods && context.tunnel.is_some() && !context.sender.is_trunk();
+    if may_be && batch.metas().iter().any(is_odd) {
         keep_from_routers(batch, context);
     }
     if batch.exits().any() {
@@ -179,8 +194,8 @@ fn cut(
         {
             break;
         }
-        let (cost, rings) = match meta.verdict {
-            Verdict::Drop(..) => (0, 0),
+        let (cost, rings, flood) = match meta.verdict {
+            Verdict::Drop(..) => (0, 0, false),
             Verdict::Flood { .. } => {
                 let (members, all) = floods_to(exits, index);
                 let rings = if flooded { 0 } else { members + all_mirrors };
@@ -188,6 +203,7 @@ fn cut(
                     rings * VISIT
                         + (all as u64 + all_mirrors) * weight(meta, frame.len, frame.pieces()),
                     rings,
+                    true,
                 )
             }
             // Frames for the same receiver visit its ring once.
@@ -195,10 +211,9 @@ fn cut(
                 let copied = if let Verdict::Deliver(slot) = verdict { mirrors(slot) } else { 0 };
                 let rings = if last == Some(verdict) { 0 } else { 1 + copied };
                 last = Some(verdict);
-                (unicast(meta, frame) * (1 + own_mirrors + copied), rings)
+                (unicast(meta, frame) * (1 + own_mirrors + copied), rings, false)
             }
         };
-        let flood = matches!(meta.verdict, Verdict::Flood { .. });
         let fits = cost <= copies && rings <= visits;
         if taken == 0 && flood && !trunk && (!fits || from > 0) {
             let (_, all) = floods_to(exits, index);

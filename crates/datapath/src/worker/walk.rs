@@ -47,10 +47,10 @@ pub(super) fn walk(
     crate::engine::fail_points::frames(&batch.frames);
     scratches.turn.from = from;
     pipeline::run(&mut batch, context, scratches, &mut ());
-    let turn = &scratches.turn.turn;
+    let cut = &scratches.turn;
     let lone = lone(&batch, context);
     if lone.is_none() {
-        if turn.later {
+        if cut.turn().later {
             later.take(&mut batch, context);
         }
         if !scratches.filter.early.is_empty() {
@@ -66,18 +66,27 @@ pub(super) fn walk(
     let n = batch.frames.len();
     let counts = batch.origin == BatchOrigin::Port;
     let bytes = batch.frames.frames().iter().map(|frame| u64::from(frame.len)).sum();
-    let part = lone.is_none() && turn.part;
+    let part = lone.is_none() && cut.turn().part;
     let print = if part { under_way::print(&mut batch.frames) } else { None };
     let (likely, done) = match lone {
         Some(receiver) => {
             deliver_lone(&mut batch, context, calls, receiver, &outlet);
             (Some(receiver.place.slot), true)
         }
-        None => deliver(&mut batch, context, &scratches.filter, departures, calls, turn, &outlet),
+        None => {
+            let turn = cut.turn();
+            deliver(&mut batch, context, &scratches.filter, departures, calls, turn, &outlet)
+        }
     };
     if !done {
         let judged = scratches.filter.first_flood(context.snapshot.version);
-        return Walked { likely, frames: 0, flooded: turn.receivers.end as u32, judged, print };
+        return Walked {
+            likely,
+            frames: 0,
+            flooded: cut.turn().receivers.end as u32,
+            judged,
+            print,
+        };
     }
     if counts {
         count_in(context.sender, context.worker, bytes, n);

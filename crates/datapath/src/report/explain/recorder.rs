@@ -91,7 +91,15 @@ pub(super) fn record(
             let (mut departures, mut calls) = (Departures::default(), Vec::new());
             let Scratches { filter, turn, .. } = scratches;
             let vni = context.exit(batch.exits(), 0).vni;
-            deliver(&mut batch, &context, filter, &mut departures, &mut calls, &turn.turn, &&probe);
+            deliver(
+                &mut batch,
+                &context,
+                filter,
+                &mut departures,
+                &mut calls,
+                turn.turn(),
+                &&probe,
+            );
             let answered = batch.metas().first().map(|meta| meta.verdict);
             match (verdict, answered) {
                 (Verdict::Consumed(_), Some(Verdict::Drop(reason, slot))) => {
