@@ -29,7 +29,7 @@ FLOORS = {
     "vhost": ["maps", "sigbus", "memory", "dirty", "net", "ring", "port", "control"],
     "butterflyd": [
         "log", "config", "host", "holding", "events", "recorder", "checkpoint", "poison", "metrics",
-        "keeper", "dataplane", "upgrade", "handlers", "proof", "run",
+        "keeper", "dataplane", "wires", "upgrade", "handlers", "proof", "run",
     ],
     "butterfly": ["failure", "text", "line", "daemon", "tree", "help", "commands", "run"],
 }

@@ -36,6 +36,7 @@ mod proof;
 mod recorder;
 mod run;
 mod upgrade;
+mod wires;
 
 use clap::Parser;
 use config::{Config, dpdk, encryption, manual, options::Options};

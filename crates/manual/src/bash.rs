@@ -34,6 +34,7 @@ impl Words {
             "FILE" | "PATH" => Self::File,
             "NIC" | "IP|NIC" | "NIC|outside" => Self::Printed("nic list"),
             "SG" => Self::Printed("sg list"),
+            "EXTERNAL" => Self::Printed("external list --ids"),
             "ROUTER" => Self::Printed("router list --ids"),
             "VNI" => Self::Printed("network list --ids"),
             choice

@@ -25,7 +25,7 @@ const UNKNOWN: &str = "no request found";
 /// The manual page of the command.
 const LONG: &str = "Brings the host to the state that a file declares: all of it, or nothing and the reason. NICs that do not change stay attached.
 
-The file is protobuf `Messages` in text format with `nic_add`, `sg_add`, `peer_add`, `network_add`, `router_add` and `neighbour_add`, as `butterfly dump` prints it. Its last line is \
+The file is protobuf `Messages` in text format with `nic_add`, `sg_add`, `peer_add`, `network_add`, `external_add`, `router_add`, `nat_add` and `neighbour_add`, as `butterfly dump` prints it. Its last line is \
 `# end of dump`, so that a file that was cut off is refused. docs/operations.md has an example.
 
 The daemon compares the file with what is declared, and changes only what differs. What the file names becomes as the file says: \
@@ -49,7 +49,7 @@ pub fn node() -> Node {
             .long_about(LONG)
             .arg(word("FILE").help("the file, whole: its last line is `# end of dump`; -: standard input"))
             .arg(flag("dry-run").help("change nothing, print what would change; exit code 0 whether or not something differs, 1 if the file or the host refuses it"))
-            .arg(flag("prune").help("remove NICs, security groups, named peers, networks, routers and neighbours that the file does not name (default: they stay)"))
+            .arg(flag("prune").help("remove NICs, security groups, named peers, networks, externals, routers, translations and neighbours that the file does not name (default: they stay)"))
             .arg(json())
             .after_help("butterfly apply state --dry-run\nbutterfly apply state --prune"),
         apply,
@@ -112,6 +112,8 @@ fn object(change: &apply_res::Change) -> &'static str {
         Object::NETWORK => "network",
         Object::ROUTER => "router",
         Object::NEIGHBOUR => "neighbour",
+        Object::EXTERNAL => "external",
+        Object::NAT => "nat",
     }
 }
 

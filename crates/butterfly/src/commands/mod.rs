@@ -4,8 +4,10 @@ mod apply;
 mod drops;
 mod events;
 mod explain;
+mod external;
 mod fdb;
 mod manual;
+mod nat;
 mod neighbour;
 mod network;
 mod nic;
@@ -59,6 +61,11 @@ pub fn root() -> Node {
             network::node(),
             router::node(),
             route::node(),
+            external::node(),
+            nat::snat(),
+            nat::floating(),
+            nat::forward(),
+            nat::node(),
             neighbour::node(),
             watch::trace(),
             watch::capture(),

@@ -33,7 +33,7 @@ pub fn node() -> Node {
             Node::run(
                 Command::new("add")
                     .about("Declares a network. One that is there has exactly these subnets, this MTU and this DHCP from now on; routers stay attached.")
-                    .args([network().required(true), subnets(), gateways(), mtu()])
+                    .args([network().required(true), subnets(), gateways(), mtu(), public()])
                     .args(dhcp_options())
                     .after_help(
                         "butterfly network add --vni 42 --subnet 10.0.0.0/24 --gateway 10.0.0.1\n\
@@ -83,6 +83,10 @@ fn gateways() -> Arg {
 
 fn mtu() -> Arg {
     option("mtu", "BYTES").help("the largest IP packet, 68 to 65535, that a router passes on into the network (default: no limit)")
+}
+
+fn public() -> Arg {
+    flag("public").help("its IPv4 addresses leave by externals as they are, as the outside has routes to them (default: translated, or not at all; IPv6 leaves as it is)")
 }
 
 /// DHCP, and what it tells.
@@ -144,6 +148,7 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         dhcp: dhcp(arguments)?.into(),
         dns: arguments.values("dns").to_vec(),
         search: arguments.values("search").to_vec(),
+        public: arguments.has("public").then_some(true),
         ..Network::default()
     };
     let request = Request { network_add: MessageField::some(network), ..Request::default() };
@@ -209,14 +214,16 @@ fn print_networks(arguments: &Arguments, session: &mut Session) -> Result<(), Fa
         ("gateway", Align::Left),
         ("mtu", Align::Right),
         ("dhcp", Align::Left),
+        ("public", Align::Left),
     ];
     session.print(table(0, heading, &rows))
 }
 
 /// A row for each subnet; one for a network without.
-fn rows_of(network: &Network) -> Vec<[String; 5]> {
+fn rows_of(network: &Network) -> Vec<[String; 6]> {
     let mtu = network.mtu.map_or("-".into(), |mtu| mtu.to_string());
     let dhcp = if network.dhcp.is_some() { "yes" } else { "-" };
+    let public = if network.public() { "yes" } else { "-" };
     let row = |subnet: String, gateway: Option<&str>| {
         [
             network.vni().to_string(),
@@ -224,6 +231,7 @@ fn rows_of(network: &Network) -> Vec<[String; 5]> {
             gateway.map_or("-".into(), safe),
             mtu.clone(),
             dhcp.into(),
+            public.into(),
         ]
     };
     let subnet = |subnet: &Subnet| row(safe(&block(subnet)), subnet.gateway.as_deref());
@@ -259,6 +267,7 @@ fn network_json(network: &Network) -> Value {
         "vni": network.vni(),
         "subnets": network.subnet.iter().map(subnet).collect::<Value>(),
         "mtu_bytes": network.mtu,
+        "public": network.public(),
         "dhcp": network.dhcp.as_ref().map(|dhcp| dhcp_json(network, dhcp)),
     })
 }

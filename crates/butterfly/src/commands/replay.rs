@@ -8,7 +8,7 @@ use crate::line::options::{flag, word};
 use crate::line::reader::Arguments;
 use crate::line::slips::meant_word;
 use crate::tree::Node;
-use butterfly_api::proto::{Message, Messages, Nic, Request, Response};
+use butterfly_api::proto::{External, Message, Messages, Nic, Request, Response};
 use butterfly_api::text::{self, ParseError};
 use clap::Command;
 use protobuf::MessageField;
@@ -37,7 +37,7 @@ pub fn request() -> Node {
 pub fn dump() -> Node {
     Node::run(
         Command::new("dump")
-            .about("Prints requests that make all networks, routers, NICs, security groups and named peers again, for `butterfly request` and `butterfly apply`.")
+            .about("Prints requests that make all networks, externals, routers, translations, NICs, security groups and named peers again, for `butterfly request` and `butterfly apply`.")
             .arg(flag("json").help("print them as JSON, for programs; `butterfly request` and `apply` read the other form"))
             .after_help("butterfly dump > saved.txt"),
         print_dump,
@@ -145,8 +145,8 @@ pub fn name(message: &Message) -> String {
     format!("{kind} {}", value.unwrap_or_default()).trim_end().to_owned()
 }
 
-/// Returns a request for each network, router, neighbour, vnic, security group and peer, that makes
-/// it.
+/// Returns a request for each network, external, router, translation, neighbour, vnic, security
+/// group and peer, that makes it.
 fn declarations(response: Response) -> impl Iterator<Item = Message> {
     let mut nics = response.nic_details;
     // A vnic that waits for a MAC address comes behind the one that has it, in the order of the
@@ -174,8 +174,23 @@ fn declarations(response: Response) -> impl Iterator<Item = Message> {
         neighbour_add: MessageField::some(neighbour),
         ..Request::default()
     });
-    let before = networks.chain(routers).chain(neighbours).chain(nics);
+    let externals = response.external_list.into_iter().map(|external| Request {
+        external_add: MessageField::some(declared(external)),
+        ..Request::default()
+    });
+    let nats = response
+        .nat_list
+        .into_iter()
+        .map(|nat| Request { nat_add: MessageField::some(nat), ..Request::default() });
+    let before = networks.chain(externals).chain(routers).chain(nats).chain(neighbours);
+    let before = before.chain(nics);
     before.chain(groups).chain(peers).map(|request| message(request, None))
+}
+
+/// An external as it was declared: a number that was chosen is that of one host.
+fn declared(external: External) -> External {
+    let vni = external.vni.filter(|_| !external.chosen());
+    External { vni, chosen: None, not_in_effect: None, ..external }
 }
 
 /// Messages as JSON, under the field names of the protocol.
@@ -201,15 +216,18 @@ fn print_dump(arguments: &Arguments, session: &mut Session) -> Result<(), Failur
     // An older daemon refuses these, and has none. A reply that does not come is another thing:
     // there may be some.
     let neighbours = neighbour::request(None, None);
-    let mut newer = session.ask_each(vec![networks, routers, neighbours, peers])?;
-    let peers = newer.split_off(newer.len().min(3));
-    let neighbours = newer.split_off(newer.len().min(2));
+    let externals = Request { external_list: Some(true), ..Request::default() };
+    let nats = Request { nat_list: Some(true), ..Request::default() };
+    let asked = vec![networks, externals, routers, nats, neighbours, peers];
+    let mut newer = session.ask_each(asked)?;
+    let peers = newer.split_off(newer.len().min(5));
+    let neighbours = newer.split_off(newer.len().min(4));
     if let Some(first) = neighbours.into_iter().flatten().next() {
         let neighbour_list = neighbour::with_others(first, None, session)?;
         newer.push(Some(Response { neighbour_list, ..Response::default() }));
     }
-    // Routers join networks, so those come first; neighbours come behind them, and all of these
-    // before all else.
+    // Routers join networks and externals, so those come first; translations and neighbours come
+    // behind them, and all of these before all else.
     responses.splice(0..0, newer.into_iter().flatten());
     responses.extend(peers.into_iter().flatten());
     let dump = Messages {

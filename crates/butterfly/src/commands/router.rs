@@ -4,7 +4,7 @@ use crate::commands::network::{VNI, ids, network, wants_ids};
 use crate::commands::{notes, route};
 use crate::daemon::session::Session;
 use crate::failure::Failure;
-use crate::line::options::{json, list, word};
+use crate::line::options::{json, list, option, word};
 use crate::line::reader::Arguments;
 use crate::text::table::{Align, safe, table};
 use crate::tree::Node;
@@ -43,19 +43,20 @@ pub fn node() -> Node {
             ),
             Node::run(
                 Command::new("attach")
-                    .about("Attaches a router to a declared network. If it is attached, it has exactly these addresses from now on.")
-                    .args([router(), network().required(true), addresses()])
+                    .about("Attaches a router to a declared network, or to an external. If it is attached, it has exactly these addresses from now on.")
+                    .args([router(), network(), external(), addresses()])
                     .after_help(
                         "butterfly router attach r1 --vni 42\n\
-                         butterfly router attach r1 --vni 50 --address 10.0.1.7 2001:db8:1::7",
+                         butterfly router attach r1 --vni 50 --address 10.0.1.7 2001:db8:1::7\n\
+                         butterfly router attach r1 --external internet",
                     ),
                 attach,
             ),
             Node::run(
                 Command::new("detach")
-                    .about("Detaches a router from a network. One that is not attached is no error.")
-                    .args([router(), network().required(true)])
-                    .after_help("butterfly router detach r1 --vni 42"),
+                    .about("Detaches a router from a network or an external. One that is not attached is no error.")
+                    .args([router(), network(), external()])
+                    .after_help("butterfly router detach r1 --vni 42\nbutterfly router detach r1 --external internet"),
                 detach,
             ),
         ],
@@ -71,8 +72,12 @@ fn router() -> Arg {
     word("ROUTER").help("id of the router")
 }
 
+fn external() -> Arg {
+    option("external", "EXTERNAL").help("the external by which it leads out")
+}
+
 fn addresses() -> Arg {
-    list("address", "IP").help("its address in the network, one of each family at most (default: the gateways of the subnets)")
+    list("address", "IP").help("its address in the network, one of each family at most (default: the gateways of the subnets, at an external none)")
 }
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
@@ -84,7 +89,7 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     session.ask_all(ids.iter().map(request).collect())?;
     for router in before.iter().flatten().filter(|router| ids.iter().any(|id| id == router.id())) {
         let joined: Vec<String> =
-            router.attachment.iter().map(|attachment| attachment.vni().to_string()).collect();
+            router.attachment.iter().map(|attachment| place(attachment)).collect();
         if !router.route.is_empty() {
             session.doubt(&format!(
                 "router {} was there and has no routes now: it had {}",
@@ -116,9 +121,21 @@ fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 
 /// The attachment that the words name.
 fn attachment(arguments: &Arguments) -> Result<Attachment, Failure> {
+    match (arguments.has("vni"), arguments.has("external")) {
+        (false, false) => {
+            return Err(Failure::usage(
+                "an attachment needs its network, --vni, or its external, --external",
+            ));
+        }
+        (true, true) => {
+            return Err(Failure::usage("--vni and --external exclude each other: attach it twice"));
+        }
+        _ => {}
+    }
     Ok(Attachment {
         router: arguments.word(0).map(str::to_owned),
         vni: arguments.parsed("vni", VNI)?,
+        external: arguments.value("external").map(str::to_owned),
         address: arguments.values("address").to_vec(),
         ..Attachment::default()
     })
@@ -133,15 +150,17 @@ fn detach(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let attachment = attachment(arguments)?;
     let before = notes::routers(session);
     let joined = |router: &Router| {
-        let same = |other: &Attachment| other.vni == attachment.vni;
+        let same = |other: &Attachment| {
+            other.vni == attachment.vni && other.external == attachment.external
+        };
         router.id() == attachment.router() && router.attachment.iter().any(same)
     };
     let absent = before.is_some_and(|before| !before.iter().any(joined));
-    let (id, vni) = (attachment.router().to_owned(), attachment.vni());
+    let (id, name) = (attachment.router().to_owned(), name(&attachment));
     let router_detach = MessageField::some(attachment);
     session.ask(Request { router_detach, ..Request::default() })?;
     if absent {
-        session.doubt(&format!("router {id} was not attached to network {vni}: nothing changed"));
+        session.doubt(&format!("router {id} was not attached to {name}: nothing changed"));
     }
     Ok(())
 }
@@ -158,27 +177,50 @@ fn print_routers(arguments: &Arguments, session: &mut Session) -> Result<(), Fai
             .json(&json!({ "routers": routers.iter().map(router_json).collect::<Value>() }));
     }
     let rows: Vec<_> = routers.iter().flat_map(rows_of).collect();
-    let heading = [("router", Align::Left), ("vni", Align::Right), ("address", Align::Left)];
+    let heading = [
+        ("router", Align::Left),
+        ("vni", Align::Right),
+        ("external", Align::Left),
+        ("address", Align::Left),
+    ];
     session.print(table(0, heading, &rows))
 }
 
+/// The network or external of an attachment: a number, or an id.
+fn place(attachment: &Attachment) -> String {
+    match &attachment.external {
+        Some(external) => safe(external),
+        None => attachment.vni().to_string(),
+    }
+}
+
+/// The same with its kind.
+fn name(attachment: &Attachment) -> String {
+    let kind = if attachment.external.is_some() { "external" } else { "network" };
+    format!("{kind} {}", place(attachment))
+}
+
 /// A row for each attachment; one for a router without.
-fn rows_of(router: &Router) -> Vec<[String; 3]> {
+fn rows_of(router: &Router) -> Vec<[String; 4]> {
     let row = |attachment: &Attachment| {
         let given = match attachment.address.is_empty() {
+            true if attachment.external.is_some() => "-".to_owned(),
             true => "gateways".to_owned(),
             false => safe(&attachment.address.join(" ")),
         };
-        [safe(router.id()), attachment.vni().to_string(), given]
+        match &attachment.external {
+            Some(external) => [safe(router.id()), "-".into(), safe(external), given],
+            None => [safe(router.id()), attachment.vni().to_string(), "-".into(), given],
+        }
     };
     match router.attachment.is_empty() {
-        true => vec![[safe(router.id()), "-".into(), "-".into()]],
+        true => vec![[safe(router.id()), "-".into(), "-".into(), "-".into()]],
         false => router.attachment.iter().map(row).collect(),
     }
 }
 
 fn router_json(router: &Router) -> Value {
-    let attachment = |attachment: &Attachment| json!({ "vni": attachment.vni(), "addresses": attachment.address });
+    let attachment = |attachment: &Attachment| json!({ "vni": attachment.vni, "external": attachment.external, "addresses": attachment.address });
     json!({
         "id": router.id(),
         "attachments": router.attachment.iter().map(attachment).collect::<Value>(),

@@ -541,9 +541,18 @@ fn a_dump_is_replayed_as_it_was_printed() {
     assert!(asked.contains("nic_details: \"\"") && asked.contains("sg_details: \"\""), "{asked}");
     daemon.send(&answer(&[&format!("nic_details {SAVED_NIC}"), &format!("sg_details {SAVED_SG}")]));
     let asked: Vec<String> = daemon.receive("dump").messages.iter().map(asked_for).collect();
-    let asks = ["network_list: true", "router_list: true", "neighbour_list {}", "peer_list: true"];
+    let asks = [
+        "network_list: true",
+        "external_list: true",
+        "router_list: true",
+        "nat_list: true",
+        "neighbour_list {}",
+        "peer_list: true",
+    ];
     assert_eq!(asked, asks.map(in_full));
     daemon.send(&answer(&[
+        "",
+        "",
         "",
         "",
         "",
@@ -594,10 +603,17 @@ fn who_is_strict_is_told_what_came_of_a_file() {
 fn an_empty_daemon_makes_an_empty_dump() {
     let asks: &[&[&str]] = &[
         &["nic_details: \"\"", "sg_details: \"\""],
-        &["network_list: true", "router_list: true", "neighbour_list {}", "peer_list: true"],
+        &[
+            "network_list: true",
+            "external_list: true",
+            "router_list: true",
+            "nat_list: true",
+            "neighbour_list {}",
+            "peer_list: true",
+        ],
     ];
     // An older daemon does not know what peers, networks, routers and neighbours are.
-    let older: &[&[&str]] = &[&["", ""], &[refused!("no request found"); 4]];
+    let older: &[&[&str]] = &[&["", ""], &[refused!("no request found"); 6]];
     for answers in [&[][..], older] {
         check(&[Row { line: "dump @", asks, answers, out: "\n# end of dump\n", ..Row::default() }]);
     }
@@ -724,7 +740,7 @@ fn apply_sends_nothing_of_a_file_that_is_not_whole() {
             format!(
                 "{SAVED}messages {{ revision: 6 message_0 {{ request {{ nic_del: \"a\" }} }} }}\n# end of dump\n"
             ),
-            "message 5 of it, nic_del \"a\", is not one of nic_add, sg_add, peer_add, network_add, router_add and neighbour_add; `butterfly request` takes all kinds",
+            "message 5 of it, nic_del \"a\", is not one of nic_add, sg_add, peer_add, network_add, external_add, router_add, nat_add and neighbour_add; `butterfly request` takes all kinds",
         ),
     ] {
         std::fs::write(daemon.path("saved"), content).unwrap();

@@ -184,6 +184,9 @@ fn refused_by_the_daemon_is_exit_code_1() {
             "route_del { router: \"r\" cidr { address: \"::\" mask_size: 0 } }",
             refused!("no"),
         ),
+        ("external list @", "external_list: true", refused!("no")),
+        ("external del x @", "external_del: \"x\"", refused!("no")),
+        ("nat list @", "nat_list: true", refused!("no")),
         ("neighbour list @", "neighbour_list { sought: true }", refused!("no")),
         (
             "neighbour del --vni 7 --ip ::1 @",

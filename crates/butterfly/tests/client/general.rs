@@ -88,7 +88,7 @@ fn a_word_that_needs_another_prints_its_help() {
     }
 }
 
-const COMMANDS: [&str; 69] = [
+const COMMANDS: [&str; 84] = [
     "show",
     "sg show",
     "log-level",
@@ -138,6 +138,16 @@ const COMMANDS: [&str; 69] = [
     "route list",
     "route add",
     "route del",
+    "external list",
+    "external add",
+    "external del",
+    "snat add",
+    "snat del",
+    "floating add",
+    "floating del",
+    "forward add",
+    "forward del",
+    "nat list",
     "neighbour list",
     "neighbour add",
     "neighbour del",
@@ -152,6 +162,11 @@ const COMMANDS: [&str; 69] = [
     "network",
     "router",
     "route",
+    "external",
+    "snat",
+    "floating",
+    "forward",
+    "nat",
     "neighbour",
     "nic",
     "nic sg",

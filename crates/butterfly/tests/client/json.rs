@@ -67,7 +67,7 @@ fn a_commit_of_an_upgrade_is_an_object() {
 fn dumps_and_replies_are_objects_too() {
     let nics = "nic_details { id: \"a\" mac: \"52:54:00:00:00:01\" vni: 1 type: TAP }";
     let peer = "peer_list { address: \"10.9.0.2\" }";
-    let found = printed("dump", &[&[nics, ""], &["", "", "", peer]]);
+    let found = printed("dump", &[&[nics, ""], &["", "", "", "", "", peer]]);
     let asked = |place: usize| found["messages"][place]["message_0"]["request"].clone();
     assert_eq!(
         asked(0),
@@ -119,6 +119,14 @@ fn every_command_that_prints_has_it() {
         "router detach",
         "route add",
         "route del",
+        "external add",
+        "external del",
+        "snat add",
+        "snat del",
+        "floating add",
+        "floating del",
+        "forward add",
+        "forward del",
         "neighbour add",
         "neighbour del",
         "log-level",

@@ -10,6 +10,7 @@ mod drops;
 mod encryption;
 mod errors;
 mod events;
+mod external;
 mod general;
 mod json;
 mod manual;

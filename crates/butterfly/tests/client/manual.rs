@@ -118,7 +118,7 @@ fn bash_completes() {
         (format!("request {}", at("host")), ["host.conf", "hostname", "hosts"].map(at).join(" "));
     // Words, the one to be completed last; what may stand there.
     let rows = [
-        ("n", "neighbour network nic"),
+        ("n", "nat neighbour network nic"),
         ("nic sg a", "add"),
         ("nic sg ''", "list add del set"),
         ("sg rule ''", "add del list"),
@@ -140,6 +140,10 @@ fn bash_completes() {
         ("router attach ''", "router list --ids -t 300"),
         ("router attach r1 --vni ''", "network list --ids -t 300"),
         ("router detach r1 --vni ''", "network list --ids -t 300"),
+        ("router attach r1 --external ''", "external list --ids -t 300"),
+        ("snat add r1 --external ''", "external list --ids -t 300"),
+        ("forward add 192.0.2.9:80 --proto ''", "tcp udp"),
+        ("external del ''", "external list --ids -t 300"),
         ("route add ''", "router list --ids -t 300"),
         ("route list ''", "router list --ids -t 300"),
         ("network del --vni ''", "network list --ids -t 300"),

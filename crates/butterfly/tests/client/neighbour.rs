@@ -164,7 +164,7 @@ fn a_dump_has_neighbours_and_is_applied() {
     let nic = "{ id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: TAP }";
     daemon.send(&answer(&[&format!("nic_details {nic}"), ""]));
     daemon.receive("dump");
-    daemon.send(&answer(&["network_list { vni: 42 }", "", NEIGHBOURS, ""]));
+    daemon.send(&answer(&["network_list { vni: 42 }", "", "", "", NEIGHBOURS, ""]));
     let dump = client.end();
     let kinds: Vec<&str> =
         dump.out.lines().map(str::trim).filter(|line| line.contains("_add {")).collect();

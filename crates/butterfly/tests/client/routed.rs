@@ -9,10 +9,11 @@ const NETWORKS: &str = r#"
             route { cidr { address: "10.9.0.0" mask_size: 16 } via: "10.0.0.7" } }
         subnet { cidr { address: "10.0.0.0" mask_size: 24 } gateway: "10.0.0.1" }
         subnet { cidr { address: "2001:db8::" mask_size: 64 } } }
-    network_list { vni: 1337 }"#;
+    network_list { vni: 1337 public: true }"#;
 const ROUTERS: &str = r#"
     router_list { id: "r1" attachment { vni: 42 }
         attachment { vni: 50 address: "10.0.1.7" address: "2001:db8:1::7" }
+        attachment { external: "internet" }
         route { cidr { address: "0.0.0.0" mask_size: 0 } via: "10.0.0.8" via: "10.0.0.9" }
         route { cidr { address: "2001:db8:2::" mask_size: 48 } } }
     router_list { id: "r2" }"#;
@@ -66,8 +67,8 @@ fn networks_are_declared_listed_and_taken_back() {
             line: "network list @",
             asks: &[&["network_list: true"]],
             answers: &[&[NETWORKS]],
-            out: " vni  subnet         gateway    mtu  dhcp\n  42  10.0.0.0/24    10.0.0.1  1400  yes\n  \
-                  42  2001:db8::/64  -         1400  yes\n1337  -              -            -  -\n",
+            out: " vni  subnet         gateway    mtu  dhcp  public\n  42  10.0.0.0/24    10.0.0.1  1400  yes   -\n  \
+                  42  2001:db8::/64  -         1400  yes   -\n1337  -              -            -  -     yes\n",
             ..Row::default()
         },
         Row {
@@ -85,13 +86,13 @@ fn networks_are_declared_listed_and_taken_back() {
         },
     ]);
     let expected = json!({ "networks": [
-        { "vni": 42, "mtu_bytes": 1400, "dhcp": { "lease_s": 3600, "dns": ["9.9.9.9"], "search": [],
+        { "vni": 42, "mtu_bytes": 1400, "public": false, "dhcp": { "lease_s": 3600, "dns": ["9.9.9.9"], "search": [],
             "next_server": null, "boot_file": null,
             "routes": [{ "cidr": "10.9.0.0/16", "via": "10.0.0.7" }] }, "subnets": [
             { "cidr": "10.0.0.0/24", "gateway": "10.0.0.1" },
             { "cidr": "2001:db8::/64", "gateway": null },
         ] },
-        { "vni": 1337, "mtu_bytes": null, "dhcp": null, "subnets": [] },
+        { "vni": 1337, "mtu_bytes": null, "public": true, "dhcp": null, "subnets": [] },
     ] });
     assert_eq!(printed("network list --json @", NETWORKS), expected);
 }
@@ -181,8 +182,9 @@ fn routers_are_declared_attached_listed_and_taken_back() {
             line: "router list @",
             asks: &[&["router_list: true"]],
             answers: &[&[ROUTERS]],
-            out: "router  vni  address\nr1       42  gateways\nr1       50  10.0.1.7 2001:db8:1::7\n\
-                  r2        -  -\n",
+            out: "router  vni  external  address\nr1       42  -         gateways\n\
+                  r1       50  -         10.0.1.7 2001:db8:1::7\n\
+                  r1        -  internet  -\nr2        -  -         -\n",
             ..Row::default()
         },
         Row {
@@ -201,8 +203,9 @@ fn routers_are_declared_attached_listed_and_taken_back() {
     ]);
     let expected = json!({ "routers": [
         { "id": "r1", "attachments": [
-            { "vni": 42, "addresses": [] },
-            { "vni": 50, "addresses": ["10.0.1.7", "2001:db8:1::7"] },
+            { "vni": 42, "external": null, "addresses": [] },
+            { "vni": 50, "external": null, "addresses": ["10.0.1.7", "2001:db8:1::7"] },
+            { "vni": null, "external": "internet", "addresses": [] },
         ], "routes": [
             { "to": "0.0.0.0/0", "via": ["10.0.0.8", "10.0.0.9"] },
             { "to": "2001:db8:2::/48", "via": [] },
@@ -328,7 +331,7 @@ fn strict_tells_what_was_probably_not_meant() {
             "router_list: true",
             ROUTERS,
             "router_add { id: \"r1\" }",
-            "router r1 was there and has no routes now: it had 2\nnote: router r1 was there and is detached from all networks now: it was attached to 42, 50",
+            "router r1 was there and has no routes now: it had 2\nnote: router r1 was there and is detached from all networks now: it was attached to 42, 50, internet",
         ),
         (
             "route del r1 --to 10.9.0.0/16 --strict @",
@@ -375,7 +378,7 @@ fn a_dump_has_networks_and_routers_first_and_is_applied() {
     let nic = "{ id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: TAP }";
     daemon.send(&answer(&[&format!("nic_details {nic}"), "sg_details { id: \"web\" }"]));
     daemon.receive("dump");
-    daemon.send(&answer(&[NETWORKS, ROUTERS, "", "peer_list { address: \"10.9.0.2\" }"]));
+    daemon.send(&answer(&[NETWORKS, "", ROUTERS, "", "", "peer_list { address: \"10.9.0.2\" }"]));
     let dump = client.end();
     let kinds: Vec<&str> =
         dump.out.lines().map(str::trim).filter(|line| line.contains("_add {")).collect();

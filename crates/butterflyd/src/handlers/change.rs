@@ -81,9 +81,8 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Has the data path carry out a change of a group, a peer, a network, a router, a neighbour, an
-    /// external or a translation.
-    /// Returns the event that it is.
+    /// Has the data path carry out a change of a group, a peer, or of what is routed. Returns the
+    /// event that it is.
     fn carry_out_change(&mut self, change: &Change) -> Result<(Kind, String), Failure> {
         let mut group =
             |name: &GroupName, change| self.dataplane.change_group(name, change).map_err(refusal);
@@ -166,7 +165,8 @@ impl<D: Dataplane> Daemon<D> {
                 (Kind::ExternalRemoved, format!("external {:?} deleted", id.as_str()))
             }
             Change::DeclareNat(router, external, nats) => {
-                let old: Vec<Nat> = self.desired.routed().nats(router, external).copied().collect();
+                let old = self.desired.routed().nats(router, external);
+                let old: Vec<Nat> = old.copied().collect();
                 self.declare_nat(router, external, nats)?;
                 let (kind, text) = told_nats(&old, nats);
                 let (router, external) = (router.as_str(), external.as_str());

@@ -31,7 +31,6 @@ mod trace;
 mod tunnel;
 mod upgrade;
 
-pub use outside::MissingWires;
 pub use records::{declared_in, stored_in};
 pub use reload::Reload;
 
@@ -47,6 +46,7 @@ use crate::{
     poison::{Degraded, Poison},
     recorder::Recorder,
     upgrade::Upgrade,
+    wires::MissingWires,
 };
 use butterfly_api::{Action, Answer, Context, Failure, Handler};
 use butterfly_control::Desired;

@@ -18,63 +18,7 @@ use butterfly_api::{
 use butterfly_control::{Change, Refused, nat_name};
 use butterfly_datapath::RoutingChange;
 use butterfly_model::{External, ExternalId, Nat, Router, RouterId, Vni};
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
 use tracing::{info, warn};
-
-/// Time between two attempts to have a wire.
-const AGAIN: Duration = Duration::from_secs(5);
-
-/// Wires that are declared and that this host lacks.
-#[derive(Debug, Default)]
-pub struct MissingWires {
-    of: BTreeMap<ExternalId, MissingWire>,
-    /// True while what was declared before is declared anew: a wire that is missing then does not
-    /// refuse it.
-    pub restoring: bool,
-    /// Time of the next attempt.
-    again: Option<Instant>,
-}
-
-#[derive(Debug)]
-struct MissingWire {
-    why: String,
-    /// True once an event told of it.
-    told: bool,
-}
-
-impl MissingWires {
-    /// Returns why an external is not in effect, if it is not.
-    pub fn why(&self, id: &ExternalId) -> Option<&str> {
-        self.of.get(id).map(|missing| missing.why.as_str())
-    }
-
-    /// Returns the ids of all externals that are not in effect.
-    pub fn ids(&self) -> impl Iterator<Item = &ExternalId> {
-        self.of.keys()
-    }
-
-    /// Has the next attempt be due.
-    #[cfg(test)]
-    pub fn try_now(&mut self) {
-        self.again = self.again.and(Some(Instant::now()));
-    }
-
-    fn note(&mut self, id: &ExternalId, why: String) {
-        self.again.get_or_insert_with(|| Instant::now() + AGAIN);
-        let known = self.of.get(id).is_some_and(|missing| missing.why == why && missing.told);
-        self.of.insert(id.clone(), MissingWire { why, told: known });
-    }
-
-    fn forget(&mut self, id: &ExternalId) {
-        self.of.remove(id);
-        if self.of.is_empty() {
-            self.again = None;
-        }
-    }
-}
 
 impl<D: Dataplane> Daemon<D> {
     pub(super) fn external_add(&mut self, declared: &proto::External) -> Answer {
@@ -199,7 +143,8 @@ impl<D: Dataplane> Daemon<D> {
         wired
     }
 
-    /// Has the routers of an external lead out by it as it is now, and if it `came` translate there.
+    /// Has the routers of an external lead out by it as it is now. If it `came`, they translate
+    /// there.
     fn lead_out(&mut self, external: &External, came: bool) -> Result<(), Failure> {
         let routers: Vec<Router> =
             self.desired.routed().routers_at(external.id()).cloned().collect();
@@ -268,19 +213,11 @@ impl<D: Dataplane> Daemon<D> {
 
     /// Tries again to have wires that are missing, if it is time, and tells of them.
     pub(super) fn try_wires(&mut self) {
-        let untold = self.missing_wires.of.iter_mut().filter(|(_, missing)| !missing.told);
-        for (id, missing) in untold {
-            missing.told = true;
-            let why = &missing.why;
+        for (id, why) in self.missing_wires.untold() {
             let text = format!("external {:?} is declared, not in effect: {why}", id.as_str());
             self.events.note(Note::new(Kind::ExternalDown, text));
         }
-        if self.missing_wires.again.is_none_or(|again| again > Instant::now()) {
-            return;
-        }
-        self.missing_wires.again = Some(Instant::now() + AGAIN);
-        let ids: Vec<ExternalId> = self.missing_wires.ids().cloned().collect();
-        for id in ids {
+        for id in self.missing_wires.due() {
             let external = self.desired.routed().external(id.as_str()).cloned();
             let Some(external) = external else {
                 self.missing_wires.forget(&id);

@@ -119,10 +119,13 @@ fn declared(file: Messages) -> Result<ApplyReq, String> {
             network_add: MessageField::none(),
             router_add: MessageField::none(),
             neighbour_add: MessageField::none(),
+            external_add: MessageField::none(),
+            nat_add: MessageField::none(),
             ..request.clone()
         };
-        let Request { nic_add, sg_add, peer_add, network_add, router_add, neighbour_add, .. } =
-            request;
+        let Request { nic_add, sg_add, peer_add, network_add, router_add, .. } = request;
+        let (external_add, nat_add, neighbour_add) =
+            (request.external_add, request.nat_add, request.neighbour_add);
         let said = [
             nic_add.is_some(),
             sg_add.is_some(),
@@ -130,10 +133,12 @@ fn declared(file: Messages) -> Result<ApplyReq, String> {
             network_add.is_some(),
             router_add.is_some(),
             neighbour_add.is_some(),
+            external_add.is_some(),
+            nat_add.is_some(),
         ];
         if rest != Request::default() || said.iter().filter(|said| **said).count() != 1 {
             return Err(format!(
-                "{about} is not one of nic_add, sg_add, peer_add, network_add, router_add and neighbour_add; `butterfly request` takes all kinds"
+                "{about} is not one of nic_add, sg_add, peer_add, network_add, external_add, router_add, nat_add and neighbour_add; `butterfly request` takes all kinds"
             ));
         }
         state.nic.extend(nic_add.into_option());
@@ -142,6 +147,8 @@ fn declared(file: Messages) -> Result<ApplyReq, String> {
         state.network.extend(network_add.into_option());
         state.router.extend(router_add.into_option());
         state.neighbour.extend(neighbour_add.into_option());
+        state.external.extend(external_add.into_option());
+        state.nat.extend(nat_add.into_option());
     }
     if state == ApplyReq::default() {
         Err(format!("it declares nothing: {DUMP}"))
@@ -168,13 +175,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_declares_six_kinds_of_objects_and_nothing_else() {
+    fn a_file_declares_eight_kinds_of_objects_and_nothing_else() {
         let nic = r#"nic_add { id: "a" mac: "m" vni: 1 }"#;
         let group = r#"sg_add { id: "g" }"#;
         let read_all =
-            read(&format!(r#"{nic} | {group} | peer_add {{ address: "192.0.2.1" }} | network_add {{ vni: 1 }} | router_add {{ id: "r" }} | neighbour_add {{ vni: 1 }}"#)).unwrap();
+            read(&format!(r#"{nic} | {group} | peer_add {{ address: "192.0.2.1" }} | network_add {{ vni: 1 }} | router_add {{ id: "r" }} | neighbour_add {{ vni: 1 }} | external_add {{ id: "x" }} | nat_add {{ router: "r" }}"#)).unwrap();
         let routed = (read_all.network.len(), read_all.router.len(), read_all.neighbour.len());
         assert_eq!(routed, (1, 1, 1));
+        assert_eq!((read_all.external.len(), read_all.nat.len()), (1, 1));
         let sizes = (read_all.nic.len(), read_all.security_group.len(), read_all.peer.len());
         assert_eq!(sizes, (1, 1, 1));
         for (file, message) in [

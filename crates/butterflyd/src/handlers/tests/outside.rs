@@ -271,7 +271,7 @@ fn what_is_refused_says_why_and_changes_nothing() {
     assert_eq!(internet.gateways().count(), 1, "it is as it was");
 }
 
-/// What a file declares in any order, with numbers that nothing of the file has.
+/// A file declares in any order, and gets numbers that nothing of it has.
 #[test]
 fn a_file_is_applied_as_a_whole() {
     let mut host = Host::new();
