@@ -20,7 +20,7 @@ WAITING=(poison::a_vnic_is_released_by_itself layouts::a_commit_is_whole_or_not_
 # What no child of another test may inherit from.
 ALONE=(holder::who_gives_descriptors_waits_until_they_are_closed)
 # Files whose scenarios move frames.
-DATA_PATH=(accounting containers crashes drops external filtering hostile lasting limits mirror offloads packed pings poison queues rings routing security_groups sleeping
+DATA_PATH=(accounting containers crashes drops filtering hostile lasting limits mirror offloads packed pings poison queues rings routing security_groups sleeping
   switching tap tunnel_lasting upgrade uplink)
 for file in "${DATA_PATH[@]}"; do
   [ -e "$TESTS/scenarios/$file.rs" ] || [ -d "$TESTS/scenarios/$file" ] || die "tests/scenarios has no $file"

@@ -15,7 +15,6 @@ mod drill;
 mod drops;
 mod events;
 mod explain;
-mod external;
 mod filtering;
 mod holder;
 mod holder_upgrade;
