@@ -162,15 +162,14 @@ impl AsFd for Wire {
 /// room.
 pub(crate) fn run(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> End {
     loop {
-        let end = match turn(seat, wire, refused) {
-            Ok(()) => continue,
-            Err(Some(end)) => end,
-            Err(None) => match wait(seat, wire, refused) {
-                Ok(()) => continue,
-                Err(end) => end,
-            },
+        let relayed = match turn(seat, wire, refused) {
+            Err(None) => wait(seat, wire, refused),
+            Err(Some(end)) => Err(end),
+            Ok(()) => Ok(()),
         };
-        return end;
+        if let Err(end) = relayed {
+            return end;
+        }
     }
 }
 
