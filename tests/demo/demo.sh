@@ -313,6 +313,43 @@ done
 
 # ---- 10
 
+step "The way out" "VMs reach what is outside by an interface of their host, and one is reached by an address of its own"
+host_add outside
+ip -n "$(net two)" link add eth1 type veth peer name eth0 netns "$(net outside)"
+kernel_end two eth1
+kernel_end outside eth0
+# The first router of the Internet, and a machine of it.
+ip -n "$(net outside)" addr add 203.0.113.1/24 dev eth0
+ip -n "$(net outside)" addr add 198.51.100.1/32 dev lo
+bf_two() {
+  say "   host two: butterfly $*"
+  on two bf "$@"
+}
+bf_two external add internet --uplink eth1 --address 203.0.113.2/24 --gateway 203.0.113.1
+bf_two router attach r1 --external internet
+bf_two floating add 203.0.113.4 --router r1 --external internet --to "${IP[c]}"
+before=$(on two nic_field d 'd.get("nat-no-rule", 0)')
+unanswered d "ping -c 2 -W 1 198.51.100.1" || fail "d is answered from outside, though it has no address there"
+[ "$(on two nic_field d 'd.get("nat-no-rule", 0)')" -gt "$before" ] || fail "d reached nothing outside, but that is not why"
+ok "d has no address outside, and nothing of it leaves: nat-no-rule"
+wait_for 10 ping_all c 198.51.100.1 1 || fail "c does not reach the machine outside"
+ping_all c 198.51.100.1 5 || fail "c does not always reach the machine outside"
+ok "c to 198.51.100.1: 5 of 5 answered; outside it is 203.0.113.4"
+before=$(denied c)
+! inside outside ping -c 2 -i 0.2 -W 1 -q 203.0.113.4 >/dev/null || fail "the outside reaches c, though no rule lets it in"
+[ "$(denied c)" -gt "$before" ] || fail "c did not answer the outside, but its filter is not why"
+ok "the outside does not reach c by itself: ingress-denied at c"
+everywhere sg rule add team --ip-proto icmp --cidr 203.0.113.1/32
+inside outside ping -c 5 -i 0.2 -W 2 -q 203.0.113.4 >/dev/null || fail "the outside does not reach c at 203.0.113.4"
+ok "with a rule it does: 203.0.113.1 to 203.0.113.4, 5 of 5 answered"
+said=(explain --from c --to 198.51.100.1)
+say "   host two: butterfly ${said[*]}"
+on two bf "${said[@]}" >"$dir/explained" || fail "c reaches the outside, and the explanation does not know"
+shown <"$dir/explained"
+grep -q "as 203.0.113.4" "$dir/explained" || fail "the explanation does not say which address c has outside"
+
+# ---- 11
+
 step "A guest dies and comes back" "a crash of QEMU detaches one vnic, disturbs nobody, and the socket takes the next one"
 vm exec a "ping -i 0.2 ${IP[b]} >/tmp/ping 2>&1 & echo \$! >/tmp/ping.pid"
 vm kill c
@@ -328,7 +365,7 @@ lost=$(vm exec a 'kill -INT $(cat /tmp/ping.pid); usleep 200000; tail -3 /tmp/pi
 [[ $lost == *" 0% packet loss"* ]] || fail "a's pings to b suffered meanwhile: $lost"
 ok "a and b went on meanwhile: $(grep -o '.*packet loss' <<<"$lost")"
 
-# ---- 11
+# ---- 12
 
 step "Blocked again" "who is no member any more is cut off, a connection under way included"
 iperf_server c || fail "no iperf3 server in c"
@@ -348,7 +385,7 @@ blocked a c
 reach b c
 vm exec a 'killall iperf3; true'
 
-# ---- 12
+# ---- 13
 
 step "What an operator sees" "tunnels, uplink, counters and the graph of what runs here"
 for command in tunnels uplink; do
@@ -376,7 +413,7 @@ for node in one:vhost-a one:vhost-b two:vhost-c two:vhost-d; do
 done
 ok "the graphs as pictures: $OUT/graph-one.svg, graph-two.svg and .png"
 
-# ---- 13
+# ---- 14
 
 if [ -z "$KEEP" ]; then
   step "Everything ends" "vnics are deleted, sockets go, the daemons stop when asked, and eth0 is as it was"

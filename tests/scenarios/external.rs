@@ -3,7 +3,7 @@
 
 use std::process::{Child, Command};
 
-use butterfly_api::proto::{Attachment, External, Network, Request, Router, Subnet};
+use butterfly_api::proto::{Attachment, Cidr, External, Network, Request, Router, Subnet};
 use butterfly_model::RouterId;
 use butterfly_packet::{build, mac::Mac};
 use butterfly_tests::{Daemon, Host, Nic, Station, eventually, frames::mac, station::usual};
@@ -66,8 +66,9 @@ fn router() -> Mac {
 
 /// Declares a public network, a router and an external with this device.
 fn declare(host: &Host, device: &str) {
+    let block = Cidr { address: Some("10.42.0.0".into()), mask_size: Some(24), ..Cidr::default() };
     let subnet = Subnet {
-        cidr: Some("10.42.0.0/24".into()),
+        cidr: MessageField::some(block),
         gateway: Some("10.42.0.1".into()),
         ..Subnet::default()
     };
