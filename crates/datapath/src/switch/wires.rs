@@ -36,7 +36,7 @@ fn id_of(external: &External) -> String {
 impl Switch {
     /// Changes what is routed. Returns when no packet goes by the old state any more. Fails for a
     /// wire that this host cannot have, and for addresses that machines share. Nothing has changed
-    /// then, but that a former wire may be lost ([`leads_out`](Self::leads_out)): the error says so.
+    /// then, but a former wire may be lost ([`leads_out`](Self::leads_out)): the error says so.
     pub fn change_routing(&self, change: RoutingChange) -> Result<(), NotInEffect> {
         match change {
             RoutingChange::DeclareWire(external) => self.declare_wire(external),
