@@ -1,6 +1,6 @@
 //! Externals and translations as declared, and by what they are found.
 
-use butterfly_model::{External, ExternalId, Nat, NatPlace, NatRule, RouterId, Vni};
+use butterfly_model::{Cidr, External, ExternalId, Nat, NatPlace, NatRule, RouterId, Vni};
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -120,6 +120,13 @@ impl Externals {
         let from = (external.clone(), IpAddr::from([0, 0, 0, 0]));
         let here = self.addresses.range(from..).take_while(move |((of, _), _)| of == external);
         here.map(|((_, address), _)| *address)
+    }
+
+    /// The first address in a block that a router has at an external by a translation.
+    pub fn translated_in(&self, external: &ExternalId, block: Cidr) -> Option<IpAddr> {
+        let from = (external.clone(), block.network());
+        let ((of, address), _) = self.addresses.range(from..).next()?;
+        (of == external && block.contains(*address)).then_some(*address)
     }
 
     /// Numbers of all translations.

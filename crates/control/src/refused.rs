@@ -172,6 +172,18 @@ pub enum Refused {
         /// The router that is there.
         other: String,
     },
+    /// Two routers at an external whose ids have one hash.
+    #[error(
+        "routers {router:?} and {other:?} would have one MAC address at external {external:?}, as it is made of their ids: give one of them another id"
+    )]
+    MacClashOutside {
+        /// The external.
+        external: String,
+        /// The router that is declared.
+        router: String,
+        /// The router that is there.
+        other: String,
+    },
     /// There is no declared network with this number.
     #[error(
         "network {0} is not declared: declare it first, `butterfly network add --vni {0} --subnet CIDR`"
@@ -360,6 +372,22 @@ pub enum Refused {
         external: String,
         /// Name of what has it.
         owner: String,
+    },
+    /// An address of translations that is a machine's inside, too.
+    #[error(
+        "{} cannot be translated at external {external:?}: it is in {cidr} of network {vni}, which router {router:?} has the outside reach as it is; choose another address, or another subnet", canonical(*.address)
+    )]
+    OutsideInside {
+        /// The address.
+        address: IpAddr,
+        /// The external.
+        external: String,
+        /// A public subnet, or one of IPv6.
+        cidr: Cidr,
+        /// Its network.
+        vni: Vni,
+        /// A router that leads there.
+        router: String,
     },
     /// A port that is forwarded twice, or an address that is translated twice.
     #[error(

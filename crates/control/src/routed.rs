@@ -173,6 +173,7 @@ impl Routed {
             self.check_addresses(router.id(), given, network, vnics)?;
             self.check_routes(router, Some(network))?;
             self.check_ways_in(router, Some(network))?;
+            self.check_open(router, Some(network))?;
             let outside = router.externals().filter_map(|(id, _)| self.externals.get(id.as_str()));
             outside.into_iter().try_for_each(|external| own.check(external.network()))?;
         }

@@ -251,7 +251,7 @@ fn translations_share_no_address_but_ports() {
     let twice = forward("192.0.2.9:80", "10.0.0.8:80");
     for all in [
         &[web, twice][..],
-        &[floating("192.0.2.9", "10.0.0.9"), web],
+        &[floating("192.0.2.9", "10.0.0.7"), web],
         &[snat("192.0.2.9"), snat("192.0.2.9")],
         &[floating("192.0.2.9", "10.0.0.9"), snat("192.0.2.9")],
     ] {
@@ -418,4 +418,97 @@ fn an_external_changes_in_place() {
             nats("r", "internet", &[snat("192.0.2.9")]),
         ]
     );
+}
+
+/// The ids are a known collision of the hash: what is for one of them would reach the other.
+#[test]
+fn two_routers_of_an_external_have_two_mac_addresses() {
+    let at = |name: &str| Change::DeclareRouter(router(name, &[], &[("internet", &[])]));
+    let there = with(joined(), [at("liquid")]);
+    let text = "\"costarring\" and \"liquid\" would have one MAC address at external \"internet\"";
+    assert_refused(&there, at("costarring"), text);
+    let other = Change::DeclareExternal(external("x", 901, "eth2", &["198.51.100.7/24"]));
+    let apart = Change::DeclareRouter(router("costarring", &[], &[("x", &[])]));
+    let there = with(there, [other, apart]);
+    let both = router("costarring", &[], &[("internet", &[]), ("x", &[])]);
+    assert_refused(&there, Change::DeclareRouter(both), text);
+    let both = vec![
+        router("liquid", &[], &[("internet", &[])]),
+        router("costarring", &[], &[("internet", &[])]),
+    ];
+    let file = Declaration { routers: both, ..Declaration::default() };
+    let why = joined().with(file, Unnamed::Stay).unwrap_err();
+    assert!(matches!(why, Refused::MacClashOutside { .. }), "{why}");
+}
+
+#[test]
+fn an_external_has_few_routers() {
+    let at = |n: u32| Change::DeclareRouter(router(&format!("t{n}"), &[], &[("internet", &[])]));
+    let there = with(joined(), (0..63).map(at));
+    let text = "external \"internet\" would have more than 64 routers";
+    assert_refused(&there, at(63), text);
+    with(there, [at(62), Change::RemoveRouter(RouterId::new("t5").unwrap()), at(63)]);
+}
+
+/// An address outside is nobody's inside, from whichever side it would become both.
+#[test]
+fn an_address_outside_is_none_that_the_outside_reaches_as_it_is() {
+    let declared = |public| {
+        let subnet = Subnet::parse("198.51.100.0/24", Some("198.51.100.1")).unwrap();
+        let subnets =
+            vec![subnet, Subnet::parse("2001:db8:9::/64", Some("2001:db8:9::1")).unwrap()];
+        let network = Network::new(vni(50), subnets, None).unwrap();
+        Change::DeclareNetwork(network.with_public(public))
+    };
+    let attached = || Change::DeclareRouter(router("s", &[50], &[("internet", &[])]));
+    let (four, six) = (
+        floating("198.51.100.9", "10.0.0.9"),
+        Nat::floating("2001:db8:9::9".parse().unwrap(), "fd00::9".parse().unwrap()).unwrap(),
+    );
+    let text = |address: &str, block: &str| {
+        format!(
+            "{address} cannot be translated at external \"internet\": it is in {block} of network \
+             50, which router \"s\" has the outside reach as it is"
+        )
+    };
+    let (of_four, of_six) =
+        (text("198.51.100.9", "198.51.100.0/24"), text("2001:db8:9::9", "2001:db8:9::/64"));
+
+    // The network is there first; its own router takes none of its addresses, either.
+    let there = with(joined(), [declared(true), attached()]);
+    for taker in ["r", "s"] {
+        assert_refused(&there, nats(taker, "internet", &[four]), &of_four);
+        assert_refused(&there, nats(taker, "internet", &[snat("198.51.100.9")]), &of_four);
+        assert_refused(&there, nats(taker, "internet", &[six]), &of_six);
+    }
+    let private = with(joined(), [declared(false), attached()]);
+    assert_refused(&private, nats("r", "internet", &[six]), &of_six);
+    // Private addresses of IPv4 are none of the outside.
+    let first = with(private, [nats("r", "internet", &[four])]);
+    assert_refused(&first, declared(true), &of_four);
+
+    // The translation is there first.
+    let first = with(joined(), [nats("r", "internet", &[four, six])]);
+    let other = with(first.clone(), [declared(true)]);
+    assert_refused(&other, attached(), &of_four);
+    let other = with(first.clone(), [declared(false)]);
+    assert_refused(&other, attached(), &of_six);
+    let empty = Change::DeclareNetwork(network(50, "10.7.0.0/24", "10.7.0.1"));
+    let other = with(first, [empty, attached()]);
+    assert_refused(&other, declared(true), &of_four);
+    assert_refused(&other, declared(false), &of_six);
+
+    // At another external it is another address.
+    let x = Change::DeclareExternal(external("x", 901, "eth2", &["203.0.113.7/24"]));
+    let elsewhere = Change::DeclareRouter(router("s", &[50], &[("x", &[])]));
+    let elsewhere = with(joined(), [x, declared(true), elsewhere]);
+    let elsewhere = with(elsewhere, [nats("r", "internet", &[four, six])]);
+    let both = router("s", &[50], &[("x", &[]), ("internet", &[])]);
+    assert_refused(&elsewhere, Change::DeclareRouter(both), &of_four);
+
+    // A file gets no further.
+    let rule = NatRule { router: RouterId::new("r").unwrap(), external: id("internet"), nat: four };
+    let file = Declaration { nats: vec![rule], ..Declaration::default() };
+    let why = there.with(file, Unnamed::Stay).unwrap_err();
+    assert!(matches!(why, Refused::OutsideInside { .. }), "{why}");
 }

@@ -5,6 +5,7 @@
 //! cuts segments before, as the interface takes frames as they are.
 
 use std::{
+    mem,
     net::IpAddr,
     os::fd::{AsFd, BorrowedFd},
     sync::atomic::{AtomicU64, Ordering},
@@ -16,7 +17,7 @@ use butterfly_packet::{Mac, ethernet};
 use butterfly_uplink::{
     Error, Inward, Outward, Uplink,
     groups::Groups,
-    kernel::Kernel,
+    kernel::{Interface, Kernel},
     xdp::{Xdp, XdpConfig},
 };
 use butterfly_vhost::net::NetHeader;
@@ -45,10 +46,34 @@ pub struct WireConfig {
 
 impl WireConfig {
     /// Returns the MAC address of the interface, and the largest IP packet that it takes, in bytes.
-    /// Fails if there is no such interface.
+    /// Fails if there is no such interface, or if the host itself needs it.
     pub fn look(&self) -> Result<(Mac, u32), Error> {
-        let found = Kernel::open()?.interface(&self.interface)?;
+        let found = self.find()?;
         Ok((found.mac, found.mtu))
+    }
+
+    fn find(&self) -> Result<Interface, Error> {
+        let found = Kernel::open()?.interface(&self.interface)?;
+        check_free(&found, self.vlan)?;
+        Ok(found)
+    }
+}
+
+/// Checks that the host does not speak by an interface itself, as it would hear nothing any more.
+fn check_free(found: &Interface, vlan: u16) -> Result<(), Error> {
+    let name = &found.name;
+    if found.master.is_some() {
+        return Err(Error::refused(format!(
+            "cannot use \"{name}\" as a wire: it is part of a bridge, a bond or a VRF, which would hear nothing by it any more; take it out first, `ip link set {name} nomaster`, or name another interface"
+        )));
+    }
+    let near = |ip: &&IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let used = found.addresses.iter().find(|ip| !near(ip));
+    match used.filter(|_| vlan == 0) {
+        Some(used) => Err(Error::refused(format!(
+            "cannot use \"{name}\" as a wire: this host has the address {used} there and would not be reached any more; name an interface without addresses, or a VLAN device"
+        ))),
+        None => Ok(()),
     }
 }
 
@@ -63,18 +88,10 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// Opens it. Fails if the host itself speaks IP there, as it would hear nothing any more.
+    /// Opens it. Fails if the host itself needs the interface.
     pub fn open(config: &WireConfig) -> Result<Wire, Error> {
-        let mut kernel = Kernel::open()?;
-        let found = kernel.interface(&config.interface)?;
+        let found = config.find()?;
         let name = &config.interface;
-        let near = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-        let used = kernel.addresses(name)?.into_iter().find(|ip| !near(ip));
-        if let Some(used) = used.filter(|_| config.vlan == 0) {
-            return Err(Error::refused(format!(
-                "cannot use \"{name}\" as a wire: this host has the address {used} there and would not be reached any more; name an interface without addresses, or a VLAN device"
-            )));
-        }
         let groups = Groups::open(found.index)?;
         groups.all()?;
         let xdp = Xdp::open(name, &XdpConfig::wire(config.vlan))?;
@@ -158,8 +175,8 @@ impl AsFd for Wire {
     }
 }
 
-/// Relays until it is asked to end. Counts frames that the interface `refused`, for which it had no
-/// room.
+/// Relays until it is asked to end. Counts as `refused` frames for which the interface had no room,
+/// and those of it that no vnic could take.
 pub(crate) fn run(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> End {
     loop {
         let relayed = match turn(seat, wire, refused) {
@@ -206,19 +223,13 @@ fn turn(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> Result<(), Opt
     }
     let room = seat.nic.room().map_err(failed)?.min(BURST);
     let arrived = wire.xdp.receive(room);
-    let mut next = 0;
+    let (mut next, mut lost) = (0, 0);
     let taken = seat.nic.send(arrived, |memory, at| {
-        while next < arrived {
-            next += 1;
-            if let Some(len) = wire.take(next - 1, memory, at) {
-                return Some(len);
-            }
-        }
-        None
+        first_taken(&mut next, arrived, &mut lost, |index| wire.take(index, memory, at))
     });
     wire.xdp.release();
+    refused.fetch_add(mem::take(&mut lost), Ordering::Relaxed);
     taken.map_err(failed)?;
-    let mut lost = 0;
     let left = seat.nic.receive(BURST, |memory, pieces| {
         lost += u64::from(!wire.send(memory, pieces));
     });
@@ -235,4 +246,69 @@ fn turn(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> Result<(), Opt
         }
     }
     Ok(())
+}
+
+/// Returns what `take` gives of the first frame, from the `next` one on, of which it takes
+/// anything. Counts those before it as `lost`.
+fn first_taken(
+    next: &mut usize,
+    arrived: usize,
+    lost: &mut u64,
+    take: impl Fn(usize) -> Option<usize>,
+) -> Option<usize> {
+    while *next < arrived {
+        *next += 1;
+        if let Some(len) = take(*next - 1) {
+            return Some(len);
+        }
+        *lost += 1;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface(master: Option<u32>, addresses: &[&str]) -> Interface {
+        Interface {
+            index: 7,
+            name: "eth1".to_owned(),
+            mac: Mac([2, 0, 0, 0, 0, 1]),
+            mtu: 1500,
+            up: true,
+            running: true,
+            carrier_changes: 0,
+            master,
+            bridged: false,
+            vlan_of: None,
+            kind: None,
+            receive_queues: 1,
+            addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
+        }
+    }
+
+    #[test]
+    fn an_interface_that_the_host_needs_is_no_wire() {
+        let why = |of: &Interface, vlan| check_free(of, vlan).map_err(|why| why.to_string());
+        assert_eq!(why(&interface(None, &["fe80::1"]), 0), Ok(()));
+        let told = why(&interface(None, &["fe80::1", "192.0.2.7"]), 0).unwrap_err();
+        assert!(told.contains("this host has the address 192.0.2.7 there"), "{told}");
+        assert_eq!(why(&interface(None, &["192.0.2.7"]), 7), Ok(()));
+        for vlan in [0, 7] {
+            let told = why(&interface(Some(3), &[]), vlan).unwrap_err();
+            assert!(told.contains("it is part of a bridge") && told.contains("nomaster"), "{told}");
+        }
+    }
+
+    #[test]
+    fn frames_that_no_vnic_could_take_are_counted() {
+        let (mut next, mut lost) = (0, 0);
+        let odd = |index: usize| (index % 2 == 1).then_some(index);
+        let mut taken = Vec::new();
+        while let Some(len) = first_taken(&mut next, 5, &mut lost, odd) {
+            taken.push(len);
+        }
+        assert_eq!((taken, next, lost), (vec![1, 3], 5, 3));
+    }
 }

@@ -100,35 +100,48 @@ impl<D: Dataplane> Daemon<D> {
         })
     }
 
-    /// A router as the data path gets it. `other` is an external in place of the one with its id.
+    /// A router as the data path gets it. `other` is an external in place of the one with its id,
+    /// and in effect.
     pub(super) fn lowered(&self, router: &Router, other: Option<&External>) -> Router {
-        let missing = &self.missing_wires;
-        self.desired.routed().lowered(router, other, |id| missing.why(id).is_none())
+        let is_other = |id: &ExternalId| other.is_some_and(|other| other.id() == id);
+        let has = |id: &ExternalId| is_other(id) || self.missing_wires.why(id).is_none();
+        self.desired.routed().lowered(router, other, has)
     }
 
     /// Has the data path lead out by an external, in place of the one with its id. On an error
-    /// nothing has changed.
+    /// nothing has changed, but that the former one may be in effect no more.
     pub(super) fn declare_wire(&mut self, external: &External) -> Result<(), Failure> {
         let id = external.id();
         let known = self.desired.routed().external(id.as_str()).cloned();
-        let old = known.filter(|_| self.missing_wires.why(id).is_none());
-        let Err(failure) = self.try_wire(external, old.as_ref()) else {
-            let came = old.is_none();
-            self.missing_wires.forget(id);
-            return self.lead_out(external, came);
+        let old = known.as_ref().filter(|_| self.missing_wires.why(id).is_none());
+        let Err(failure) = self.try_wire(external, known.as_ref()) else {
+            match self.lead_out(external, old.is_none()) {
+                Ok(()) => self.missing_wires.forget(id),
+                Err(why) => self.not_in_effect(id, why),
+            }
+            return Ok(());
         };
-        if !self.missing_wires.restoring {
-            return Err(failure);
+        let lost = old.filter(|old| !self.dataplane.leads_out(old.vni()));
+        let stays = match (self.missing_wires.restoring, lost) {
+            (true, _) => external,
+            (false, Some(lost)) => lost,
+            (false, None) => return Err(failure),
+        };
+        self.not_in_effect(id, failure.clone());
+        if let Some(old) = old {
+            self.lead_out_no_more(old)?;
         }
+        // Its vnics are on no other wire meanwhile, and not in the tunnel.
+        self.route(RoutingChange::DeclareNetwork(stays.network().clone()))?;
+        self.route(RoutingChange::DeclareWire(stays.without_wire()))?;
+        if self.missing_wires.restoring { Ok(()) } else { Err(failure) }
+    }
+
+    /// Notes that an external is declared and not in effect, or not all of it.
+    fn not_in_effect(&mut self, id: &ExternalId, failure: Failure) {
         let why = failure.description.unwrap_or_default();
         warn!("external {:?} is declared, not in effect: {why}", id.as_str());
         self.missing_wires.note(id, why);
-        if let Some(old) = old {
-            self.lead_out_no_more(&old)?;
-        }
-        // Its vnics are on no other wire meanwhile, and not in the tunnel.
-        self.route(RoutingChange::DeclareNetwork(external.network().clone()))?;
-        self.route(RoutingChange::DeclareWire(external.without_wire()))
     }
 
     /// Has the data path have a wire, in place of that of an old external. On an error it is as
@@ -146,18 +159,32 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     /// Has the routers of an external lead out by it as it is now. If it `came`, they translate
-    /// there.
+    /// there. Goes on behind a router that cannot, and fails with what the first one lacks.
     fn lead_out(&mut self, external: &External, came: bool) -> Result<(), Failure> {
         let routers: Vec<Router> =
             self.desired.routed().routers_at(external.id()).cloned().collect();
-        for router in &routers {
-            let lowered = self.lowered(router, Some(external));
-            self.route(RoutingChange::DeclareRouter(lowered))?;
-            if came {
-                self.translate(router.id(), external)?;
-            }
-        }
-        Ok(())
+        routers
+            .iter()
+            .map(|router| self.lead_out_of(router, external, came))
+            .fold(Ok(()), Result::and)
+    }
+
+    fn lead_out_of(
+        &mut self,
+        router: &Router,
+        external: &External,
+        came: bool,
+    ) -> Result<(), Failure> {
+        let lowered = self.lowered(router, Some(external));
+        let led = self.route(RoutingChange::DeclareRouter(lowered));
+        let led = led.and_then(|()| match came {
+            true => self.translate(router.id(), external),
+            false => Ok(()),
+        });
+        led.map_err(|failure| {
+            let why = failure.description.unwrap_or_default();
+            Failure::new(format!("router {:?}: {why}", router.id().as_str()))
+        })
     }
 
     /// Gives the data path the translations of a router at an external.
@@ -200,11 +227,17 @@ impl<D: Dataplane> Daemon<D> {
         external: &ExternalId,
         nats: &[Nat],
     ) -> Result<(), Failure> {
+        self.can_translate(nats)?;
         let vni: Option<Vni> = self.desired.routed().external(external.as_str()).map(External::vni);
         match vni.filter(|_| self.missing_wires.why(external).is_none()) {
             Some(vni) => self.route(RoutingChange::DeclareNat(router.clone(), vni, nats.to_vec())),
             None => Ok(()),
         }
+    }
+
+    /// Checks that the data path takes such translations, at once or later.
+    pub(super) fn can_translate(&self, nats: &[Nat]) -> Result<(), Failure> {
+        self.dataplane.can_translate(nats).map_err(|why| Failure::new(why.to_string()))
     }
 
     /// Tries again to have wires that are missing, if it is time, and tells of them.
@@ -219,16 +252,13 @@ impl<D: Dataplane> Daemon<D> {
                 self.missing_wires.forget(&id);
                 continue;
             };
-            match self.try_wire(&external, Some(&external)) {
+            let tried = self.try_wire(&external, Some(&external));
+            match tried.and_then(|()| self.lead_out(&external, true)) {
                 Ok(()) => {
                     self.missing_wires.forget(&id);
                     let text = format!("external {:?} is in effect now", id.as_str());
                     info!("{text}");
                     self.events.note(Note::new(Kind::ExternalUp, text));
-                    if let Err(failure) = self.lead_out(&external, true) {
-                        let why = failure.description.unwrap_or_default();
-                        warn!("not as declared: external {:?}: {why}", id.as_str());
-                    }
                 }
                 Err(failure) => {
                     self.missing_wires.note(&id, failure.description.unwrap_or_default());

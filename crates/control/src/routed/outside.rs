@@ -23,6 +23,8 @@ const MAX_DEVICES: usize = 15;
 const MAX_POOL_ADDRESSES: usize = 64;
 /// Most floating addresses and forwarded ports of a host.
 const MAX_TRANSLATIONS: usize = 65_536;
+/// Most routers at an external: each packet that comes from there is held against all of them.
+const MAX_ROUTERS_AT_EXTERNAL: usize = 64;
 
 impl Routed {
     /// The external called `id`.
@@ -240,8 +242,19 @@ impl Routed {
             let external = self.externals.get(id.as_str());
             let external =
                 external.ok_or_else(|| Refused::ExternalMissing(id.as_str().to_owned()))?;
+            let name = || id.as_str().to_owned();
+            let others = || self.routers_at(id).filter(|other| other.id() != router.id());
+            bounded(others().count() + 1, MAX_ROUTERS_AT_EXTERNAL, "routers", || {
+                format!("external {:?}", id.as_str())
+            })?;
+            let mac = router.id().gateway_mac();
+            if let Some(other) = others().find(|other| other.id().gateway_mac() == mac) {
+                let (router, other) = [router, other].map(|it| it.id().as_str().to_owned()).into();
+                return Err(Refused::MacClashOutside { external: name(), router, other });
+            }
             self.check_attached(router, external)?;
         }
+        self.check_open(router, None)?;
         self.check_left(router.id(), |external| router.external(external.as_str()).is_some())
     }
 
@@ -283,11 +296,7 @@ impl Routed {
         let network = |vni| other.filter(|it| it.vni() == vni).or_else(|| self.networks.get(&vni));
         let reached = |router: &Router| {
             let networks = router.attachments().filter_map(|(vni, _)| network(vni));
-            let of = |network: &Network| -> Vec<(Cidr, Vni)> {
-                let blocks = network.subnets().iter().map(|subnet| subnet.cidr());
-                let open = |block: &Cidr| network.is_public() || block.address().is_ipv6();
-                blocks.filter(open).map(|block| (block, network.vni())).collect()
-            };
+            let of = |network| open_blocks(network).map(|block| (block, network.vni()));
             networks.flat_map(of).collect::<Vec<_>>()
         };
         let mine: BTreeMap<IpAddr, (Cidr, Vni)> =
@@ -310,6 +319,45 @@ impl Routed {
                         });
                     }
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that no translation at an external of a router has an address that is reached there
+    /// as it is, in one of the router's networks. `other` is a network in place of the one with its
+    /// number.
+    pub(super) fn check_open(
+        &self,
+        router: &Router,
+        other: Option<&Network>,
+    ) -> Result<(), Refused> {
+        router.externals().try_for_each(|(id, _)| {
+            let find = |block| self.externals.translated_in(id, block);
+            self.check_open_at(id, router, other, find)
+        })
+    }
+
+    /// The same at one external. `find` gives an address of translations in a block.
+    fn check_open_at(
+        &self,
+        external: &ExternalId,
+        router: &Router,
+        other: Option<&Network>,
+        find: impl Fn(Cidr) -> Option<IpAddr>,
+    ) -> Result<(), Refused> {
+        let network = |vni| other.filter(|it| it.vni() == vni).or_else(|| self.networks.get(&vni));
+        for network in router.attachments().filter_map(|(vni, _)| network(vni)) {
+            let found = open_blocks(network).find_map(|block| Some((block, find(block)?)));
+            if let Some((cidr, address)) = found {
+                let (external, router) = (external.as_str(), router.id().as_str());
+                return Err(Refused::OutsideInside {
+                    address,
+                    external: external.to_owned(),
+                    cidr,
+                    vni: network.vni(),
+                    router: router.to_owned(),
+                });
             }
         }
         Ok(())
@@ -362,6 +410,12 @@ impl Routed {
                 }
             }
         }
+        let addresses: BTreeSet<IpAddr> = nats.iter().map(Nat::outside).collect();
+        let find = |block: Cidr| {
+            let next = addresses.range(block.network()..).next().copied();
+            next.filter(|address| block.contains(*address))
+        };
+        self.routers_at(id).try_for_each(|other| self.check_open_at(id, other, None, find))?;
         // A floating address is alone.
         let shared =
             nats.iter().find(|nat| nat.place().1.is_some() && whole.contains(&nat.outside()));
@@ -431,6 +485,12 @@ impl Routed {
             Refused::OutsideTaken { address, external, owner }
         })
     }
+}
+
+/// The blocks of a network whose addresses are reached from outside as they are.
+fn open_blocks(network: &Network) -> impl Iterator<Item = Cidr> {
+    let blocks = network.subnets().iter().map(|subnet| subnet.cidr());
+    blocks.filter(|block| network.is_public() || block.address().is_ipv6())
 }
 
 /// Checks that an address can be had outside: it is no gateway, and that of a host if it is in a

@@ -6,7 +6,7 @@
 //! where the former one left it.
 
 use butterfly_guest::{Machine, WireConfig};
-use butterfly_model::{External, Nat, WireDevice};
+use butterfly_model::{External, Nat, Vni, WireDevice};
 use butterfly_packet::Mac;
 
 use crate::plane::{
@@ -35,8 +35,8 @@ fn id_of(external: &External) -> String {
 
 impl Switch {
     /// Changes what is routed. Returns when no packet goes by the old state any more. Fails for a
-    /// wire that this host cannot have, and for addresses that machines share; nothing has changed
-    /// then.
+    /// wire that this host cannot have, and for addresses that machines share. Nothing has changed
+    /// then, but a former wire may be lost ([`leads_out`](Self::leads_out)): the error says so.
     pub fn change_routing(&self, change: RoutingChange) -> Result<(), NotInEffect> {
         match change {
             RoutingChange::DeclareWire(external) => self.declare_wire(external),
@@ -47,13 +47,25 @@ impl Switch {
                 }
                 self.plane().change_routing(RoutingChange::RemoveWire(vni))
             }
-            RoutingChange::DeclareNat(_, _, rules)
-                if rules.iter().any(|rule| matches!(rule, Nat::Snat { .. })) =>
-            {
-                Err(NotInEffect(SHARED.to_owned()))
+            RoutingChange::DeclareNat(_, _, ref rules) => {
+                self.can_translate(rules)?;
+                self.plane().change_routing(change)
             }
             other => self.plane().change_routing(other),
         }
+    }
+
+    /// Checks that this version translates so, whether the external is in effect or not.
+    pub fn can_translate(&self, rules: &[Nat]) -> Result<(), NotInEffect> {
+        match rules.iter().any(|rule| matches!(rule, Nat::Snat { .. })) {
+            true => Err(NotInEffect(SHARED.to_owned())),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns whether an external with this number is in effect.
+    pub fn leads_out(&self, vni: Vni) -> bool {
+        self.wires().contains_key(&vni)
     }
 
     fn declare_wire(&self, new: External) -> Result<(), NotInEffect> {
@@ -62,10 +74,16 @@ impl Switch {
         let opening = self.opening(&new)?;
         let old = wires.get(&vni).cloned();
         let device = |it: &External| (it.id().clone(), it.wire().cloned(), it.vlan());
+        // The port of an interface has its MAC address.
+        let mac = self.vnics().get(&id_of(&new)).map(|port| port.spec.mac);
         let stays = old.as_ref().is_some_and(|old| {
-            device(old) == device(&new) && old.network().mtu() == new.network().mtu()
+            device(old) == device(&new)
+                && old.network().mtu() == new.network().mtu()
+                && opening.as_ref().map(|opening| opening.spec.mac) == mac
         });
         if stays {
+            let place = opening.as_ref().map(|opening| opening.place);
+            self.plane().set_wire(vni, place);
             self.plane().change_routing(RoutingChange::DeclareWire(new.clone()))?;
             wires.insert(vni, new);
             return Ok(());
@@ -85,8 +103,11 @@ impl Switch {
                 match back {
                     None => self.plane().change_routing(RoutingChange::RemoveWire(vni))?,
                     Some(Ok(())) => {}
-                    Some(Err(why)) => {
-                        tracing::error!(%why, "the former wire does not come back: nothing leaves by the external");
+                    Some(Err(again)) => {
+                        wires.remove(&vni);
+                        return Err(NotInEffect(format!(
+                            "{why}; the former wire does not come back, and nothing leaves by the external: {again}"
+                        )));
                     }
                 }
                 Err(why)

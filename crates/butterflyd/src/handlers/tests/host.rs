@@ -56,6 +56,12 @@ pub(super) struct Fake {
     pub(super) nats: BTreeMap<(RouterId, Vni), Vec<Nat>>,
     /// An interface that this host does not have.
     pub(super) no_interface: Option<String>,
+    /// True if a wire that cannot be had costs the former one.
+    pub(super) loses_wires: bool,
+    /// True if machines share no address outside.
+    pub(super) no_snat: bool,
+    /// Router that translates nothing.
+    pub(super) no_nat_of: Option<&'static str>,
     /// Last query about sessions, and its limit.
     pub(super) asked: RefCell<Option<(SessionFilter, usize)>>,
     /// The last packet that was to be explained.
@@ -617,6 +623,9 @@ impl Dataplane for Fake {
             RoutingChange::DeclareWire(external) => {
                 let device = external.wire().and_then(WireDevice::name).unwrap_or_default();
                 if self.no_interface.as_deref() == Some(device) {
+                    if self.loses_wires {
+                        self.wires.remove(&external.vni());
+                    }
                     let text = format!("there is no interface {device:?} on this host");
                     return Err(NotInEffect(text));
                 }
@@ -630,6 +639,9 @@ impl Dataplane for Fake {
                 format!("network {vni}: leads out no more")
             }
             RoutingChange::DeclareNat(router, vni, nats) => {
+                if self.no_nat_of == Some(router.as_str()) {
+                    return Err(NotInEffect("nothing is translated".to_owned()));
+                }
                 let texts: Vec<String> = nats.iter().map(Nat::to_string).collect();
                 let text = format!("router {router} at {vni}: [{}]", texts.join(", "));
                 match nats.is_empty() {
@@ -640,6 +652,17 @@ impl Dataplane for Fake {
             }
         });
         Ok(())
+    }
+
+    fn can_translate(&self, nats: &[Nat]) -> Result<(), NotInEffect> {
+        match self.no_snat && nats.iter().any(|nat| matches!(nat, Nat::Snat { .. })) {
+            true => Err(NotInEffect("machines share no address".to_owned())),
+            false => Ok(()),
+        }
+    }
+
+    fn leads_out(&self, vni: Vni) -> bool {
+        self.wires.contains_key(&vni)
     }
 
     fn add_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {

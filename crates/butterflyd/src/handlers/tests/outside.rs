@@ -14,7 +14,7 @@ const SNAT: &str = "router: \"r\" kind: SNAT external: \"internet\" address: \"1
 const WEB: &str = "router: \"r\" kind: FORWARD external: \"internet\" address: \"192.0.2.9\" \
                    inside: \"10.0.0.10\" protocol: 6 port: 80 to_port: 8080";
 const FLOATING: &str = "router: \"r\" kind: FLOATING external: \"internet\" address: \"192.0.2.10\" \
-                        inside: \"10.0.0.10\"";
+                        inside: \"10.0.0.11\"";
 
 /// A host with a router that is attached to a network and an external.
 fn host() -> Host {
@@ -240,9 +240,9 @@ fn what_is_refused_says_why_and_changes_nothing() {
             "192.0.2.1 of external \"internet\" belongs to its gateway",
         ),
         (nat(&FLOATING.replace("192.0.2.10", "192.0.2.9")), "external \"internet\" has"),
-        (nat(&FLOATING.replace("10.0.0.10", "fd00::1")), "192.0.2.10 cannot be fd00::1"),
+        (nat(&FLOATING.replace("10.0.0.11", "fd00::1")), "192.0.2.10 cannot be fd00::1"),
         (
-            nat(&FLOATING.replace("inside: \"10.0.0.10\"", "")),
+            nat(&FLOATING.replace("inside: \"10.0.0.11\"", "")),
             "a translation needs the machine inside",
         ),
         (
@@ -384,9 +384,10 @@ fn a_wire_that_is_missing_is_declared_and_not_in_effect() {
             .flat_map(|it| it.attachments().map(|it| it.0.number()).collect::<Vec<_>>())
             .collect();
         let routes: usize = host.fake().routers.values().map(|it| it.routes().len()).sum();
-        (host.fake().networks.len(), host.fake().wires.len(), host.fake().nats.len(), joins, routes)
+        let wires = host.fake().wires.values().filter(|it| it.wire().is_some()).count();
+        (host.fake().networks.len(), wires, host.fake().nats.len(), joins, routes)
     };
-    assert_eq!(state(&mut successor), (1, 0, 0, vec![42], 0));
+    assert_eq!(state(&mut successor), (2, 0, 0, vec![42], 0));
     let events = successor.succeeds("event_list { }");
     assert!(!events.contains("external-down"), "{events}");
     successor.envelope.handler_mut().outcome();
@@ -397,7 +398,7 @@ fn a_wire_that_is_missing_is_declared_and_not_in_effect() {
     let (told, _) = successor.fails(&format!("external_add {{ {INTERNET} }}"));
     assert_eq!(told, "there is no interface \"eth1\" on this host");
     successor.succeeds(&format!("nat_add {{ {FLOATING} }}"));
-    assert_eq!(state(&mut successor), (1, 0, 0, vec![42], 0));
+    assert_eq!(state(&mut successor), (2, 0, 0, vec![42], 0));
     // A restart later it is there.
     successor.fake().no_interface = None;
     successor.envelope.handler_mut().missing_wires.try_now();
@@ -420,4 +421,79 @@ fn a_wire_that_is_missing_is_declared_and_not_in_effect() {
     third.envelope.handler_mut().missing_wires.try_now();
     third.envelope.handler_mut().outcome();
     assert_eq!(state(&mut third), (1, 0, 0, vec![], 0));
+}
+
+/// Rules that the data path never takes are not kept for later, either.
+#[test]
+fn what_is_never_translated_is_refused_while_the_wire_is_missing() {
+    let bytes = host().envelope.handler_mut().declaration_bytes().unwrap();
+    let mut host = Host::new();
+    (host.fake().no_interface, host.fake().no_snat) = (Some("eth1".into()), true);
+    host.envelope.handler_mut().take_up_bytes(&bytes).unwrap();
+    host.succeeds(&format!("nat_add {{ {FLOATING} }}"));
+    let before = listed(&mut host);
+    let (why, _) = host.fails(&format!("nat_add {{ {SNAT} }}"));
+    assert_eq!(why, "machines share no address");
+    let (why, _) = host.fails(&format!("apply {{ nat {{ {SNAT} }} network {{ vni: 50 }} }}"));
+    assert_eq!(why, "translation \"192.0.2.9\": machines share no address");
+    assert_eq!(listed(&mut host), before);
+    let calls = host.fake().take_calls();
+    assert!(!calls.iter().any(|call| call.contains("network 50")), "{calls:?}");
+}
+
+/// The others lead out, and the external is not told to be in effect before the last one does.
+#[test]
+fn a_router_that_cannot_lead_out_stops_no_other() {
+    let mut host = host();
+    host.succeeds("router_add { id: \"a\" attachment { external: \"internet\" } }");
+    host.succeeds("router_add { id: \"z\" attachment { external: \"internet\" } }");
+    for (router, address) in [("a", "192.0.2.30"), ("z", "192.0.2.31")] {
+        let nat = FLOATING.replace("\"r\"", &format!("{router:?}"));
+        host.succeeds(&format!("nat_add {{ {} }}", nat.replace("192.0.2.10", address)));
+    }
+    let bytes = host.envelope.handler_mut().declaration_bytes().unwrap();
+    let mut successor = Host::new();
+    successor.fake().no_interface = Some("eth1".into());
+    successor.envelope.handler_mut().take_up_bytes(&bytes).unwrap();
+    (successor.fake().no_interface, successor.fake().no_nat_of) = (None, Some("a"));
+    let again = |host: &mut Host| {
+        host.envelope.handler_mut().missing_wires.try_now();
+        host.envelope.handler_mut().outcome();
+        let outside = |it: &butterfly_model::Router| it.attachments().any(|it| it.0.number() > 999);
+        let leading = host.fake().routers.values().filter(|it| outside(it)).count();
+        let nats: Vec<String> = host.fake().nats.keys().map(|it| it.0.to_string()).collect();
+        (leading, nats, host.succeeds("external_list: true"))
+    };
+    let (leading, nats, list) = again(&mut successor);
+    assert_eq!((leading, nats), (3, vec!["z".to_owned()]));
+    let why = "not_in_effect: \"router \\\"a\\\": nothing is translated\"";
+    assert!(list.contains(why), "{list}");
+    assert!(!successor.succeeds("event_list { }").contains("external-up"));
+    successor.fake().no_nat_of = None;
+    let (leading, nats, list) = again(&mut successor);
+    assert_eq!((leading, nats), (3, vec!["a".to_owned(), "z".to_owned()]));
+    assert!(!list.contains("not_in_effect"), "{list}");
+    assert!(successor.succeeds("event_list { }").contains("external-up"));
+}
+
+/// A change that costs the wire is refused, and what was declared is tried again.
+#[test]
+fn a_wire_that_a_refused_change_cost_is_missing() {
+    let mut host = host();
+    host.succeeds(&format!("nat_add {{ {FLOATING} }}"));
+    (host.fake().no_interface, host.fake().loses_wires) = (Some("gone".into()), true);
+    let moved = INTERNET.replace("eth1", "gone");
+    let (why, _) = host.fails(&format!("external_add {{ {moved} }}"));
+    assert_eq!(why, "there is no interface \"gone\" on this host");
+    let list = host.succeeds("external_list: true");
+    assert!(list.contains("uplink: \"eth1\"") && list.contains("not_in_effect"), "{list}");
+    let wires = |host: &mut Host| {
+        let wire = host.fake().wires.values().next().unwrap();
+        wire.wire().map(|wire| wire.name().unwrap().to_owned())
+    };
+    assert_eq!((wires(&mut host), host.fake().nats.len()), (None, 0));
+    host.envelope.handler_mut().missing_wires.try_now();
+    host.envelope.handler_mut().outcome();
+    assert_eq!((wires(&mut host), host.fake().nats.len()), (Some("eth1".to_owned()), 1));
+    assert!(!host.succeeds("external_list: true").contains("not_in_effect"));
 }
