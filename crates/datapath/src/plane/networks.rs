@@ -119,6 +119,7 @@ pub(super) fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote
         routing: snapshot.routings.get(&vni).cloned(),
         macs: Numbers::new(stations.clone().map(|vnic| (number(vnic.mac), vnic.place.slot))),
         waiting: waiting.clone(),
+        wire: members.iter().find(|vnic| vnic.is_wire()).map(|vnic| vnic.place.slot),
         holders,
         leases,
         remote,

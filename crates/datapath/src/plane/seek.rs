@@ -49,8 +49,8 @@ const FRESH_OUTSIDE: u32 = 10;
 const QUESTIONS: u32 = 256;
 /// Seconds after the last question in which workers are told to look at what waits.
 const AWAKE: u32 = 2;
-/// Times that an address is told on a wire.
-const ANNOUNCEMENTS: u8 = 3;
+/// Most addresses that are told on a wire in a second.
+const TOLD: usize = 128;
 /// Smallest Ethernet frame without its checksum.
 const SMALLEST: usize = 60;
 const ND_HOP_LIMIT: u8 = 255;
@@ -60,16 +60,14 @@ impl Plane {
     pub fn seek(&self) -> SeekOutcome {
         let mut seeker = self.seeker.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.shared.clock.now();
-        if now != seeker.looked {
-            self.announce_outside(&mut seeker);
-        }
+        let is_due = now != seeker.looked;
         let pass = self.shared.asking.pass(self.shared.clock.tenths());
         if pass.left > 0 {
             seeker.awake = now;
         }
         let tells = now.saturating_sub(seeker.awake) <= AWAKE;
         let idle = !tells && self.shared.snapshot.load().found.is_empty();
-        let look = now != seeker.looked && !idle;
+        let look = is_due && !idle;
         seeker.looked = now;
         let mut published = false;
         if !pass.answered.is_empty() || !pass.lost.is_empty() || look {
@@ -85,6 +83,9 @@ impl Plane {
             drop(state);
             let unsent = self.ask(&mut seeker, &pass.due, now);
             self.shared.asking.were_not_sent(&unsent);
+        }
+        if is_due {
+            self.announce_outside(&mut seeker);
         }
         // Packets may wait at any of them. A declaration may have ended a wait.
         if pass.silent || !pass.answered.is_empty() || look && tells {
@@ -272,37 +273,35 @@ impl Plane {
     }
 
     /// Tells machines on wires the addresses that came there, three times, a second apart: those of
-    /// an external whose wire came, and those of rules and routers.
+    /// an external whose wire came, and those of rules and routers. Called once a second, behind
+    /// the questions, which these never keep waiting.
     fn announce_outside(&self, seeker: &mut Seeker) {
         let snapshot = self.shared.snapshot.load_full();
         let mut told = std::mem::take(&mut seeker.told);
-        let wires = snapshot.vnics.iter().filter(|(_, vnic)| vnic.is_wire());
-        for (_, wire) in wires {
-            let network = snapshot.networks.get(wire.network);
-            let Some(outside) = network.and_then(|network| outside_of(network)) else { continue };
-            let mut frames = Vec::new();
-            for address in outside.announced() {
-                let at = (wire.place, address);
-                let mut times = told.remove(&at).unwrap_or(0);
-                let pace = seeker.paces.entry(wire.vni).or_default();
-                let now = self.shared.clock.now();
-                if times < ANNOUNCEMENTS && pace.take(now, QUESTIONS, QUESTIONS) {
-                    frames.push(announcement(mac_address(outside.mac), address));
-                    times += 1;
-                }
-                seeker.told.insert(at, times);
-            }
-            if frames.is_empty() {
+        told.retain(|vni, _| snapshot.network(*vni).is_some_and(|it| it.wire.is_some()));
+        for (_, network) in snapshot.networks.iter() {
+            let Some(wire) = network.wire.and_then(|slot| snapshot.vnics.get(slot)) else {
+                continue;
+            };
+            let Some(routing) = network.routing.as_ref().filter(|_| outside_of(network).is_some())
+            else {
+                continue;
+            };
+            let telling = told.entry(network.vni).or_default();
+            telling.look(wire.place, routing);
+            if !telling.is_left() {
                 continue;
             }
-            self.make_askers(&mut self.state(), seeker, std::iter::once(wire.vni));
-            let asker = seeker.askers.get(&wire.vni);
-            if let Some(asker) = asker
-                && let Some(worker) = self.board.announcer(asker.place.slot)
-            {
-                worker.ask(asker.clone(), Arc::new(frames));
+            self.make_askers(&mut self.state(), seeker, std::iter::once(network.vni));
+            let Some(asker) = seeker.askers.get(&network.vni) else { continue };
+            // Without a worker nothing counts as told.
+            if let Some(worker) = self.board.announcer(asker.place.slot) {
+                let addresses = telling.take(TOLD).into_iter();
+                let frames = addresses.map(|address| announcement(asker.mac, address));
+                worker.ask(asker.clone(), Arc::new(frames.collect()));
             }
         }
+        seeker.told = told;
     }
 
     /// Returns machines that were found, and addresses that are asked for: for the operator.

@@ -1,7 +1,7 @@
 //! State of the search for neighbours: machines that were found, and the senders of questions.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -13,8 +13,12 @@ use crate::ip::Address;
 use crate::world::{
     asking::AskPlace,
     found::{CAPACITY, FoundNeighbour, MAX_PER_NETWORK},
+    routing::Routing,
     snapshot::{Snapshot, Vnic},
 };
+
+/// Times that an address is told on a wire.
+const ANNOUNCEMENTS: u8 = 3;
 
 /// State of the search.
 pub(super) struct Seeker {
@@ -29,8 +33,8 @@ pub(super) struct Seeker {
     pub awake: u32,
     /// Questions in networks.
     pub paces: HashMap<u32, Pace>,
-    /// Times that addresses were told on wires, by wire.
-    pub told: HashMap<(PortRef, Address), u8>,
+    /// Addresses that are to be told on wires, by the networks of these.
+    pub told: HashMap<u32, Telling>,
 }
 
 impl Default for Seeker {
@@ -69,5 +73,49 @@ impl Seeker {
             self.quota.give_back(held);
         }
         known
+    }
+}
+
+/// Addresses of this host that are still to be told on a wire.
+#[derive(Default)]
+pub(super) struct Telling {
+    /// The wire, and what was declared there when it was looked at last.
+    seen: Option<(PortRef, Arc<Routing>)>,
+    /// Addresses, and how often each was told.
+    left: VecDeque<(Address, u8)>,
+}
+
+impl Telling {
+    /// Looks at what is declared: adds the addresses that came, or all of them if the wire came or
+    /// has another MAC address. Does nothing if nothing changed.
+    pub fn look(&mut self, wire: PortRef, routing: &Arc<Routing>) {
+        let same = self.seen.as_ref().filter(|(place, _)| *place == wire);
+        if same.is_some_and(|(_, seen)| Arc::ptr_eq(seen, routing)) {
+            return;
+        }
+        let Some(outside) = routing.outside.as_deref() else { return };
+        let before = same.and_then(|(_, seen)| seen.outside.as_deref());
+        let before = before.filter(|before| before.mac == outside.mac);
+        if before.is_none() {
+            self.left.clear();
+        }
+        self.left.retain(|(address, _)| outside.answers_for(*address).is_some());
+        let is_new =
+            |address: &Address| before.is_none_or(|before| before.answers_for(*address).is_none());
+        self.left.extend(outside.announced().filter(is_new).map(|address| (address, 0)));
+        self.seen = Some((wire, routing.clone()));
+    }
+
+    /// Returns whether an address is to be told.
+    pub fn is_left(&self) -> bool {
+        !self.left.is_empty()
+    }
+
+    /// Takes the next addresses to be told, `most` of them, each of which counts as told once.
+    pub fn take(&mut self, most: usize) -> Vec<Address> {
+        let now: Vec<(Address, u8)> = self.left.drain(..most.min(self.left.len())).collect();
+        let again = now.iter().map(|(address, times)| (*address, times + 1));
+        self.left.extend(again.filter(|(_, times)| *times < ANNOUNCEMENTS));
+        now.into_iter().map(|(address, _)| address).collect()
     }
 }

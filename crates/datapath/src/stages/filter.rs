@@ -42,7 +42,7 @@ pub(crate) use session_of::session_of;
 pub(crate) use share::{
     counted, full_shares, has_room, may_give_way, opener_number, released, rests,
 };
-pub(crate) use slow::{admits_flooded, note_flooded, rule_port, rules_say};
+pub(crate) use slow::{admits_flooded, is_from_outside, note_flooded, rule_port, rules_say};
 
 /// Decides by sessions and rules. Its scratch says which vnics may have floods.
 pub(crate) struct Filter;

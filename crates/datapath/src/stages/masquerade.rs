@@ -5,7 +5,7 @@
 //! destination was translated. What passes is traced and mirrored as it goes on. RFC 1812, 5.3.1
 //! (time to live); RFC 1624 (checksum); RFC 8200, 3 (hop limit).
 
-use butterfly_packet::translate::{End, Side, ends, is_error};
+use butterfly_packet::translate::{End, Ends, Side, ends, is_error};
 use butterfly_vhost::ring::HEAD_MAX;
 
 use crate::engine::{
@@ -76,6 +76,8 @@ fn put_back(batch: &mut Batch<'_>) {
 #[cold]
 #[inline(never)]
 fn outwards(batch: &mut Batch<'_>, context: &Context<'_>) {
+    // A filtered machine is no router on the way: it tells of its own packets alone.
+    let tells = context.sender.rules.bypass || context.sender.rules.forwards;
     for index in 0..batch.frames.len() {
         let Some(meta) = batch.metas().get(index).copied() else { return };
         let exit = context.exit(batch.exits(), index).routing.as_deref();
@@ -83,17 +85,22 @@ fn outwards(batch: &mut Batch<'_>, context: &Context<'_>) {
         let is_routed = batch.exits().is_routed(index);
         let Some(outside) = outside.filter(|_| is_routed && passes(meta.verdict)) else { continue };
         let public = context.entry.routing.as_ref().is_some_and(|routing| routing.public);
+        let source = |batch: &Batch<'_>| {
+            ends(packet_of(batch, index)).ok().map(|ends| number_of_ip(ends.source))
+        };
+        let before = source(batch);
         let left = match outside.nat.of(meta.destination) {
-            Some(translations) => leave(batch, (index, &meta), translations, public),
+            Some(translations) => leave(batch, (index, &meta), translations, (public, tells)),
             None => Ok(()), // `route` looked whether it may
         };
         let left = left.and_then(|()| {
-            let is_known = |source| public || !is_v4(source) || outside.nat.has(source);
-            let source = ends(packet_of(batch, index)).map(|ends| number_of_ip(ends.source));
-            match source.is_ok_and(is_known) {
-                true => Ok(()),
-                false => Err(NAT_UNTRANSLATED),
-            }
+            let after = source(batch).ok_or(NAT_UNTRANSLATED)?;
+            // An address outside is only known as what a machine inside has by its router.
+            let is_known = match outside.nat.has(after) {
+                true => before != Some(after),
+                false => public || !is_v4(after),
+            };
+            if is_known { Ok(()) } else { Err(NAT_UNTRANSLATED) }
         });
         if let (Err(reason), Some(meta)) = (left, batch.parts().1.get_mut(index)) {
             meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
@@ -103,12 +110,12 @@ fn outwards(batch: &mut Batch<'_>, context: &Context<'_>) {
 }
 
 /// Translates the source of a packet, and what it quotes if it is an error. `public`: the outside
-/// knows its network.
+/// knows its network. `tells`: the sender may tell of packets to other machines.
 fn leave(
     batch: &mut Batch<'_>,
     (index, meta): (usize, &Meta),
     translations: &Translations,
-    public: bool,
+    (public, tells): (bool, bool),
 ) -> Result<(), DropReason> {
     let found = ends(packet_of(batch, index)).map_err(|_| NAT_UNTRANSLATED)?;
     let of = |inside, protocol, port| {
@@ -119,7 +126,8 @@ fn leave(
     let [port, _] = ports_of(&found);
     let own = of(found.source, found.protocol, port);
     let quoted = translate::quoted(batch, index)?;
-    let quoted_own = quoted.and_then(|quoted| {
+    let may_tell = |quoted: &Ends| tells || quoted.destination == found.source;
+    let quoted_own = quoted.filter(may_tell).and_then(|quoted| {
         let [_, port] = ports_of(&quoted);
         of(quoted.destination, quoted.protocol, port)
     });
@@ -130,8 +138,8 @@ fn leave(
         (Some(_), Some(_)) if quoted_own.is_none() && !stays => Err(NAT_QUOTE),
         (Some(end), _) => translate::rewrite(batch, (index, meta), Side::Source, &end, quoted_own),
         (None, _) if stays => Ok(()),
-        (None, Some(_)) => Err(NAT_QUOTE),
-        (None, None) => Err(NAT_NO_RULE),
+        (None, Some(_)) if tells => Err(NAT_QUOTE),
+        (None, _) => Err(NAT_NO_RULE),
     }
 }
 

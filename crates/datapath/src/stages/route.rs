@@ -40,7 +40,7 @@ use crate::stages::{
     course::{course, is_behind, is_free, is_host},
     far,
     filter::read::read as read_packet,
-    forward::{ROUTER_MAC, place_of},
+    forward::{MAC_CLAIMED, ROUTER_MAC, place_of},
     leases,
     leave::ANSWER,
     outward::{Barred, is_no_hairpin, may_enter, may_pass},
@@ -187,6 +187,13 @@ impl Stage for Route {
 /// Decides on what is for a gateway of the network; all other frames stay as they are.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
+    let wire = routing.wire_mac();
+    if wire != u64::MAX
+        && !context.sender.is_wire()
+        && let Some(outside) = &routing.outside
+    {
+        keep_gateways(batch, outside, context);
+    }
     if batch.unusual {
         hear(batch, routing, context);
     }
@@ -194,7 +201,6 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
         leases::hear(batch, (routing, leasing), context);
     }
     let mut ways = Ways::default();
-    let wire = routing.wire_mac();
     let mut extended = false;
     loop {
         let (mut routed, mut answers, mut deep) = (0, 0, 0);
@@ -588,10 +594,11 @@ fn pass_on<'a>(
     if behind && !context.other(way.hop.exit).is_some_and(is_free) {
         return Err(FOREIGN_SOURCE);
     }
-    // Here the filter asks whose the source is, if the receiver has one. Another host cannot know.
+    // Here the filter asks whose the source is, if the receiver has one. Another host cannot know,
+    // and nobody outside.
     let sender = context.sender;
     let is_far = matches!(way.verdict, Verdict::Tunnel(_));
-    if is_far
+    if (is_far || way.leaves)
         && sender.rules.bypass
         && !sender.rules.forwards
         && is_claimed(sender, packet.source, Voice::Speaking, context)
@@ -972,7 +979,7 @@ fn next_hop(address: Address, network: &Network, context: &Context<'_>) -> Optio
     let host = found.and_then(|found| found.host).zip(context.tunnel);
     let verdict = match host.filter(|(host, tunnel)| *host != tunnel.own) {
         Some((host, tunnel)) => Verdict::Tunnel(tunnel.peers.find(host)?),
-        None => place_of(mac, network, context)?,
+        None => place_beside((address, mac), network, context)?,
     };
     let leads = match verdict {
         Verdict::Tunnel(_) => network.remote.is_some() && context.remote().is_some(),
@@ -984,6 +991,43 @@ fn next_hop(address: Address, network: &Network, context: &Context<'_>) -> Optio
         context.asking.goes_to(answered, context.now);
     }
     leads.then_some((mac, verdict))
+}
+
+/// Returns the verdict on a frame to a machine that is not declared to be on another host. A
+/// gateway outside is behind the wire, whoever sends from its MAC address, and so is a machine
+/// outside for whose place the table has no room.
+fn place_beside(
+    (address, mac): (Address, u64),
+    network: &Network,
+    context: &Context<'_>,
+) -> Option<Verdict> {
+    let outside = network.routing.as_ref().and_then(|routing| routing.outside.as_deref());
+    let wire = network.wire.filter(|_| outside.is_some()).map(Verdict::Deliver);
+    if wire.is_some() && outside.is_some_and(|outside| outside.is_behind_wire(address)) {
+        return wire;
+    }
+    let learnt = place_of(mac, network, context);
+    learnt.or(wire.filter(|_| network.macs.get(mac).is_none()))
+}
+
+/// Drops what comes from the MAC address of a gateway outside, but not by the wire: its place would
+/// be learnt elsewhere.
+#[cold]
+#[inline(never)]
+fn keep_gateways(batch: &mut Batch<'_>, outside: &Outside, context: &Context<'_>) {
+    let (vni, snapshot) = (context.entry.vni, context.snapshot);
+    let own = number(context.sender.mac);
+    for address in outside.gateways() {
+        let declared = snapshot.neighbours.get(vni, *address).map(|it| it.mac);
+        let found = || snapshot.found.get(vni, *address).map(|it| it.mac);
+        let Some(mac) = declared.or_else(found).filter(|mac| *mac != own) else { continue };
+        for index in 0..batch.frames.len() {
+            let is_it = |meta: &Meta| meta.verdict == Verdict::Undecided && meta.source == mac;
+            if batch.metas().get(index).is_some_and(is_it) {
+                set(batch, index, Verdict::Drop(MAC_CLAIMED, context.sender.place.slot));
+            }
+        }
+    }
 }
 
 #[cold]

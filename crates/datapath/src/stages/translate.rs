@@ -41,11 +41,11 @@ drop_reasons! { 15;
         remedy: "nothing for a few; else find the machine that sends them",
         charged: "the sender",
     }
-    /// To the outside from an address inside that was not translated. No packet that routers decide
-    /// on ends so: this is a last look.
+    /// To the outside from an address inside that was not translated, or from one that a router
+    /// there translates. This is a last look, which mostly nothing comes to.
     NAT_UNTRANSLATED = "nat-untranslated" {
-        cause: "an error in the daemon",
-        remedy: "report it, with `butterfly explain` of the packet and what is declared (`butterfly dump`)",
+        cause: "a public network with an address that a router translates for another machine; else an error in the daemon",
+        remedy: "compare the packet's source with `butterfly nat list`; if no router translates it, report it, with `butterfly explain` of the packet and what is declared (`butterfly dump`)",
         charged: "the sender",
     }
 }
@@ -88,8 +88,14 @@ fn translate(batch: &mut Batch<'_>, (outside, wire): (&Outside, u64), context: &
         if meta.verdict != Verdict::Undecided || !is_ours || !is_plain {
             continue;
         }
+        let mut found = ends(packet_of(batch, index));
+        if let Err(Error::Truncated) = found {
+            // Extension headers of IPv6 end behind the bytes at hand.
+            batch.frames.extend_head(index);
+            found = ends(packet_of(batch, index));
+        }
         // `route` drops what has no header.
-        let Ok(found) = ends(packet_of(batch, index)) else { continue };
+        let Ok(found) = found else { continue };
         let Some((mac, translations)) = outside.nat.owner_of(number_of_ip(found.destination))
         else {
             continue;
@@ -159,7 +165,11 @@ pub(super) fn quoted(batch: &mut Batch<'_>, index: usize) -> Result<Option<Ends>
     }
     // The more of the quoted packet is at hand, the more of its sums are right again.
     batch.frames.extend_head(index);
-    quote(packet_of(batch, index)).map(Some).map_err(|_| NAT_QUOTE)
+    let packet = packet_of(batch, index);
+    let quoted = quote(packet).map_err(|_| NAT_QUOTE)?;
+    // Of another family it would fail after the header was translated.
+    let fits = ends(packet).is_ok_and(|ends| ends.source.is_ipv4() == quoted.source.is_ipv4());
+    if fits { Ok(Some(quoted)) } else { Err(NAT_QUOTE) }
 }
 
 /// Translates an end of a packet, and of the packet that it quotes the other end, with all sums.

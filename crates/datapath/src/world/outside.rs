@@ -29,7 +29,7 @@ pub(crate) struct Outside {
     answered: Box<[(Address, u64)]>,
     /// This host's own addresses there.
     own: Box<[Address]>,
-    /// What its routers translate.
+    /// Translations of its routers.
     pub nat: NatTable,
     /// The gateways outside, which only the wire has; none without a wire.
     gateways: Box<[Address]>,
@@ -79,6 +79,11 @@ impl Outside {
     /// Returns whether an address is that of a gateway behind the wire, which no vnic has.
     pub fn is_behind_wire(&self, address: Address) -> bool {
         self.gateways.contains(&address)
+    }
+
+    /// Returns the addresses of gateways behind the wire.
+    pub fn gateways(&self) -> &[Address] {
+        &self.gateways
     }
 
     /// Returns the addresses that are told on the wire: those that this host answers for, but its

@@ -222,6 +222,8 @@ impl Gateway {
 #[derive(Debug)]
 pub(crate) struct Routing {
     pub gateways: Box<[Gateway]>,
+    /// Addresses of gateways, ascending, and the places of these.
+    addresses: Box<[(Address, u32)]>,
     /// The networks that its routers join, each once, this one too, ascending.
     pub networks: Box<[u32]>,
     /// Blocks that its machines have addresses of.
@@ -252,6 +254,11 @@ impl Routing {
         let gateways: Box<[Gateway]> = routers.filter_map(gateway).collect();
         let interfaces = gateways.iter().flat_map(|gateway| &gateway.router.interfaces);
         let networks: BTreeSet<u32> = interfaces.map(|interface| interface.vni).collect();
+        let each = (0_u32..).zip(gateways.iter());
+        let mut addresses: Vec<(Address, u32)> =
+            each.flat_map(|(at, it)| it.addresses.iter().map(move |own| (*own, at))).collect();
+        addresses.sort_unstable();
+        addresses.dedup_by_key(|(address, _)| *address);
         let outside = outside(&gateways).map(Box::new);
         let declared = network.mtu().map_or(u32::MAX, u32::from);
         Routing {
@@ -259,6 +266,7 @@ impl Routing {
             leasing: Leasing::new(network, &gateways).map(Box::new),
             public: network.is_public(),
             gateways,
+            addresses: addresses.into(),
             subnets: network.subnets().iter().map(|subnet| Block::new(&subnet.cidr())).collect(),
             mtu: outside.as_ref().map_or(declared, |outside| outside.mtu.min(declared)),
             outside,
@@ -303,18 +311,18 @@ impl Routing {
     /// the only one whose router has it in a network that is known outside, which is not `own`, the
     /// number of this one.
     pub fn on_wire(&self, destination: Address, own: u32) -> Option<&Gateway> {
-        let has = |gateway: &&Gateway| gateway.addresses.contains(&destination);
         let knows = |gateway: &&Gateway| gateway.router.is_known_outside(destination, own);
         let only = || {
             let mut all = self.gateways.iter().filter(knows);
             all.next().filter(|_| all.next().is_none())
         };
-        self.gateways.iter().find(has).or_else(only)
+        self.by_address(destination).or_else(only)
     }
 
     /// Returns the gateway that has an address.
     pub fn by_address(&self, address: Address) -> Option<&Gateway> {
-        self.gateways.iter().find(|gateway| gateway.addresses.contains(&address))
+        let at = self.addresses.binary_search_by_key(&address, |(it, _)| *it).ok()?;
+        self.gateways.get(self.addresses.get(at)?.1 as usize)
     }
 
     /// Returns the MAC address of the gateway by which a machine of the network reaches an address,

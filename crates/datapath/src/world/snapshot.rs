@@ -283,6 +283,8 @@ pub(crate) struct Network {
     pub holders: Holders,
     /// IPv4 addresses that its vnics get by DHCP, by their slots.
     pub leases: imbl::HashMap<u32, Ipv4Addr>,
+    /// Slot of its wire, if it is an external that has one.
+    pub wire: Option<u32>,
     /// Its other hosts, if there is an uplink.
     pub remote: Option<Remote>,
     /// Addresses learnt in it.

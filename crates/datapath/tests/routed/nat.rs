@@ -544,3 +544,95 @@ fn a_translated_session_goes_on_after_a_crash() {
     second.net.drops_at(X, &other, A, "ingress-denied");
     assert_eq!(second.net.sessions(), 1);
 }
+
+/// A machine without filters leaves from no address of a filtered one, which would be translated.
+#[test]
+fn nobody_leaves_from_the_address_of_a_filtered_machine() {
+    let mut net = net(false);
+    let b: Machine = ("b", Mac([2, 0, 0, 0, 0, 0xb]), 42, [10, 0, 0, 12]);
+    net.host.vnic(b.0, b.1, b.2, &policy(b.3, true)).unwrap();
+    net.host.settle();
+    net.host.moved();
+    let forged = ip((b.1, router_mac("r")), "10.0.0.10", WORLD).udp(1, 2, b"x");
+    net.drops(b, &forged, "ip-claimed");
+}
+
+/// Rules for members of a group are about machines inside: anybody outside may write their
+/// addresses, also of networks that the router does not join.
+#[test]
+fn nobody_outside_is_a_member() {
+    let mut net = net(false);
+    let member: Machine = ("m", Mac([2, 0, 0, 0, 0, 0x1e]), 43, [172, 16, 0, 7]);
+    net.host.vnic(member.0, member.1, member.2, &policy(member.3, false)).unwrap();
+    net.host.settle();
+    let name = GroupName::new("open").unwrap();
+    let ports = (Some(1), Some(65535));
+    let rule = Rule::new(Direction::Inbound, 17, ports, None, Some(name.clone())).unwrap();
+    let members = [C.3, member.3].map(|ip| GroupChange::AddMember(ip.into()));
+    for change in [GroupChange::AddRule(rule)].into_iter().chain(members) {
+        net.host.change_group(&name, change).unwrap();
+    }
+    net.host.moved();
+    let beside = ip((C.1, A.1), "10.0.0.11", "10.0.0.10").udp(1, 2, b"a member");
+    net.passes(C, &beside, A, &beside);
+    let [forged, came] = into("172.16.0.7", OUTSIDE, "10.0.0.10", |ip| ip.udp(1, 2, b"x"));
+    net.drops_at(X, &forged, A, "ingress-denied");
+    // A rule for a block is about anybody.
+    admit(&mut net, "172.16.0.0/12", 17);
+    net.passes(X, &forged, A, &came);
+}
+
+/// A filtered machine is no router on the way: it has no address outside by what it quotes.
+#[test]
+fn a_filtered_machine_tells_of_its_own_packets_alone() {
+    let mut net = net(false);
+    let gateway = router_mac("r");
+    let quoted = |to| ip((X.1, X.1), WORLD, to).udp(1000, 53, b"a question")[14..].to_vec();
+    let tells = |to| ip((C.1, gateway), "10.0.0.11", WORLD).icmp(3, 1, 0, &quoted(to));
+    net.drops(C, &tells("10.0.0.10"), "nat-no-rule");
+    let rules = [floating(OUTSIDE, "10.0.0.10"), floating("192.0.2.81", "10.0.0.11")];
+    translate(&net, "r", &rules);
+    net.drops(C, &tells("10.0.0.10"), "nat-quote");
+    let own = ip((gateway, X.1), "192.0.2.81", WORLD).ttl(63).icmp(3, 1, 0, &quoted("192.0.2.81"));
+    net.passes(C, &tells("10.0.0.11"), X, &own);
+}
+
+/// Nothing leaves as an address that a machine of another router has outside.
+#[test]
+fn nobody_leaves_untranslated_as_anothers_address_outside() {
+    let mut net = net(true);
+    let subnet = Subnet::parse("203.0.113.0/24", Some("203.0.113.1")).unwrap();
+    let public = Network::new(vni(43), vec![subnet], None).unwrap().with_public(true);
+    net.host.change_routing(RoutingChange::DeclareNetwork(public));
+    let p: Machine = ("p", Mac([2, 0, 0, 0, 0, 0x1f]), 43, [203, 0, 113, 80]);
+    net.host.vnic(p.0, p.1, p.2, &policy(p.3, true)).unwrap();
+    net.host.settle();
+    net.host.moved();
+    let gateway = router_mac("s");
+    let sent = ip((p.1, gateway), "203.0.113.80", WORLD).udp(1, 2, b"x");
+    let leaves = ip((gateway, X.1), "203.0.113.80", WORLD).ttl(63).udp(1, 2, b"x");
+    net.passes(p, &sent, X, &leaves);
+    translate(&net, "r", &[floating("203.0.113.80", "10.0.0.10")]);
+    net.drops(p, &sent, "nat-untranslated");
+}
+
+/// Errors quote packets of their own family, and headers that are not at hand are read.
+#[test]
+fn what_is_hard_to_read_is_translated_or_dropped() {
+    let mut net = net(true);
+    let gateway = router_mac("r");
+    let six = ip((X.1, X.1), WORLD_V6, INSIDE_V6).udp(1000, 53, b"a question");
+    let sent = ip((A.1, gateway), "10.0.0.10", WORLD).icmp(3, 1, 0, &six[14..]);
+    net.drops(A, &sent, "nat-quote");
+    let long = |ip: Ip| {
+        let udp = ip.clone().udp(1, 2, b"x")[54..].to_vec();
+        let mut all = vec![17, 19, 1, 156]; // a pad of 160 bytes
+        all.resize(160, 0);
+        all.extend(udp);
+        ip.payload(60, &all)
+    };
+    let [sent, arrives] = into(WORLD_V6, OUTSIDE_V6, INSIDE_V6, long);
+    net.passes(X, &sent, A, &arrives);
+    let [sent, arrives] = out(INSIDE_V6, OUTSIDE_V6, WORLD_V6, long);
+    net.passes(A, &sent, X, &arrives);
+}

@@ -284,3 +284,77 @@ fn a_packet_is_followed_to_the_wire_and_from_it() {
     assert_eq!(told.destination_mac, WIRE);
     assert_eq!(told.walks[0].fate, Fate::Delivered("a".into()), "{told:?}");
 }
+
+/// Packets to the outside go by the wire, also if a vnic there sends as the gateway outside.
+#[test]
+fn nobody_beside_the_wire_takes_what_goes_outside() {
+    let mut net = wired(true);
+    let p: Machine = ("p", Mac([2, 0, 0, 0, 0, 0x1d]), 77, [192, 0, 2, 50]);
+    net.host.vnic("p", p.1, 77, &crate::net::policy(p.3, true)).unwrap();
+    let [sent, arrives] = routed(A, (X.0, X.1, X.2, WORLD), udp);
+    // Before the gateway is found its MAC address is anybody's.
+    let early = build::ethernet(X.1, Mac([2, 0, 0, 0, 0, 0x99])).ipv4(p.3, X.3).udp(1, 2, b"x");
+    net.send(p, &early);
+    net.send(A, &sent);
+    net.host.seek();
+    left(&mut net);
+    answers(&mut net);
+    left(&mut net);
+    net.host.moved();
+    let before = build::ethernet(X.1, p.1).ipv4(p.3, X.3).udp(1, 2, b"moves");
+    net.drops(p, &before, "mac-claimed");
+    net.passes(A, &sent, FAR, &outward(arrives));
+}
+
+/// A host with many addresses asks for the gateway at once, and tells each address three times, and
+/// then nothing.
+#[test]
+fn announcements_keep_no_question_waiting() {
+    let mut net = wired(false);
+    let rules = (0..500_u16).map(|n| {
+        let [high, low] = n.to_be_bytes();
+        let (outside, inside) = ([198, 18, high, low], [10, 9, high, low]);
+        butterfly_model::Nat::floating(outside.into(), inside.into()).unwrap()
+    });
+    let router = RouterId::new("r").unwrap();
+    let mut rules: Vec<_> = rules.collect();
+    let inside = butterfly_model::Nat::floating([198, 19, 0, 1].into(), A.3.into()).unwrap();
+    rules.push(inside);
+    net.host.change_routing(RoutingChange::DeclareNat(router.clone(), vni(77), rules.clone()));
+    net.host.pass(1);
+    net.host.seek();
+    let mut told = std::collections::BTreeMap::<[u8; 4], usize>::new();
+    let mut note = |frames: Vec<Vec<u8>>| {
+        for frame in frames.iter().filter(|frame| frame[28..32] == frame[38..42]) {
+            *told.entry(frame[28..32].try_into().unwrap()).or_default() += 1;
+        }
+    };
+    note(left(&mut net));
+    // In the same second.
+    assert_eq!(net.send(A, &routed(A, (X.0, X.1, X.2, WORLD), udp)[0]), [].into());
+    net.host.seek();
+    let asked = left(&mut net);
+    assert!(asked.iter().any(|frame| frame[38..42] == X.3 && frame[28..32] == OWN), "{asked:x?}");
+    answers(&mut net);
+    note(left(&mut net));
+    for _ in 0..20 {
+        net.host.pass(1);
+        net.host.seek();
+        note(left(&mut net));
+    }
+    assert_eq!(told.len(), 503);
+    assert!(told.values().all(|times| *times == 3), "{told:?}");
+    // Those that come later are told; those that stay are not told again.
+    let late = butterfly_model::Nat::floating([198, 19, 0, 2].into(), [10, 0, 0, 3].into());
+    rules.push(late.unwrap());
+    net.host.change_routing(RoutingChange::DeclareNat(router, vni(77), rules));
+    let mut frames = Vec::new();
+    for _ in 0..5 {
+        net.host.pass(1);
+        net.host.seek();
+        frames.extend(left(&mut net));
+    }
+    let targets: Vec<_> = frames.iter().filter(|frame| frame[28..32] == frame[38..42]).collect();
+    assert_eq!(targets.len(), 3);
+    assert!(targets.iter().all(|frame| frame[38..42] == [198, 19, 0, 2]), "{targets:x?}");
+}

@@ -533,7 +533,10 @@ impl Passage<'_> {
     /// Returns the rules of a vnic that were tried in vain.
     fn tried(&self, vnic: &Vnic, direction: Direction, peer: Address) -> Vec<String> {
         let protocol = self.packet.tuple.protocol;
-        let wanted = RuleInput { direction, peer, protocol, port: filter::rule_port(self.packet) };
+        let stranger = direction == Direction::Inbound
+            && filter::is_from_outside(self.context.sender, vnic, self.context);
+        let port = filter::rule_port(self.packet);
+        let wanted = RuleInput { direction, peer, stranger, protocol, port };
         tried::tried(self.plane, vnic, &wanted, self.context.snapshot, &self.rules)
     }
 }

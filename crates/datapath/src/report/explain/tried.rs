@@ -22,6 +22,8 @@ pub(super) struct RuleInput {
     pub direction: Direction,
     /// The other end.
     pub peer: Address,
+    /// True if that is a member of no group, whatever its address.
+    pub stranger: bool,
     pub protocol: u8,
     pub port: u16,
 }
@@ -78,7 +80,7 @@ pub(super) fn tried(
     all: &DeclaredRules,
 ) -> Vec<String> {
     let groups = plane.groups_of(&vnic.rules.groups);
-    let of_peer = snapshot.members.get(&wanted.peer);
+    let of_peer = snapshot.members.get(&wanted.peer).filter(|_| !wanted.stranger);
     let is_member = |name: &GroupName| {
         plane
             .group_number(name)

@@ -24,7 +24,7 @@ mod rules;
 mod sessions;
 
 pub(crate) use floods::{admits_flooded, note_flooded};
-pub(crate) use rules::{rule_port, rules_say};
+pub(crate) use rules::{is_from_outside, rule_port, rules_say};
 
 use decision::Decision;
 use floods::judge_flooded;

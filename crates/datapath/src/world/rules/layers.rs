@@ -51,6 +51,17 @@ impl Layers {
         };
         self.merged.admits(peer, protocol, destination_port, members).or_else(shared)
     }
+
+    /// Returns the same for a peer that is a member of no group.
+    pub fn admits_stranger(
+        &self,
+        peer: Address,
+        protocol: u8,
+        destination_port: u16,
+    ) -> Option<u32> {
+        let mut all = std::iter::once(&self.merged).chain(self.shared.iter().map(|side| &**side));
+        all.find_map(|side| side.admits_stranger(peer, protocol, destination_port))
+    }
 }
 
 /// Rules of some groups in one direction.
@@ -89,30 +100,27 @@ impl Allowance {
         destination_port: u16,
         members: &Members,
     ) -> Option<u32> {
+        self.admits_stranger(peer, protocol, destination_port).or_else(|| {
+            if self.groups.is_empty() {
+                return None;
+            }
+            let of_peer: &[u32] = members.get(&peer)?;
+            // Both are sorted: go through the shorter one.
+            if of_peer.len() <= self.groups.len() {
+                of_peer.iter().find_map(|group| {
+                    let at = self.groups.binary_search_by_key(group, |(number, _)| *number).ok()?;
+                    self.groups.get(at)?.1.admits(protocol, destination_port)
+                })
+            } else {
+                let among =
+                    self.groups.iter().filter(|(group, _)| of_peer.binary_search(group).is_ok());
+                among.into_iter().find_map(|(_, ports)| ports.admits(protocol, destination_port))
+            }
+        })
+    }
+    /// Returns the same for a peer that is a member of no group.
+    fn admits_stranger(&self, peer: Address, protocol: u8, destination_port: u16) -> Option<u32> {
         let blocks = if is_v4(peer) { &self.v4 } else { &self.v6 };
-        blocks.around(peer).find_map(|ports| ports.admits(protocol, destination_port)).or_else(
-            || {
-                if self.groups.is_empty() {
-                    return None;
-                }
-                let of_peer: &[u32] = members.get(&peer)?;
-                // Both are sorted: go through the shorter one.
-                if of_peer.len() <= self.groups.len() {
-                    of_peer.iter().find_map(|group| {
-                        let at =
-                            self.groups.binary_search_by_key(group, |(number, _)| *number).ok()?;
-                        self.groups.get(at)?.1.admits(protocol, destination_port)
-                    })
-                } else {
-                    let among = self
-                        .groups
-                        .iter()
-                        .filter(|(group, _)| of_peer.binary_search(group).is_ok());
-                    among
-                        .into_iter()
-                        .find_map(|(_, ports)| ports.admits(protocol, destination_port))
-                }
-            },
-        )
+        blocks.around(peer).find_map(|ports| ports.admits(protocol, destination_port))
     }
 }

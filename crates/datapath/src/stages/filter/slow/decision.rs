@@ -95,7 +95,7 @@ impl Decision<'_> {
             false => leaves(context.sender, packet, context)?,
         };
         let ingress = match routed {
-            true => by_rules_enters(receiver, packet, context),
+            true => by_rules_enters((context.sender, receiver), packet, context),
             false => enters(receiver, packet, context),
         };
         Ok([egress, ingress.map_err(|reason| (reason, receiver.place.slot))?])

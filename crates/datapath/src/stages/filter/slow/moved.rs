@@ -121,7 +121,7 @@ impl Decision<'_> {
         }
         let cells = [
             by_rules_leaves(opener, &opening, context).ok()?,
-            by_rules_enters(responder, &opening, context).ok()?,
+            by_rules_enters((opener, responder), &opening, context).ok()?,
         ];
         // A filtered vnic that is here, and has the address, did not move, and no earlier vnic with
         // that address speaks for it.

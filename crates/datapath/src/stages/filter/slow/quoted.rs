@@ -69,7 +69,7 @@ impl Decision<'_> {
             };
             let opening = Packet { tuple: stored.tuple(), ..*self.packet };
             by_rules_leaves(opener, &opening, context).ok()?;
-            by_rules_enters(responder, &opening, context).ok()?;
+            by_rules_enters((opener, responder), &opening, context).ok()?;
         }
         // A filtered vnic is no router on the way. It cannot know of another vnic's session.
         if !context.sender.rules.bypass && other != context.sender.place.slot {

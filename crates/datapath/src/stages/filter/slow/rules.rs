@@ -154,11 +154,11 @@ pub(super) fn by_rules_or_discovery(
 ) -> Result<u32, DropReason> {
     let free = receiver.rules.bypass
         || matches!(&packet.l4, L4::Discovery(found) if discovery::may_receive(found));
-    if free { Ok(0) } else { by_rules_enters(receiver, packet, context) }
+    if free { Ok(0) } else { by_rules_enters((context.sender, receiver), packet, context) }
 }
 
 pub(super) fn by_rules_enters(
-    receiver: &Vnic,
+    (sender, receiver): (&Vnic, &Vnic),
     packet: &Packet,
     context: &Context<'_>,
 ) -> Result<u32, DropReason> {
@@ -168,9 +168,24 @@ pub(super) fn by_rules_enters(
     }
     let tuple = &packet.tuple;
     let ingress = &rules.policy.ingress;
-    ingress
-        .admits(tuple.source, tuple.protocol, rule_port(packet), &context.snapshot.members)
-        .ok_or_else(|| if is_to_all_routers(packet) { FOR_ROUTERS } else { INGRESS_DENIED })
+    let (peer, protocol, port) = (tuple.source, tuple.protocol, rule_port(packet));
+    let admitted = match is_from_outside(sender, receiver, context) {
+        true => ingress.admits_stranger(peer, protocol, port),
+        false => ingress.admits(peer, protocol, port, &context.snapshot.members),
+    };
+    admitted.ok_or_else(|| if is_to_all_routers(packet) { FOR_ROUTERS } else { INGRESS_DENIED })
+}
+
+/// Returns whether a packet comes from the outside of an external: nobody there is a member of a
+/// group, as anybody there may write a member's address as the source.
+pub(crate) fn is_from_outside(sender: &Vnic, receiver: &Vnic, context: &Context<'_>) -> bool {
+    let is_outside = || {
+        let network = context.snapshot.networks.get(sender.network);
+        network
+            .and_then(|network| network.routing.as_ref())
+            .is_some_and(|routing| routing.outside.is_some())
+    };
+    sender.is_wire() || sender.vni != receiver.vni && is_outside()
 }
 
 /// Returns the decisions of the rules at both ends on a packet by itself, without its session.
@@ -183,7 +198,7 @@ pub(crate) fn rules_say(
     if zone.is_routed() {
         return [
             by_rules_leaves(context.sender, packet, context),
-            by_rules_enters(receiver, packet, context),
+            by_rules_enters((context.sender, receiver), packet, context),
         ];
     }
     [

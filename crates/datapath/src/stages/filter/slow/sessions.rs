@@ -156,7 +156,7 @@ impl Decision<'_> {
         };
         let opening = Packet { tuple: stored.tuple(), ..*self.packet };
         let egress = by_rules_leaves(opener, &opening, context).ok()?;
-        let ingress = by_rules_enters(responder, &opening, context).ok()?;
+        let ingress = by_rules_enters((opener, responder), &opening, context).ok()?;
         Some(Admitted {
             stamp: context.snapshot.version,
             cells: [egress, ingress],
