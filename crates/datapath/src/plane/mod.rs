@@ -97,6 +97,14 @@ pub enum AddError {
 /// First version of a policy, with which session stamps begin. 0 is older than all.
 const FIRST_VERSION: u32 = FIRST_STAMP;
 
+/// Files of ports that machines share.
+struct PortsFile {
+    /// Beginning of their names.
+    name: String,
+    /// Those of a process that died are adopted.
+    adopt: bool,
+}
+
 /// State that changes under the lock.
 struct State {
     by_id: HashMap<Arc<str>, PortRef>,
@@ -138,6 +146,8 @@ pub(crate) struct Plane {
     pub rings: Mutex<Option<Arc<PerWorker<Ring>>>>,
     /// Tables of sessions that were found at the start.
     pub former: Vec<FormerTable>,
+    /// Files of ports that machines share, if they outlast the process.
+    ports_file: Option<PortsFile>,
     /// State of the search for neighbours.
     seeker: Mutex<Seeker>,
 }
@@ -193,6 +203,7 @@ impl Plane {
             black_box,
             rings: Mutex::default(),
             former,
+            ports_file: sessions.file.map(|name| PortsFile { name, adopt: sessions.adopt }),
             seeker: Mutex::default(),
         };
         if adopted {
@@ -229,6 +240,11 @@ impl Plane {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, unless a change is under way: housekeeping does not wait for it.
+    fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        self.state.try_lock().ok()
     }
 
     /// Returns vnics that left a moment ago, by slot.

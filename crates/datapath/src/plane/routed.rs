@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     sync::Arc,
 };
 
@@ -13,6 +13,7 @@ use crate::engine::mac::number;
 use crate::world::{
     nat::NatTable,
     outside::{Outside, WirePlace},
+    ports::{PortTable, PortsOf},
     routing::{Gateway, Joined, Routing},
     rules::number as number_of_ip,
 };
@@ -65,7 +66,12 @@ pub(super) struct Routed {
     wires: BTreeMap<Vni, WirePlace>,
     /// Translations of routers at externals. No list is empty.
     nat: BTreeMap<(Vni, RouterId), Vec<Nat>>,
+    /// Ports of the addresses that machines of routers share.
+    ports: BTreeMap<PortsPlace, Arc<PortTable>>,
 }
+
+/// Place of an address that machines share: the external, the MAC address of the router, and it.
+type PortsPlace = (Vni, u64, Ipv4Addr);
 
 impl Routed {
     /// Carries out a change. Returns the networks whose routing is another one now.
@@ -108,6 +114,45 @@ impl Routed {
                 BTreeSet::from([vni])
             }
         }
+    }
+
+    /// Makes tables of the ports of addresses that machines of a router are to share. `make` makes
+    /// one.
+    pub fn open_ports(
+        &mut self,
+        change: &RoutingChange,
+        make: impl Fn(PortsOf) -> Result<PortTable, NotInEffect>,
+    ) -> Result<(), NotInEffect> {
+        let RoutingChange::DeclareNat(router, vni, rules) = change else { return Ok(()) };
+        let router = number(Mac(router.gateway_mac()));
+        let mut made = Vec::new();
+        for rule in rules {
+            let Nat::Snat { outside, .. } = *rule else { continue };
+            let place = (*vni, router, outside);
+            if !self.ports.contains_key(&place) {
+                let of = PortsOf { router, vni: vni.number(), address: outside.to_bits() };
+                made.push((place, Arc::new(make(of)?)));
+            }
+        }
+        self.ports.extend(made);
+        Ok(())
+    }
+
+    /// Lets go of the ports of addresses that no machines share any more, and that no worker has:
+    /// memory and file go here, not in a worker.
+    pub fn close_ports(&mut self) {
+        let Routed { nat, ports, .. } = self;
+        ports.retain(|(vni, router, address), held| {
+            if Arc::strong_count(held) > 1 {
+                return true;
+            }
+            let of_external = nat.iter().filter(|((of, _), _)| of == vni);
+            let mut own =
+                of_external.filter(|((_, id), _)| number(Mac(id.gateway_mac())) == *router);
+            let is_it =
+                |rule: &Nat| matches!(rule, Nat::Snat { outside, .. } if outside == address);
+            own.any(|(_, rules)| rules.iter().any(is_it))
+        });
     }
 
     /// Notes that a neighbour is on a host. Returns whether it is the first one there.
@@ -162,7 +207,9 @@ impl Routed {
         let rules =
             of_external.map(|((_, router), it)| (number(Mac(router.gateway_mac())), &it[..]));
         let wire = self.wires.get(&vni).copied();
-        Some(Outside::new(external, wire, own.chain(translated), NatTable::new(rules)))
+        let ports = |router, address| self.ports.get(&(vni, router, address)).cloned();
+        let nat = NatTable::new(rules, ports);
+        Some(Outside::new(external, wire, own.chain(translated), nat))
     }
 
     /// Makes the routing of these networks. `None` for those that are not declared.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     sync::Arc,
 };
 
@@ -15,11 +15,13 @@ use crate::plane::{
     Plane, State,
     networks::{leases, rebuild_network},
     routed::{NotInEffect, RoutingChange},
+    secrets,
     updates::Update,
 };
 use crate::world::{
     neighbours::Whereabouts,
     outside::WirePlace,
+    ports::{PortTable, PortsOf},
     rules::{address, number as number_of_ip},
     snapshot::{Network, Snapshot, Vnic},
 };
@@ -27,9 +29,11 @@ use crate::world::{
 impl Plane {
     /// Changes what is declared of a network, router or neighbour. Returns when no worker goes by
     /// the old state any more. The caller checks that the whole makes sense. Fails for a wire that
-    /// this host cannot have; nothing has changed then.
+    /// this host cannot have, and for addresses whose ports find no memory; nothing has changed
+    /// then.
     pub fn change_routing(&self, change: RoutingChange) -> Result<(), NotInEffect> {
         let mut state = self.state();
+        state.routed.open_ports(&change, |of| self.make_ports(of))?;
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         match &change {
             RoutingChange::DeclareNeighbour(neighbour) => {
@@ -67,6 +71,7 @@ impl Plane {
         let is_other = !Arc::ptr_eq(&before, &next.by_vni);
         self.gone.leaving(&leaving);
         self.publish(next);
+        state.routed.close_ports();
         self.gone.left(&leaving);
         leaving.iter().for_each(|trunk| self.shared.table.name(trunk.place.slot, None));
         let slots: BTreeSet<u32> = leaving.iter().map(|trunk| trunk.place.slot).collect();
@@ -78,6 +83,37 @@ impl Plane {
         }
         self.updates.add(Update::RoutingChanged);
         Ok(())
+    }
+
+    /// Makes the table of the ports of an address that machines share: in a file beside that of
+    /// sessions, if they have one.
+    fn make_ports(&self, of: PortsOf) -> Result<PortTable, NotInEffect> {
+        let failed = |why: String| {
+            let address = Ipv4Addr::from_bits(of.address);
+            NotInEffect(format!("machines cannot share {address}: {why}"))
+        };
+        let secret = secrets().map_err(|why| failed(why.to_string()))?;
+        let [a, b, ..] = secret;
+        let own = || PortTable::new([a, b]).map_err(|why| failed(why.to_string()));
+        let Some(file) = &self.ports_file else { return own() };
+        let name = format!("{}-ports-{}-{}", file.name, of.vni, Ipv4Addr::from_bits(of.address));
+        let now = self.shared.clock.now();
+        PortTable::in_file(&name, of, [a, b], file.adopt, now).or_else(|why| {
+            tracing::warn!(%why, "ports of an address that machines share do not outlast this process");
+            own()
+        })
+    }
+
+    /// Frees ports outside that are over, in part `n` of `parts`.
+    pub fn sweep_ports(&self, n: usize, parts: usize) {
+        if let Some(mut state) = self.try_state().filter(|_| n == 0) {
+            state.routed.close_ports();
+        }
+        let snapshot = self.shared.snapshot.load();
+        let outsides = snapshot.routings.values().filter_map(|routing| routing.outside.as_ref());
+        for pool in outsides.flat_map(|outside| outside.nat.pools()) {
+            pool.ports.sweep(n, parts, self.shared.clock.now());
+        }
     }
 
     /// Notes the place of this host on the wire of an external, or that it has none. Counts from

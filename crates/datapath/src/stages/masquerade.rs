@@ -5,22 +5,31 @@
 //! destination was translated. What passes is traced and mirrored as it goes on. RFC 1812, 5.3.1
 //! (time to live); RFC 1624 (checksum); RFC 8200, 3 (hop limit).
 
-use butterfly_packet::translate::{End, Side, ends, is_error};
+use butterfly_packet::{
+    Error,
+    icmp::v4::ECHO_REQUEST,
+    protocol::{ICMP, TCP},
+    translate::{End, Ends, Side, ends, is_error},
+};
 use butterfly_vhost::ring::HEAD_MAX;
 
 use crate::engine::{
     batch::{Batch, Hop, Meta, Verdict},
     reason::{DropReason, ReasonInfo},
 };
-use crate::ip::is_v4;
+use crate::ip::{Address, is_v4};
 use crate::stages::{
     context::Context,
     outward::NAT_NO_RULE,
     stage::{Stage, StageConfig},
-    translate::{self, NAT_QUOTE, NAT_UNTRANSLATED, packet_of, ports_of},
+    translate::{
+        self, NAT_FRAGMENT, NAT_PORTS_FULL, NAT_PROTOCOL, NAT_QUOTE, NAT_SHARE, NAT_UNTRANSLATED,
+        flags_of, kind_of, packet_of, ports_of,
+    },
 };
 use crate::world::{
     nat::Translations,
+    ports::NoPort,
     rules::{address as ip_of, number as number_of_ip},
 };
 
@@ -40,7 +49,7 @@ impl Stage for Masquerade {
     #[inline(always)]
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
         if batch.translated() != 0 {
-            put_back(batch);
+            put_back(batch, context);
         }
         if batch.leaves {
             outwards(batch, context);
@@ -56,10 +65,24 @@ fn passes(verdict: Verdict) -> bool {
     matches!(verdict, Verdict::Deliver(_) | Verdict::Tunnel(_))
 }
 
-/// Gives frames from outside that do not pass the destinations back with which they came.
+/// Notes that a packet from outside passed, to a port that machines share: an answer keeps it.
+fn came(batch: &Batch<'_>, index: usize, outside: (Address, u16), context: &Context<'_>) {
+    let routing = context.entry.routing.as_ref().and_then(|routing| routing.outside.as_ref());
+    let Ok(found) = ends(packet_of(batch, index)) else { return };
+    if let (Some(of), TCP, Some([_, port]), None) =
+        (routing, found.protocol, found.ports, context.assumed)
+        && let (Some((_, translations)), Some(flags)) =
+            (of.nat.owner_of(outside.0), flags_of(batch, index, &found))
+    {
+        translations.came(outside, (number_of_ip(found.destination), port), flags);
+    }
+}
+
+/// Gives frames from outside that do not pass the destinations back with which they came, and notes
+/// those that pass.
 #[cold]
 #[inline(never)]
-fn put_back(batch: &mut Batch<'_>) {
+fn put_back(batch: &mut Batch<'_>, context: &Context<'_>) {
     for index in 0..batch.frames.len() {
         let (Some(outside), Some(meta)) = (batch.outside(index), batch.metas().get(index).copied())
         else {
@@ -70,6 +93,8 @@ fn put_back(batch: &mut Batch<'_>) {
             let end = if quote.is_some() { End { port: None, ..outside } } else { outside };
             // What was translated one way is translated the other.
             let _ = translate::rewrite(batch, (index, &meta), Side::Destination, &end, quote);
+        } else if let Some(port) = outside.port {
+            came(batch, index, (number_of_ip(outside.address), port), context);
         }
     }
 }
@@ -86,7 +111,7 @@ fn outwards(batch: &mut Batch<'_>, context: &Context<'_>) {
         let Some(outside) = outside.filter(|_| is_routed && passes(meta.verdict)) else { continue };
         let public = context.entry.routing.as_ref().is_some_and(|routing| routing.public);
         let left = match outside.nat.of(meta.destination) {
-            Some(translations) => leave(batch, (index, &meta), translations, public),
+            Some(translations) => leave(batch, (index, &meta), translations, (public, context)),
             None => Ok(()), // `route` looked whether it may
         };
         let left = left.and_then(|()| {
@@ -110,7 +135,7 @@ fn leave(
     batch: &mut Batch<'_>,
     (index, meta): (usize, &Meta),
     translations: &Translations,
-    public: bool,
+    (public, context): (bool, &Context<'_>),
 ) -> Result<(), DropReason> {
     let found = ends(packet_of(batch, index)).map_err(|_| NAT_UNTRANSLATED)?;
     let of = |inside, protocol, port| {
@@ -123,8 +148,18 @@ fn leave(
     let quoted = translate::quoted(batch, index)?;
     let quoted_own = quoted.and_then(|quoted| {
         let [_, port] = ports_of(&quoted);
-        of(quoted.destination, quoted.protocol, port)
+        of(quoted.destination, quoted.protocol, port).or_else(|| {
+            let end = (number_of_ip(quoted.destination), quoted.protocol, port?);
+            let (address, port) = translations.shared_of(end, context.port_times())?;
+            Some(End { address: ip_of(address), port: Some(port) })
+        })
     });
+    let own = match own {
+        None if !stays && quoted.is_none() && !translations.pool().is_empty() => {
+            Some(share(batch, index, (&found, port), translations, context)?)
+        }
+        own => own,
+    };
     // A machine on the way has no address outside; the one that it tells of has (RFC 5508, 4.2).
     let end = own.or(quoted_own.map(|end| End { port: None, ..end }));
     match (end, quoted) {
@@ -134,6 +169,36 @@ fn leave(
         (None, _) if stays => Ok(()),
         (None, Some(_)) => Err(NAT_QUOTE),
         (None, None) => Err(NAT_NO_RULE),
+    }
+}
+
+/// Returns the address and port outside by which a packet leaves whose machine shares them.
+fn share(
+    batch: &mut Batch<'_>,
+    index: usize,
+    (found, port): (&Ends, Option<u16>),
+    translations: &Translations,
+    context: &Context<'_>,
+) -> Result<End, DropReason> {
+    if found.fragment {
+        return Err(NAT_FRAGMENT);
+    }
+    let port = port.ok_or(NAT_PROTOCOL)?;
+    // Replies belong to an identifier of somebody outside, who cannot have asked.
+    if found.protocol == ICMP && kind_of(batch, index, found) != Some(ECHO_REQUEST) {
+        return Err(NAT_PROTOCOL);
+    }
+    if flags_of(batch, index, found).is_none() {
+        batch.frames.extend_head(index);
+    }
+    let flags = flags_of(batch, index, found);
+    let flags = flags.ok_or_else(|| translate::reason(batch, index, Error::Truncated))?;
+    let end = (number_of_ip(found.source), found.protocol, port);
+    match translations.share(end, flags, context.port_times()) {
+        Some(Ok((address, port))) => Ok(End { address: ip_of(address), port: Some(port) }),
+        Some(Err(NoPort::Share)) => Err(NAT_SHARE),
+        Some(Err(NoPort::Full)) => Err(NAT_PORTS_FULL),
+        None => Err(NAT_PROTOCOL),
     }
 }
 

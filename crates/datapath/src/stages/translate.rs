@@ -6,6 +6,8 @@
 
 use butterfly_packet::{
     Error, ethernet,
+    icmp::v4::ECHO_REPLY,
+    protocol::{ICMP, TCP},
     translate::{End, Ends, Side, Transport, ends, is_error, quote, translate_quote},
 };
 use butterfly_vhost::net::NetHeader;
@@ -22,7 +24,7 @@ use crate::stages::{
     stage::{Stage, StageConfig},
 };
 use crate::world::{
-    nat::Translations,
+    nat::{PortTimes, Translations},
     outside::Outside,
     rules::{address as ip_of, number as number_of_ip},
 };
@@ -41,6 +43,34 @@ drop_reasons! { 15;
         remedy: "nothing for a few; else find the machine that sends them",
         charged: "the sender",
     }
+    /// To the outside from a machine that shares an address there, of which it has as many ports as
+    /// one may have.
+    NAT_SHARE = "nat-share" {
+        cause: "a machine that reaches for very many others, or scans: 4,096 ports of an address outside are the most it has at once",
+        remedy: "find out what it does; a machine that needs as many gets a floating address of its own",
+        charged: "the sender",
+    }
+    /// To the outside from a machine that shares an address there: none of the ports that it could
+    /// have is free.
+    NAT_PORTS_FULL = "nat-ports-full" {
+        cause: "too many machines behind one address outside; or a machine that goes on after many packets were dropped so",
+        remedy: "add an address: `butterfly snat add`; or give busy machines floating addresses",
+        charged: "the sender",
+    }
+    /// To the outside from a machine that shares an address there, of a protocol without ports that
+    /// are shared: those of TCP, UDP and requests of ICMP echo are.
+    NAT_PROTOCOL = "nat-protocol" {
+        cause: "tunnels such as ESP and GRE, SCTP, or an echo reply that nobody outside asked for",
+        remedy: "give the machine a floating address, by which every protocol passes",
+        charged: "the sender",
+    }
+    /// Fragment to the outside from a machine that shares an address there: only a whole packet
+    /// tells its ports.
+    NAT_FRAGMENT = "nat-fragment" {
+        cause: "a machine that sends packets larger than the MTU of its network",
+        remedy: "have it send smaller packets, or give it a floating address, by which fragments pass",
+        charged: "the sender",
+    }
     /// To the outside from an address inside that was not translated. No packet that routers decide
     /// on ends so: this is a last look.
     NAT_UNTRANSLATED = "nat-untranslated" {
@@ -49,6 +79,9 @@ drop_reasons! { 15;
         charged: "the sender",
     }
 }
+
+/// Offset of the flags in a header of TCP.
+const TCP_FLAGS: usize = 13;
 
 /// Offset of IP behind Ethernet.
 const L3: usize = ethernet::HEADER_LEN;
@@ -94,7 +127,8 @@ fn translate(batch: &mut Batch<'_>, (outside, wire): (&Outside, u64), context: &
         if meta.destination != mac && meta.destination != wire {
             continue; // to another router, which has no such address
         }
-        let inwards = inwards(batch, (index, &meta), &found, translations);
+        let times = context.port_times();
+        let inwards = inwards(batch, (index, &meta), &found, (translations, times));
         let Some(meta) = batch.parts().1.get_mut(index) else { return };
         match inwards {
             Ok(was) => {
@@ -115,11 +149,13 @@ fn inwards(
     batch: &mut Batch<'_>,
     (index, meta): (usize, &Meta),
     found: &Ends,
-    translations: &Translations,
+    (translations, times): (&Translations, PortTimes<'_>),
 ) -> Result<End, DropReason> {
     let outside = found.destination;
     let inside = |protocol, port| {
-        let inside = translations.inside_of(number_of_ip(outside), protocol, port);
+        let own = translations.inside_of(number_of_ip(outside), protocol, port);
+        let shared = || translations.sharer_of(number_of_ip(outside), (protocol, port?), times);
+        let inside = own.or_else(|| shared().map(|(inside, port)| (inside, Some(port))));
         inside.map(|(inside, port)| End { address: ip_of(inside), port })
     };
     let (end, was, quote) = match quoted(batch, index)? {
@@ -132,6 +168,11 @@ fn inwards(
         None => {
             let [_, port] = ports_of(found);
             let end = inside(found.protocol, port).ok_or(NAT_NO_MAPPING)?;
+            // Identifiers are shared by who asks: nobody outside does by them.
+            let is_shared = found.protocol == ICMP && end.port.is_some();
+            if is_shared && kind_of(batch, index, found) != Some(ECHO_REPLY) {
+                return Err(NAT_NO_MAPPING);
+            }
             (end, end.port.and(port), None)
         }
     };
@@ -145,6 +186,19 @@ pub(super) fn ports_of(found: &Ends) -> [Option<u16>; 2] {
     match found.ports.filter(|_| !found.fragment) {
         Some([source, destination]) => [Some(source), Some(destination)],
         None => [None; 2],
+    }
+}
+
+/// Returns the first byte of a packet's transport header: the type of a message of ICMP.
+pub(super) fn kind_of(batch: &Batch<'_>, index: usize, found: &Ends) -> Option<u8> {
+    packet_of(batch, index).get(found.transport?).copied()
+}
+
+/// Returns the flags of a packet if it is one of TCP, else 0. `None` if they are not at hand.
+pub(super) fn flags_of(batch: &Batch<'_>, index: usize, found: &Ends) -> Option<u8> {
+    match found.protocol {
+        TCP => packet_of(batch, index).get(found.transport? + TCP_FLAGS).copied(),
+        _ => Some(0),
     }
 }
 
@@ -193,7 +247,7 @@ pub(super) fn rewrite(
 }
 
 /// Returns the reason for which a packet that cannot be translated is dropped.
-fn reason(batch: &Batch<'_>, index: usize, error: Error) -> DropReason {
+pub(super) fn reason(batch: &Batch<'_>, index: usize, error: Error) -> DropReason {
     let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len as usize);
     let is_whole = batch.frames.head(index).len() >= len;
     let is_fragment = ends(packet_of(batch, index)).is_ok_and(|ends| ends.fragment);

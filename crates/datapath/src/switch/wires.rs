@@ -6,7 +6,7 @@
 //! where the former one left it.
 
 use butterfly_guest::{Machine, WireConfig};
-use butterfly_model::{External, Nat, WireDevice};
+use butterfly_model::{External, WireDevice};
 use butterfly_packet::Mac;
 
 use crate::plane::{
@@ -18,9 +18,6 @@ use crate::world::{outside::WirePlace, policy::VnicPolicy};
 
 /// Largest IP packet of a TAP device for which none is declared, in bytes.
 const USUAL_MTU: u32 = 1500;
-
-/// Reason why an address that machines share outside is refused.
-const SHARED: &str = "this version translates no ports of machines that share an address outside; give them floating addresses, or declare their network public";
 
 /// Means to open a wire.
 struct Opening {
@@ -35,8 +32,8 @@ fn id_of(external: &External) -> String {
 
 impl Switch {
     /// Changes what is routed. Returns when no packet goes by the old state any more. Fails for a
-    /// wire that this host cannot have, and for addresses that machines share; nothing has changed
-    /// then.
+    /// wire that this host cannot have, and for addresses that machines share without memory for
+    /// their ports; nothing has changed then.
     pub fn change_routing(&self, change: RoutingChange) -> Result<(), NotInEffect> {
         match change {
             RoutingChange::DeclareWire(external) => self.declare_wire(external),
@@ -46,11 +43,6 @@ impl Switch {
                     self.remove_vnic(&id_of(&old));
                 }
                 self.plane().change_routing(RoutingChange::RemoveWire(vni))
-            }
-            RoutingChange::DeclareNat(_, _, rules)
-                if rules.iter().any(|rule| matches!(rule, Nat::Snat { .. })) =>
-            {
-                Err(NotInEffect(SHARED.to_owned()))
             }
             other => self.plane().change_routing(other),
         }

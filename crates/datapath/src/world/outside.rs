@@ -29,7 +29,7 @@ pub(crate) struct Outside {
     answered: Box<[(Address, u64)]>,
     /// This host's own addresses there.
     own: Box<[Address]>,
-    /// What its routers translate.
+    /// Translations of its routers.
     pub nat: NatTable,
     /// The gateways outside, which only the wire has; none without a wire.
     gateways: Box<[Address]>,
