@@ -183,8 +183,8 @@ impl Nat {
         }
     }
 
-    /// Returns the machine inside to which it leads, and the protocol and port of it unless it leads
-    /// to all of them. `None` for an address by which many leave.
+    /// Returns the machine inside to which it leads, and the protocol and port of it unless it
+    /// leads to all of them. `None` for an address by which many leave.
     pub fn end(&self) -> Option<NatPlace> {
         let port = match self {
             Self::Forward { protocol, to_port, .. } => Some((*protocol, *to_port)),
