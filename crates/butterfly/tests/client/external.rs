@@ -234,8 +234,7 @@ fn a_dump_has_externals_and_translations_and_is_applied() {
     let kinds: Vec<&str> =
         dump.out.lines().map(str::trim).filter(|line| line.contains("_add {")).collect();
     let (external, nat) = ("external_add {", "nat_add {");
-    let expected =
-        ["network_add {", external, external, "router_add {", nat, nat, nat, "nic_add {"];
+    let expected = ["network_add {", external, external, "router_add {", nat, nat, "nic_add {"];
     assert_eq!(kinds, expected);
 
     std::fs::write(daemon.path("saved"), dump.out).unwrap();
