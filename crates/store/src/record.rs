@@ -13,12 +13,12 @@ pub enum Sort {
     Network,
     /// A router, with its attachments.
     Router,
-    /// A declared neighbour.
-    Neighbour,
     /// An external.
     External,
     /// A translation of a router at an external.
     Nat,
+    /// A declared neighbour.
+    Neighbour,
 }
 
 impl Sort {
@@ -125,5 +125,6 @@ mod tests {
             assert_eq!(Sort::numbered(number), None);
         }
         assert_eq!(Sort::ALL, numbered.map(|(_, sort)| sort));
+        assert!(Sort::ALL.is_sorted(), "sorts have the order of their numbers");
     }
 }
