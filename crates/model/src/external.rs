@@ -5,6 +5,7 @@ use crate::{
     cidr::Cidr,
     network::{MtuError, Network},
     route::Route,
+    router::fnv_1a,
     subnet::{Subnet, SubnetError, parse_block},
     vni::Vni,
 };
@@ -358,6 +359,14 @@ impl External {
         self.wire.as_ref()
     }
 
+    /// Returns the MAC addresses of this host on a TAP device, and of the device itself, in the
+    /// order of transmission. Both are the same after a restart, and others on other hosts, as far
+    /// as the ids of their `machine`s differ.
+    pub fn tap_macs(&self, machine: &[u8]) -> [[u8; 6]; 2] {
+        let [a, b, c, d] = fnv_1a(&[machine, self.id.0.as_bytes()].concat()).to_be_bytes();
+        [[0x02, 0xbe, a, b, c, d], [0x02, 0xbd, a, b, c, d]]
+    }
+
     /// Returns this external without its wire: nothing leads out of this host.
     pub fn without_wire(&self) -> Self {
         Self { wire: None, vlan: None, ..self.clone() }
@@ -447,6 +456,18 @@ mod tests {
 
     fn external(addresses: &[&str], gateways: &[&str]) -> Result<External, ExternalError> {
         External::parse(id(), Vni::new(77).unwrap(), addresses, gateways)
+    }
+
+    #[test]
+    fn a_tap_device_has_the_same_addresses_on_one_host() {
+        let one = external(&["192.0.2.7/24"], &[]).unwrap();
+        let macs = one.tap_macs(b"host one");
+        assert_eq!(macs, one.tap_macs(b"host one"));
+        assert_ne!(macs[0], macs[1]);
+        assert!(one.tap_macs(b"host two").iter().all(|mac| !macs.contains(mac)));
+        for mac in macs {
+            assert!(mac[0] & 3 == 2 && !crate::is_reserved_mac(mac), "{mac:02x?}");
+        }
     }
 
     #[test]

@@ -87,7 +87,7 @@ impl fmt::Display for RouterId {
 }
 
 /// Returns the 32-bit FNV-1a hash of `bytes`. Part of what hosts agree on: it never changes.
-fn fnv_1a(bytes: &[u8]) -> u32 {
+pub(crate) fn fnv_1a(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 

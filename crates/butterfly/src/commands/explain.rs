@@ -23,7 +23,7 @@ pub fn node() -> Node {
             .args([
                 option("from", "NIC|outside")
                     .required(true)
-                    .help("who sends it: a NIC, or somebody on another host (then --vni and --src too)"),
+                    .help("who sends it: a NIC, or somebody outside of this host (then --vni and --src too)"),
                 option("to", "IP|NIC").required(true).help("who it is for"),
                 option("proto", "PROTO")
                     .help("tcp, udp, icmp, icmpv6, sctp or a number (default: tcp with --port, else an echo request)"),

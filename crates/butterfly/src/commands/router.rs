@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 pub fn node() -> Node {
     Node::choose(
         Command::new("router").about(
-            "Declares routers, which pass IPv4 packets from one declared network to another, between NICs of this host.",
+            "Declares routers, which pass packets from one declared network to another, and out of this host by externals.",
         ),
         vec![
             Node::run(

@@ -72,7 +72,7 @@ impl<D: Dataplane> Daemon<D> {
             (None, Some(vni)) => Origin::Outside(vni),
             (None, None) => {
                 return Err(Failure::new("nobody sends the packet").with_help(
-                    "give from_nic (`--from`), or vni (`--vni`) for somebody on another host",
+                    "give from_nic (`--from`), or vni (`--vni`) for somebody outside of this host",
                 ));
             }
         };

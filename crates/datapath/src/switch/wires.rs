@@ -146,7 +146,8 @@ impl Switch {
             WireDevice::Tap(name) => {
                 let mtu = external.network().mtu().map_or(USUAL_MTU, u32::from);
                 let name = name.as_ref().map(ToString::to_string);
-                let [own, theirs] = tap_macs(external);
+                let machine = std::fs::read("/etc/machine-id").unwrap_or_default();
+                let [own, theirs] = external.tap_macs(&machine).map(Mac);
                 (WirePlace { mac: own, mtu }, theirs, Machine::WireTap { name, mtu })
             }
         };
@@ -162,16 +163,4 @@ impl Switch {
         };
         Ok(Some(Opening { place, spec }))
     }
-}
-
-/// Returns our MAC address on a TAP device, and that of the device itself. Both are the same after
-/// a restart, and others on other hosts, as far as their machine ids differ.
-fn tap_macs(external: &External) -> [Mac; 2] {
-    let host = std::fs::read("/etc/machine-id").unwrap_or_default();
-    let bytes = host.iter().copied().chain(external.id().as_str().bytes());
-    // FNV-1a.
-    let hash = bytes
-        .fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    let [a, b, c, d] = hash.to_be_bytes();
-    [Mac([0x02, 0xbe, a, b, c, d]), Mac([0x02, 0xbd, a, b, c, d])]
 }

@@ -1,6 +1,6 @@
 //! Externals whose outside is a vnic: who enters, and who leaves.
 
-use butterfly_datapath::{Fate, Mac, Origin, Question, RoutingChange, Target};
+use butterfly_datapath::{Fate, Mac, NoAnswer, Origin, Question, RoutingChange, Target};
 use butterfly_model::{External, ExternalId, Network, Router, RouterAddresses, RouterId, Subnet};
 use butterfly_packet::{arp, build};
 
@@ -283,6 +283,13 @@ fn a_packet_is_followed_to_the_wire_and_from_it() {
     let told = net.host.explain(&question).unwrap();
     assert_eq!(told.destination_mac, WIRE);
     assert_eq!(told.walks[0].fate, Fate::Delivered("a".into()), "{told:?}");
+    // Who is outside of the external's network is behind its wire.
+    let outside = Question { from: Origin::Outside(77), ..question };
+    assert_eq!(net.host.explain(&outside), Ok(told));
+    let nobody = Question { source: None, ..outside };
+    assert_eq!(net.host.explain(&nobody), Err(NoAnswer::NeedsSource));
+    let inside = Question { from: Origin::Outside(42), source: Some(WORLD.into()), ..nobody };
+    assert_eq!(net.host.explain(&inside), Err(NoAnswer::NoUplink(42)));
 }
 
 /// Packets to the outside go by the wire, also if a vnic there sends as the gateway outside.

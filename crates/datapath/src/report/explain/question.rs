@@ -31,7 +31,7 @@ use crate::world::{
 pub enum Origin {
     /// A vnic.
     Vnic(String),
-    /// A station of this network on another host.
+    /// A machine of this network on another host, or behind the wire of the external that it is.
     Outside(u32),
 }
 
@@ -83,8 +83,10 @@ pub enum NoAnswer {
     BadVni(u32),
     #[error("no vnic of VNI {0} is on this host: what arrives for it is dropped as unknown-vni")]
     UnknownVni(u32),
-    #[error("nothing comes from outside: without an uplink, networks end at this host")]
-    NoUplink,
+    #[error(
+        "nothing comes from outside into network {0}: it is no external with a wire, and without an uplink networks end at this host"
+    )]
+    NoUplink(u32),
     #[error("{who} has no {family} address to {what}")]
     NoAddress { who: String, family: &'static str, what: &'static str },
     #[error("source {source_ip} and destination {destination} are of different families")]
@@ -154,9 +156,11 @@ pub(super) fn resolve(
         Origin::Outside(vni) => (*vni, None),
     };
     let network = snapshot.network(vni).ok_or(NoAnswer::UnknownVni(vni))?;
+    let wire = network.wire.and_then(|slot| snapshot.vnics.get(slot)).map(|wire| &**wire);
+    let sender = sender.or(wire);
     let from = match sender {
         Some(vnic) => vnic.place.slot,
-        None => network.remote.as_ref().map(|remote| remote.slot).ok_or(NoAnswer::NoUplink)?,
+        None => network.remote.as_ref().map(|remote| remote.slot).ok_or(NoAnswer::NoUplink(vni))?,
     };
     let (destination, receiver) = match &question.to {
         Target::Address(ip) => (*ip, having(*ip, snapshot, network, from)?),
@@ -168,6 +172,7 @@ pub(super) fn resolve(
     };
     let source = match (question.source, sender) {
         (Some(source), _) => source,
+        (None, Some(vnic)) if vnic.is_wire() => return Err(NoAnswer::NeedsSource),
         (None, Some(vnic)) => first(vnic, Some(destination.is_ipv6()))
             .ok_or_else(|| lacks(&vnic.id, Some(destination.is_ipv6()), "send from"))?,
         (None, None) => return Err(NoAnswer::NeedsSource),
@@ -175,8 +180,11 @@ pub(super) fn resolve(
     if source.is_ipv6() != destination.is_ipv6() {
         return Err(NoAnswer::Families { source_ip: source, destination });
     }
-    let source_mac = question.source_mac.or(sender.map(|vnic| vnic.mac));
-    let source_mac = source_mac.unwrap_or_else(|| elsewhere(source, network, snapshot));
+    let source_mac = question.source_mac.unwrap_or_else(|| match sender {
+        Some(vnic) if vnic.is_wire() => ELSEWHERE,
+        Some(vnic) => vnic.mac,
+        None => elsewhere(source, network, snapshot),
+    });
     let beyond = spans_hosts && sender.is_some();
     let routing = network.routing.as_ref().filter(|_| sender.is_some() && is_routed(destination));
     let gateway = routing.and_then(|routing| routing.way_out(number(destination)));
