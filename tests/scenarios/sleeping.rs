@@ -8,18 +8,15 @@ use butterfly_tests::{
     frames::{mac, numbered},
     station::usual,
     traffic::{exchange, streams},
+    undisturbed,
 };
 
 /// Time for which a host is watched.
 const WATCH: Duration = Duration::from_secs(2);
-/// Times that an idle host is watched, at most.
-const TRIES: u32 = 5;
 
-/// Returns how much of a processor an idle host uses, in percent: the least of some times, until it
-/// is less than `enough`. A host that works for nothing always does, and a machine that takes the
-/// processor away from its guests counts that as their work now and then.
-fn idle_percent(host: &Host, enough: f64) -> f64 {
-    let watch = || {
+/// Returns how much of a processor an idle host uses, in percent.
+fn idle_percent(host: &Host) -> f64 {
+    undisturbed(|| {
         // The times in /proc/PID/stat are sampled by the kernel's tick, which is too coarse here.
         let before = host.daemon().cpu_time_of("");
         let begin = Instant::now();
@@ -27,16 +24,7 @@ fn idle_percent(host: &Host, enough: f64) -> f64 {
         std::thread::sleep(WATCH);
         let used = host.daemon().cpu_time_of("") - before;
         used.as_secs_f64() * 100.0 / begin.elapsed().as_secs_f64()
-    };
-    let mut least = f64::INFINITY;
-    for _ in 0..TRIES {
-        least = watch().min(least);
-        if least < enough {
-            break;
-        }
-        println!("{least:.2} % of a processor, and less than {enough:.2} is wanted: again");
-    }
-    least
+    })
 }
 
 /// Asserts that a host is idle. It tries the sockets of `unreachable` front ends ten times per
@@ -44,9 +32,9 @@ fn idle_percent(host: &Host, enough: f64) -> f64 {
 #[track_caller]
 fn assert_idle(host: &Host, unreachable: u32) {
     eventually("all rings left the poll set", || host.work().active_rings == 0);
+    let used = idle_percent(host);
     // Housekeeping takes 0.15 %, each try 0.07 ms; the rest is for slow machines.
     let allowed = 0.6 + 0.2 * f64::from(unreachable);
-    let used = idle_percent(host, allowed);
     assert!(used < allowed, "{used:.1} % of a processor for nothing, more than {allowed:.1}");
     let before = host.work();
     std::thread::sleep(WATCH);
@@ -118,7 +106,7 @@ fn guests_that_do_little_cost_little() {
     let mut a = host.station(&Nic::bypass("a", mac(1), 1), &usual());
     let mut b = host.station(&Nic::bypass("b", mac(2), 1), &usual());
     eventually("all rings left the poll set", || host.work().active_rings == 0);
-    let used = idle_percent(&host, 1.0);
+    let used = idle_percent(&host);
     println!("100 idle guests: {used:.2} % of a processor");
     assert!(used < 1.0, "{used:.2} % of a processor for 100 idle guests");
     let (before, begin) = (host.daemon().cpu_time_of(""), Instant::now());

@@ -24,4 +24,4 @@ pub mod wait;
 pub use daemon::{Daemon, FAIL_POINTS, workers};
 pub use host::{Host, HostOptions, Kind, Nic, Show};
 pub use station::{Station, features};
-pub use wait::{PATIENCE, eventually, within};
+pub use wait::{PATIENCE, eventually, undisturbed, within};
