@@ -142,6 +142,8 @@ fn goes_on_after_a_death(device: &str, outside: &str, prepare: &str) {
     }
     let after = space.index(outside);
     assert_eq!(index, after, "the device is the same");
+    host.daemon_mut().quit();
+    eventually("the holder ends", || place.holder().is_none());
 }
 
 #[test]

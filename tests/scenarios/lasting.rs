@@ -55,9 +55,10 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Of a test that failed.
+        // Of a test that failed, or forgot it: a holder that is killed leaves its files behind.
         if let Some(holder) = self.holder() {
             kill(holder);
+            assert!(std::thread::panicking(), "the test ends while a holder keeps its state");
         }
     }
 }
