@@ -16,6 +16,7 @@ pub(crate) mod nat;
 pub(crate) mod neighbours;
 pub(crate) mod outside;
 pub(crate) mod policy;
+pub(crate) mod ports;
 pub(crate) mod prefixes;
 pub(crate) mod presence;
 pub(crate) mod relay;
