@@ -15,6 +15,7 @@ mod mirrors;
 pub(crate) mod moves;
 mod networks;
 pub(crate) mod policies;
+pub(crate) mod ports;
 pub(crate) mod routed;
 mod routing;
 pub(crate) mod seek;
@@ -229,6 +230,11 @@ impl Plane {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, unless a change is under way: housekeeping does not wait for it.
+    fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        self.state.try_lock().ok()
     }
 
     /// Returns vnics that left a moment ago, by slot.

@@ -2,58 +2,58 @@
 //!
 //! One word for each port outside says whose it is, so each change is one compare-exchange, and a
 //! process that dies leaves no half of one. An end inside has the same port outside for all
-//! destinations (RFC 4787, REQ-1): its candidates are a fixed sequence of ports, in which it is
-//! looked for to the end.
+//! destinations (RFC 4787, REQ-1): its candidates are a fixed set of ports, in which it is looked
+//! for to the end. These lie in few cache lines, so that a search costs little more than one.
 
 use std::{
-    path::Path,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{
-            AtomicU32, AtomicU64,
-            Ordering::{Relaxed, Release},
-        },
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::atomic::{
+        AtomicU32, AtomicU64,
+        Ordering::{Relaxed, SeqCst},
     },
 };
 
-use butterfly_mem::units::{Fate, Left, Unit, Units, UnitsError};
+use butterfly_mem::words::Words;
 use butterfly_packet::{protocol, tcp};
 
-use crate::session::Here;
-use crate::world::steering::mix;
+use crate::engine::place::PortRef;
 
 /// Ports of a protocol.
 const PORTS: usize = 1 << 16;
 const PROTOCOLS: usize = 3;
 /// Ports below are never given away: hosts trust who has them (RFC 6056, 2.1).
 const FIRST: u16 = 1024;
-/// Candidates of an end.
-const CANDIDATES: u32 = 64;
+/// Words of a cache line.
+const LINE: usize = 8;
+/// Lines of a protocol in which ports are given away.
+const LINES: u64 = ((PORTS - FIRST as usize) / LINE) as u64;
+/// Candidates of an end, but for its own port.
+pub(super) const CANDIDATES: usize = 64;
 /// Seconds of a unit of time.
 const UNIT: u32 = 8;
 /// Bits of a time.
 const TIME: u64 = 0x3fff;
-/// Units by which another process's clock may be ahead.
+/// Units by which another processor's clock may be ahead.
 const AHEAD: u64 = 16;
-/// Most ports of one machine.
+/// Seconds that TCP lasts which was answered (RFC 5382, REQ-5): no port lasts longer.
+const LONGEST: u32 = 7_440;
+/// Most ports of one vnic.
 const SHARE: u32 = 4096;
-/// Counters in each of two rows: machines that meet in one row are told apart by the other.
-const ROW: usize = 1024;
-/// Searches in vain of a machine in a tenth of a second; what it sends beyond is not looked for.
-const VAIN: u32 = 100;
-/// Searches again after another worker took what was found. Each needs one that succeeded.
+/// Counters of vnics: those of two slots that are so far from each other count together.
+const COUNTERS: usize = 1 << 14;
+/// Searches again after another worker took what was found, or gave the end another port.
 const AGAIN: u32 = 16;
 
-/// Words of a unit.
-const WORDS: usize = 16;
-/// The first unit says what the file is.
-const HEAD: usize = 1;
-/// Units of a table.
-const UNITS: usize = HEAD + PROTOCOLS * PORTS / WORDS;
+/// Words before those of the ports.
+const HEAD: usize = LINE;
+/// Words of a table.
+const WORDS: usize = HEAD + PROTOCOLS * PORTS;
 /// "bflyport", and the layout's version.
-const MAGIC: [u64; 2] = [0x6266_6c79_706f_7274, 1];
-/// Places in the first unit.
-const KEY: usize = 8;
+const MAGIC: [u64; 2] = [0x6266_6c79_706f_7274, 2];
+/// Places of the hash's key and of the second of the last sweep.
+const KEY: usize = 4;
+const SWEPT: usize = 6;
 
 /// Protocol whose ports are shared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,6 +89,21 @@ impl InsideEnd {
     fn owner(self) -> u64 {
         u64::from(self.address) << 16 | u64::from(self.port)
     }
+
+    /// Returns whether it may have a port for its own: of UDP one of the same parity (RFC 4787,
+    /// REQ-4).
+    fn suits(self, port: u16) -> bool {
+        self.protocol != PortProtocol::Udp || port & 1 == self.port & 1
+    }
+}
+
+/// Packet of TCP that a machine inside sends, as far as it changes how long its port lasts. Of
+/// other protocols it is the default.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Said {
+    pub flags: u8,
+    /// It carries bytes.
+    pub has_payload: bool,
 }
 
 /// Reason for which an end has no port outside.
@@ -96,18 +111,26 @@ impl InsideEnd {
 pub(crate) enum NoPort {
     /// All candidates are others'.
     Full,
-    /// Its machine has as many as one may have.
+    /// Its vnic has as many as one may have.
     Share,
+}
+
+/// Port outside of an end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Given {
+    pub port: u16,
+    /// It was nobody's before.
+    pub is_new: bool,
 }
 
 /// State of a port. The numbers are in the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PortState {
-    /// Without an answer, or of a protocol that has none that count.
+    /// TCP whose machine has said nothing but SYN, and all other protocols.
     New = 1,
-    /// TCP was answered.
+    /// TCP whose machine acknowledged what it was answered.
     Established = 2,
-    /// TCP ended.
+    /// TCP that its machine, or the other end of its session, ended.
     Closing = 3,
 }
 
@@ -144,7 +167,7 @@ impl PortUse {
         let seconds = match (protocol, self.state) {
             (PortProtocol::Udp, _) => 300, // RFC 4787, REQ-5
             (PortProtocol::Echo, _) => 60, // RFC 5508, REQ-2
-            (PortProtocol::Tcp, PortState::Established) => 7_440, // RFC 5382, REQ-5
+            (PortProtocol::Tcp, PortState::Established) => LONGEST,
             (PortProtocol::Tcp, _) => 240,
         };
         let age = now.wrapping_sub(self.time) & TIME;
@@ -170,65 +193,122 @@ fn time(seconds: u32) -> u64 {
     u64::from(seconds / UNIT) & TIME
 }
 
-/// Returns the state of TCP after a packet with these flags, from inside or from outside.
-fn next(state: PortState, flags: u8, inside: bool) -> PortState {
+/// Returns the state of TCP after a packet from inside. What anybody outside sends changes
+/// nothing: a port is one for all destinations, and outlasts one of several connections. So pure
+/// acknowledgements do not take back that one ended, as they follow its end.
+fn next(state: PortState, said: Said) -> PortState {
+    let has = |flag| said.flags & flag != 0;
     match state {
-        _ if flags & (tcp::FIN | tcp::RST) != 0 => PortState::Closing,
-        PortState::Closing if inside && flags & tcp::SYN != 0 => PortState::New,
-        PortState::New if !inside => PortState::Established,
+        _ if has(tcp::FIN) || has(tcp::RST) => PortState::Closing,
+        PortState::Closing if has(tcp::SYN) => PortState::New,
+        PortState::Closing if said.has_payload => PortState::Established,
+        PortState::New if !has(tcp::SYN) => PortState::Established,
         state => state,
     }
 }
 
-/// Counts of machines, by a hash of their addresses. Never less than a machine has, as far as its
-/// ports were counted.
-#[derive(Debug)]
-struct PortCounts<T>(Box<[T]>);
-
-impl<T> PortCounts<T> {
-    fn new(zero: impl Fn() -> T) -> PortCounts<T> {
-        PortCounts((0..2 * ROW).map(|_| zero()).collect())
+/// Hashes a word with a key: SipHash-1-3 of its eight bytes, by Aumasson and Bernstein. Nobody who
+/// sees ports foretells others.
+fn keyed_hash([k0, k1]: [u64; 2], word: u64) -> u64 {
+    let mut a = k0 ^ 0x736f_6d65_7073_6575;
+    let mut b = k1 ^ 0x646f_7261_6e64_6f6d;
+    let mut c = k0 ^ 0x6c79_6765_6e65_7261;
+    let mut d = k1 ^ 0x7465_6462_7974_6573;
+    // The length is a word, too.
+    let words = [Some(word), Some((size_of::<u64>() as u64) << 56), None, None, None];
+    for (n, word) in words.into_iter().enumerate() {
+        if n == 2 {
+            c ^= 0xff;
+        }
+        d ^= word.unwrap_or_default();
+        a = a.wrapping_add(b);
+        b = b.rotate_left(13) ^ a;
+        a = a.rotate_left(32);
+        c = c.wrapping_add(d);
+        d = d.rotate_left(16) ^ c;
+        a = a.wrapping_add(d);
+        d = d.rotate_left(21) ^ a;
+        c = c.wrapping_add(b);
+        b = b.rotate_left(17) ^ c;
+        c = c.rotate_left(32);
+        a ^= word.unwrap_or_default();
     }
+    a ^ b ^ c ^ d
+}
 
-    fn places(hash: u64) -> [usize; 2] {
-        [hash as usize % ROW, ROW + (hash >> 32) as usize % ROW]
+/// Vnic that ports are given to, as tables note it: a place 14, and a number 18 that tells those of
+/// one place apart. Nobody is 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Holder(u32);
+
+impl Holder {
+    const NOBODY: Holder = Holder(0);
+
+    fn of(vnic: PortRef) -> Holder {
+        let at = vnic.slot % COUNTERS as u32;
+        let of = vnic.incarnation.wrapping_add((vnic.slot / COUNTERS as u32).rotate_right(6));
+        Holder(at | (1 + of % 0x3_ffff) << 14)
     }
 }
 
-impl PortCounts<AtomicU32> {
-    fn each(&self, hash: u64) -> impl Iterator<Item = &AtomicU32> {
-        Self::places(hash).into_iter().filter_map(|at| self.0.get(at))
-    }
-
-    fn count(&self, hash: u64) -> u32 {
-        self.each(hash).map(|cell| cell.load(Relaxed)).min().unwrap_or(0)
-    }
-
-    fn more(&self, hash: u64) {
-        self.each(hash).for_each(|cell| _ = cell.fetch_add(1, Relaxed));
-    }
-
-    fn less(&self, hash: u64) {
-        let less = |count: u32| count.checked_sub(1);
-        self.each(hash).for_each(|cell| _ = cell.fetch_update(Relaxed, Relaxed, less));
-    }
+/// Counts of ports by vnic: whose each port is, and how many each vnic has. Each change of the one
+/// changes the other by as much, so none of them drifts. A vnic that comes to another's place
+/// begins at 0, and what the other one still has counts no more.
+#[derive(Debug)]
+struct Holders {
+    of: Box<[AtomicU32]>,
+    /// By place: the vnic 32, its ports 32.
+    counts: Box<[AtomicU64]>,
 }
 
-/// Ports of one address outside.
-#[derive(Debug)]
-pub(crate) struct PortTable {
-    units: Units,
-    key: [u64; 2],
-    /// Ports in use by machine. The sweep counts anew: a wrong count does not last.
-    shares: PortCounts<AtomicU32>,
-    /// Count of a sweep that goes on.
-    counting: Mutex<PortCounts<u32>>,
-    /// Searches in vain by machine: tenth of a second 24, count 8.
-    vain: Box<[AtomicU32]>,
+impl Holders {
+    fn new() -> Holders {
+        Holders {
+            of: (0..PROTOCOLS * PORTS).map(|_| AtomicU32::new(0)).collect(),
+            counts: (0..COUNTERS).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    fn cell(&self, holder: Holder) -> Option<&AtomicU64> {
+        self.counts.get(holder.0 as usize % COUNTERS)
+    }
+
+    /// Returns how many ports a vnic has.
+    fn count(&self, holder: Holder) -> u32 {
+        let word = self.cell(holder).map_or(0, |cell| cell.load(Relaxed));
+        if word >> 32 == u64::from(holder.0) { word as u32 } else { 0 }
+    }
+
+    /// Notes that a port is this vnic's from now on.
+    fn pass(&self, protocol: PortProtocol, port: u16, to: Holder) {
+        let at = protocol as usize * PORTS + usize::from(port);
+        let Some(of) = self.of.get(at) else { return };
+        if of.load(Relaxed) == to.0 {
+            return;
+        }
+        let from = Holder(of.swap(to.0, Relaxed));
+        self.change(from, |count| count.saturating_sub(1));
+        self.change(to, |count| count.saturating_add(1));
+    }
+
+    fn change(&self, holder: Holder, change: impl Fn(u32) -> u32) {
+        if holder == Holder::NOBODY {
+            return;
+        }
+        let Some(cell) = self.cell(holder) else { return };
+        let own = u64::from(holder.0) << 32;
+        let _ = cell.fetch_update(Relaxed, Relaxed, |word| match word >> 32 << 32 == own {
+            true => Some(own | u64::from(change(word as u32))),
+            // One that went before has nothing to count down.
+            false => {
+                Some(change(0)).filter(|count| *count != 0).map(|count| own | u64::from(count))
+            }
+        });
+    }
 }
 
 /// Address whose ports a table has, and where.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct PortsOf {
     /// MAC address of the router.
     pub router: u64,
@@ -237,122 +317,136 @@ pub(crate) struct PortsOf {
     pub address: u32,
 }
 
-/// Returns the first unit of the table of an address, with the key of its hash.
-fn header(of: PortsOf, here: Here, key: [u64; 2]) -> [u64; WORDS] {
-    let ([magic, version], [b0, b1], [h0, h1], [k0, k1]) = (MAGIC, here.boot, here.host, key);
-    let address = u64::from(of.vni) << 32 | u64::from(of.address);
-    [magic, version, of.router, address, b0, b1, h0, h1, k0, k1, 0, 0, 0, 0, 0, 0]
+impl PortsOf {
+    /// Returns the first words of its table.
+    fn header(self) -> [u64; KEY] {
+        let [magic, version] = MAGIC;
+        [magic, version, self.router, u64::from(self.vni) << 32 | u64::from(self.address)]
+    }
 }
 
-/// Returns whether a file is the whole table of an address, of this boot.
-fn is_of(left: &Left, of: PortsOf, here: Here) -> bool {
-    let mut is = false;
-    let read = left.read(0, 1, |words| {
-        let key = [KEY, KEY + 1].map(|at| words.get(at).copied().unwrap_or_default());
-        is = words == header(of, here, key);
-    });
-    read.is_ok() && is && here.boot != [0; 2] && left.len() >= UNITS as u64
+/// Ports of one address outside.
+#[derive(Debug)]
+pub(crate) struct PortTable {
+    words: Words,
+    key: [u64; 2],
+    holders: Holders,
+    /// Ports in use, by protocol.
+    used: [AtomicU32; PROTOCOLS],
 }
 
 impl PortTable {
-    /// Makes a table in the process's own memory, with this key of its hash.
-    pub fn new(key: [u64; 2]) -> Result<PortTable, UnitsError> {
-        Ok(PortTable::with(Units::anonymous(UNITS)?, key))
+    /// Makes the table of an address, with this key of its hash. Returns its file, too: who keeps
+    /// that keeps the ports.
+    pub fn create(of: PortsOf, key: [u64; 2], now: u32) -> io::Result<(OwnedFd, PortTable)> {
+        let (file, words) = Words::create("butterfly-ports", WORDS)?;
+        words.have(0..WORDS)?;
+        let [k0, k1] = key;
+        let header = of.header().into_iter().chain([k0, k1, u64::from(now)]);
+        words.iter().zip(header).for_each(|(word, value)| word.store(value, Relaxed));
+        Ok((file, PortTable::with(words, key)))
     }
 
-    /// Makes the table of an address in a file. If `adopt`, that which a process of this boot left
-    /// there goes on, without what is impossible or over.
-    pub fn in_file(
-        name: &str,
-        of: PortsOf,
-        key: [u64; 2],
-        adopt: bool,
-        now: u32,
-    ) -> Result<PortTable, UnitsError> {
-        let here = Here::read();
-        let fate = |_: &Path, left: Option<&Left>| match left {
-            Some(left) if adopt && is_of(left, of, here) => Fate::Adopt,
-            _ => Fate::Remove,
-        };
-        let units = Units::file(UNITS, name, fate)?;
-        let word = |at: usize| units.first().and_then(|unit| unit.0.get(at));
-        if units.adopted() {
-            let key = [KEY, KEY + 1].map(|at| word(at).map_or(0, |word| word.load(Relaxed)));
-            let ports = PortTable::with(units, key);
-            ports.repair(now);
-            return Ok(ports);
+    /// Takes up the table of an address that a process left, without what is impossible or over.
+    /// `None` if it is none, or is too old for its times to be told.
+    pub fn adopt(file: impl AsFd, of: PortsOf, now: u32) -> Option<PortTable> {
+        let words = Words::map(file, WORDS).ok()?;
+        let word = |at: usize| words.get(at).map_or(0, |word| word.load(Relaxed));
+        let is_it = of.header().into_iter().enumerate().all(|(at, value)| word(at) == value);
+        let age = u64::from(now).checked_sub(word(SWEPT));
+        if !is_it || age.is_none_or(|age| age > u64::from(LONGEST)) {
+            return None;
         }
-        let head = header(of, here, key);
-        // The magic number last: without it the file is nothing.
-        for (at, value) in head.into_iter().enumerate().rev() {
-            word(at).into_iter().for_each(|word| word.store(value, Release));
-        }
-        Ok(PortTable::with(units, key))
+        words.have(0..WORDS).ok()?;
+        let key = [word(KEY), word(KEY + 1)];
+        let ports = PortTable::with(words, key);
+        ports.repair(now);
+        Some(ports)
     }
 
-    fn with(units: Units, key: [u64; 2]) -> PortTable {
-        PortTable {
-            units,
-            key,
-            shares: PortCounts::new(AtomicU32::default),
-            counting: Mutex::new(PortCounts::new(u32::default)),
-            vain: (0..ROW).map(|_| AtomicU32::new(0)).collect(),
-        }
+    fn with(words: Words, key: [u64; 2]) -> PortTable {
+        PortTable { words, key, holders: Holders::new(), used: Default::default() }
     }
 
-    /// Returns whether its ports are those of a process before.
-    #[cfg(test)]
-    pub fn adopted(&self) -> bool {
-        self.units.adopted()
+    /// Returns how many ports of TCP, UDP and identifiers of echoes are in use.
+    pub fn used(&self) -> [u32; PROTOCOLS] {
+        self.used.each_ref().map(|used| used.load(Relaxed))
+    }
+
+    fn count(&self, protocol: PortProtocol, change: i32) {
+        if let Some(used) = self.used.get(protocol as usize) {
+            used.fetch_add(change as u32, Relaxed); // wraps for less
+        }
     }
 
     /// Returns the word of a port.
     #[inline(always)]
     fn word(&self, protocol: PortProtocol, port: u16) -> Option<&AtomicU64> {
-        let at = protocol as usize * PORTS + usize::from(port);
-        let unit: &Unit = self.units.get(HEAD + at / WORDS)?;
-        unit.0.get(at % WORDS)
+        self.words.get(HEAD + protocol as usize * PORTS + usize::from(port))
     }
 
-    fn hash_of(&self, address: u32) -> u64 {
-        let [a, b] = self.key;
-        mix([b, a], [u64::from(address).rotate_left(32) ^ b, address.into()])
+    /// Returns the lines in which an end has candidates: as many as have [`CANDIDATES`] ports that
+    /// suit it. The step is odd and there are 126 times 64 lines, so no line comes twice.
+    fn lines(&self, end: InsideEnd) -> impl Iterator<Item = u16> {
+        let hash = keyed_hash(self.key, end.owner() | (end.protocol as u64) << 48);
+        let (first, step) = (hash & 0xffff_ffff, hash >> 32 | 1);
+        let suit = if end.protocol == PortProtocol::Udp { LINE / 2 } else { LINE };
+        (0..(CANDIDATES / suit) as u64).map(move |n| {
+            let line = (first + n * step) % LINES;
+            FIRST + line as u16 * LINE as u16
+        })
     }
 
-    /// Returns the candidates of an end: its own port, and others, of UDP of the same parity (RFC
-    /// 4787, REQ-4).
+    /// Returns the ports of a line that suit an end. The first of a line is not always the first one
+    /// to be taken.
+    fn ports_in(line: u16, end: InsideEnd) -> impl Iterator<Item = u16> {
+        let turn = end.port.wrapping_mul(5) % LINE as u16;
+        let ports = (0..LINE as u16).map(move |n| line + (n + turn) % LINE as u16);
+        ports.filter(move |port| end.suits(*port))
+    }
+
+    /// Returns the candidates of an end: its own port, then others.
     fn candidates(&self, end: InsideEnd) -> impl Iterator<Item = u16> {
         let own = Some(end.port).filter(|port| *port >= FIRST);
-        let of = end.owner() | (end.protocol as u64) << 48;
-        let key = self.key;
-        let others = (0..CANDIDATES).map(move |n| {
-            let hash = mix(key, [of, n.into()]);
-            let port = (hash % (PORTS as u64 - u64::from(FIRST))) as u16 + FIRST;
-            if end.protocol == PortProtocol::Udp { port & !1 | end.port & 1 } else { port }
-        });
-        own.into_iter().chain(others).take(CANDIDATES as usize)
+        own.into_iter().chain(self.lines(end).flat_map(move |line| Self::ports_in(line, end)))
     }
 
-    /// Looks through all candidates of an end for its own port and the first one that nobody has,
-    /// in one go: what another worker gives the end meanwhile is found, or is the one that was
-    /// free. `taken` tells which ports are forwarded: they belong to nobody here.
+    /// Looks through all candidates of an end, in one go, for its own port, and for one that nobody
+    /// has: the same port, or one of the line that has most of them. So nearly all ports are given
+    /// away before somebody finds none. `taken` tells which ports are forwarded: they belong to
+    /// nobody here.
     fn look(&self, end: InsideEnd, now: u64, taken: &impl Fn(u16) -> bool) -> Candidate<'_> {
-        let mut free = None;
-        for port in self.candidates(end) {
-            let Some(place) = self.word(end.protocol, port) else { continue };
-            let word = place.load(Relaxed);
+        let looked_at = |port: u16| {
+            let place = self.word(end.protocol, port).filter(|_| !taken(port))?;
+            let word = place.load(SeqCst);
             let used = PortUse::read(word);
-            let candidate = (port, place, word);
-            match used.filter(|used| used.owner == end.owner()) {
-                Some(own) if !taken(port) => return Candidate::Own(candidate, own),
-                _ => {}
+            let lasts = used.is_some_and(|used| used.lasts(end.protocol, now));
+            let own = used.filter(|used| used.owner == end.owner());
+            Some(((port, place, word), own, !lasts))
+        };
+        let same = Some(end.port).filter(|port| *port >= FIRST).and_then(looked_at);
+        if let Some((place, Some(own), _)) = same {
+            return Candidate::Own(place, own);
+        }
+        let mut best = None;
+        for line in self.lines(end) {
+            let (mut free, mut first) = (0, None);
+            for (place, own, is_free) in Self::ports_in(line, end).filter_map(looked_at) {
+                match own {
+                    Some(own) => return Candidate::Own(place, own),
+                    None if is_free => {
+                        free += 1;
+                        first = first.or(Some(place));
+                    }
+                    None => {}
+                }
             }
-            let lasts = used.is_some_and(|other| other.lasts(end.protocol, now));
-            if free.is_none() && !lasts && !taken(port) {
-                free = Some(candidate);
+            if let (Some(place), true) = (first, best.is_none_or(|(most, _)| free > most)) {
+                best = Some((free, place));
             }
         }
-        free.map_or(Candidate::None, Candidate::Free)
+        let same = same.filter(|(.., is_free)| *is_free).map(|(place, ..)| place);
+        same.or(best.map(|(_, place)| place)).map_or(Candidate::None, Candidate::Free)
     }
 
     /// Returns the port outside that an end has, if it has one. Changes nothing.
@@ -363,102 +457,107 @@ impl PortTable {
         }
     }
 
-    /// Returns the port outside that an end has or would get. Changes nothing.
+    /// Returns the port outside that an end of a vnic has or would get. Changes nothing.
     pub fn would_give(
         &self,
         end: InsideEnd,
+        vnic: PortRef,
         now: u32,
         taken: impl Fn(u16) -> bool,
     ) -> Result<u16, NoPort> {
         match self.look(end, time(now), &taken) {
             Candidate::Own((port, ..), _) => Ok(port),
-            free => self.may_have(free, self.hash_of(end.address)).map(|(port, ..)| port),
+            free => self.may_have(free, Holder::of(vnic)).map(|(port, ..)| port),
         }
     }
 
-    /// Returns the free port that a machine may have.
-    fn may_have<'a>(&self, found: Candidate<'a>, hash: u64) -> Result<Place<'a>, NoPort> {
+    /// Returns the free port that a vnic may have.
+    fn may_have<'a>(&self, found: Candidate<'a>, holder: Holder) -> Result<Place<'a>, NoPort> {
         match found {
-            Candidate::Free(_) if self.shares.count(hash) >= SHARE => Err(NoPort::Share),
+            Candidate::Free(_) if self.holders.count(holder) >= SHARE => Err(NoPort::Share),
             Candidate::Free(place) => Ok(place),
             _ => Err(NoPort::Full),
         }
     }
 
-    /// Returns the port by which a packet of an end leaves, which it gets if it has none, and notes
-    /// that it is used. `flags` are those of TCP, else 0. `now` is in seconds and tenths.
+    /// Returns the port by which a packet of an end leaves that a vnic sends, which it gets if it
+    /// has none, and notes that it is used. `now` is in seconds. Never looks at more than twice its
+    /// candidates for each time that another worker was faster.
+    #[inline]
     pub fn give(
         &self,
         end: InsideEnd,
-        flags: u8,
-        (now, tenths): (u32, u32),
+        said: Said,
+        (vnic, now): (PortRef, u32),
         taken: impl Fn(u16) -> bool,
-    ) -> Result<u16, NoPort> {
+    ) -> Result<Given, NoPort> {
         let now = time(now);
-        let hash = self.hash_of(end.address);
+        let holder = Holder::of(vnic);
         let next = |before| match end.protocol {
-            PortProtocol::Tcp => next(before, flags, true),
+            PortProtocol::Tcp => next(before, said),
             _ => PortState::New,
         };
         for _ in 0..AGAIN {
-            let found = match self.is_vain(hash, tenths) {
-                // It may have the port that most have.
-                true => match self.own_port(end) {
-                    Some(found) if !taken(end.port) => found,
-                    _ => return Err(NoPort::Full),
-                },
-                false => self.look(end, now, &taken),
-            };
-            let ((port, place, word), new, is_new) = match found {
+            let ((port, place, word), new, is_new) = match self.look(end, now, &taken) {
                 Candidate::Own(found, own) => {
                     let lasts = own.lasts(end.protocol, now);
                     let before = if lasts { own.state } else { PortState::New };
                     (found, PortUse { state: next(before), time: now, ..own }, false)
                 }
                 free => {
-                    let free = self.may_have(free, hash);
-                    let found = free.inspect_err(|_| self.note_vain(hash, tenths))?;
+                    let found = self.may_have(free, holder)?;
                     let state = next(PortState::New);
                     (found, PortUse { owner: end.owner(), state, time: now }, true)
                 }
             };
             let new = new.word();
-            if new != word && place.compare_exchange(word, new, Relaxed, Relaxed).is_err() {
+            if new == word {
+                return Ok(Given { port, is_new });
+            }
+            if place.compare_exchange(word, new, SeqCst, Relaxed).is_err() {
                 continue;
             }
             if is_new {
-                if let Some(old) = PortUse::read(word) {
-                    self.shares.less(self.hash_of(old.end(end.protocol).address));
+                if word == 0 {
+                    self.count(end.protocol, 1);
                 }
-                self.shares.more(hash);
+                self.holders.pass(end.protocol, port, holder);
+                if self.has_another(end, port, &taken) {
+                    // Another worker gave it one meanwhile, elsewhere: that stays.
+                    self.free(end.protocol, port, new);
+                    continue;
+                }
+            } else {
+                self.holders.pass(end.protocol, port, holder);
             }
-            return Ok(port);
+            return Ok(Given { port, is_new });
         }
         Err(NoPort::Full)
     }
 
-    /// Returns the port of an end that has its own port outside.
-    fn own_port(&self, end: InsideEnd) -> Option<Candidate<'_>> {
-        let place = self.word(end.protocol, end.port)?;
-        let word = place.load(Relaxed);
-        let own = PortUse::read(word).filter(|own| own.owner == end.owner())?;
-        Some(Candidate::Own((end.port, place, word), own))
+    /// Returns whether an end has another port than this one, however old.
+    fn has_another(&self, end: InsideEnd, port: u16, taken: &impl Fn(u16) -> bool) -> bool {
+        let mut others = self.candidates(end).filter(|other| *other != port && !taken(*other));
+        others.any(|other| {
+            let used = self.word(end.protocol, other).and_then(|it| PortUse::read(it.load(SeqCst)));
+            used.is_some_and(|used| used.owner == end.owner())
+        })
     }
 
-    fn vain(&self, hash: u64, tenths: u32) -> Option<(&AtomicU32, u32)> {
-        let cell = self.vain.get(hash as usize % ROW)?;
-        let word = cell.load(Relaxed);
-        Some((cell, if word >> 8 == tenths & 0xff_ffff { word & 0xff } else { 0 }))
+    /// Frees a port if its word is still this one.
+    fn free(&self, protocol: PortProtocol, port: u16, word: u64) {
+        let Some(place) = self.word(protocol, port) else { return };
+        if place.compare_exchange(word, 0, SeqCst, Relaxed).is_ok() {
+            self.count(protocol, -1);
+            self.holders.pass(protocol, port, Holder::NOBODY);
+        }
     }
 
-    /// Returns whether a machine searched in vain for long.
-    fn is_vain(&self, hash: u64, tenths: u32) -> bool {
-        self.vain(hash, tenths).is_some_and(|(_, count)| count >= VAIN)
-    }
-
-    fn note_vain(&self, hash: u64, tenths: u32) {
-        if let Some((cell, count)) = self.vain(hash, tenths) {
-            cell.store(tenths << 8 | (count + 1).min(0xff), Relaxed);
+    /// Takes a port back that an end was just given, as its packet does not leave.
+    pub fn take_back(&self, end: InsideEnd, port: u16) {
+        let word = self.word(end.protocol, port).map_or(0, |word| word.load(Relaxed));
+        if PortUse::read(word).is_some_and(|used| used.owner == end.owner()) {
+            self.free(end.protocol, port, word);
         }
     }
 
@@ -469,49 +568,38 @@ impl PortTable {
         found.lasts(protocol, time(now)).then(|| found.end(protocol))
     }
 
-    /// Notes that a packet of TCP with these flags came from outside for an end, and passed. Never
-    /// prolongs by its time: only the machine's own packets do (RFC 4787, REQ-6).
-    pub fn came(&self, end: InsideEnd, port: u16, flags: u8) {
+    /// Notes that the other end of a session ended a connection of an end: its machine will send
+    /// nothing more by it. Its next bytes, or connection, make that undone.
+    pub fn ended(&self, end: InsideEnd, port: u16) {
         let Some(place) = self.word(end.protocol, port) else { return };
         let word = place.load(Relaxed);
         let Some(own) = PortUse::read(word).filter(|own| own.owner == end.owner()) else { return };
-        let state = next(own.state, flags, false);
-        if state != own.state {
+        if own.state != PortState::Closing {
             // Of two packets at once the first one counts.
-            let new = PortUse { state, ..own }.word();
+            let new = PortUse { state: PortState::Closing, ..own }.word();
             let _ = place.compare_exchange(word, new, Relaxed, Relaxed);
         }
     }
 
-    /// Frees the ports of part `n` of `parts` that are over. With the last part, each machine has
-    /// as many as were counted.
+    /// Frees the ports of part `n` of `parts` that are over.
     pub fn sweep(&self, n: usize, parts: usize, now: u32) {
-        let all = self.units.len().saturating_sub(HEAD) * WORDS;
-        let (first, end) = (all * n / parts, all * (n + 1) / parts);
-        let mut counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
-        for at in first..end {
+        let all = PROTOCOLS * PORTS;
+        for at in all * n / parts..all * (n + 1) / parts {
             let Some((protocol, port)) = place_of(at) else { return };
-            let Some(place) = self.word(protocol, port) else { return };
-            let word = place.load(Relaxed);
-            match PortUse::read(word) {
-                None if word == 0 => {}
-                Some(own) if own.lasts(protocol, time(now)) => {
-                    let hash = self.hash_of(own.end(protocol).address);
-                    for at in PortCounts::<u32>::places(hash) {
-                        counting.0.get_mut(at).into_iter().for_each(|count| *count += 1);
-                    }
-                }
-                _ => _ = place.compare_exchange(word, 0, Relaxed, Relaxed),
+            let word = self.word(protocol, port).map_or(0, |word| word.load(Relaxed));
+            let lasts = PortUse::read(word).is_some_and(|own| own.lasts(protocol, time(now)));
+            if word != 0 && !lasts {
+                self.free(protocol, port, word);
             }
         }
         if n + 1 >= parts {
-            for (count, counted) in self.shares.0.iter().zip(&mut counting.0) {
-                count.store(std::mem::take(counted), Relaxed);
-            }
+            let swept = self.words.get(SWEPT).into_iter();
+            swept.for_each(|word| word.store(now.into(), Relaxed));
         }
     }
 
-    /// Frees what is impossible in a table that a process left, and counts the rest.
+    /// Frees what is impossible or over in a table that a process left, and counts the rest, which
+    /// is nobody's until its machines send again.
     fn repair(&self, now: u32) {
         for at in 0..PROTOCOLS * PORTS {
             let Some((protocol, port)) = place_of(at) else { return };
@@ -521,13 +609,14 @@ impl PortTable {
                 let end = own.end(protocol);
                 let [net, ..] = end.address.to_be_bytes();
                 let is_host = !matches!(net, 0 | 127 | 224..);
-                is_host && self.candidates(end).any(|candidate| candidate == port)
+                let is_candidate = || self.candidates(end).any(|candidate| candidate == port);
+                is_host && own.lasts(protocol, time(now)) && is_candidate()
             });
-            if word != 0 && !possible {
-                let _ = place.compare_exchange(word, 0, Relaxed, Relaxed);
+            match possible {
+                true => self.count(protocol, 1),
+                false => place.store(0, Relaxed),
             }
         }
-        self.sweep(0, 1, now);
     }
 }
 
