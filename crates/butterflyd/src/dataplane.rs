@@ -107,9 +107,6 @@ pub trait Dataplane {
     /// its wire.
     fn change_routing(&mut self, change: RoutingChange) -> Result<(), NotInEffect>;
 
-    /// Checks that there can be such translations, whether their external is in effect or not.
-    fn can_translate(&self, nats: &[Nat]) -> Result<(), NotInEffect>;
-
     /// Returns whether an external with this number is in effect.
     fn leads_out(&self, vni: Vni) -> bool;
 
@@ -243,10 +240,6 @@ impl Dataplane for Arc<Switch> {
 
     fn change_routing(&mut self, change: RoutingChange) -> Result<(), NotInEffect> {
         Switch::change_routing(self, change)
-    }
-
-    fn can_translate(&self, nats: &[Nat]) -> Result<(), NotInEffect> {
-        Switch::can_translate(self, nats)
     }
 
     fn leads_out(&self, vni: Vni) -> bool {

@@ -10,6 +10,7 @@ const EXTERNALS: &str = r#"
     external_list { id: "office" uplink: "tap:out" vlan: 7 vni: 77 mtu: 1400
         address: "198.51.100.7/24" address: "2001:db8::7/64" }"#;
 const NATS: &str = r#"
+    nat_list { router: "r1" kind: SNAT external: "internet" address: "192.0.2.9" }
     nat_list { router: "r1" kind: FORWARD external: "internet" address: "192.0.2.9"
         inside: "10.5.0.10" protocol: 6 port: 443 to_port: 8443 }
     nat_list { router: "r1" kind: FLOATING external: "internet" address: "192.0.2.80"
@@ -98,6 +99,14 @@ fn translations_are_added_listed_and_taken_back() {
     let outside = r#"external: "internet""#;
     for (line, asked) in [
         (
+            "snat add r1 --external internet --address 192.0.2.9 @",
+            format!(r#"nat_add {{ router: "r1" kind: SNAT {outside} address: "192.0.2.9" }}"#),
+        ),
+        (
+            "snat del r1 --external internet --address 192.0.2.9 @",
+            format!(r#"nat_del {{ router: "r1" kind: SNAT {outside} address: "192.0.2.9" }}"#),
+        ),
+        (
             "floating add 192.0.2.80 --router r1 --external internet --to 10.5.0.10 @",
             format!(
                 r#"nat_add {{ router: "r1" kind: FLOATING {outside} address: "192.0.2.80" inside: "10.5.0.10" }}"#
@@ -128,6 +137,7 @@ fn translations_are_added_listed_and_taken_back() {
             asks: &[&["nat_list: true"]],
             answers: &[&[NATS]],
             out: "router  external  kind      address            to\n\
+                  r1      internet  snat      192.0.2.9          -\n\
                   r1      internet  forward   192.0.2.9:443/tcp  10.5.0.10:8443\n\
                   r1      internet  floating  192.0.2.80         10.5.0.10\n",
             ..Row::default()
@@ -143,7 +153,7 @@ fn translations_are_added_listed_and_taken_back() {
     let forward = json!({ "router": "r1", "external": "internet", "kind": "forward",
         "address": "192.0.2.9", "inside": "10.5.0.10", "protocol": "tcp", "port": 443,
         "to_port": 8443 });
-    assert_eq!(printed["nat"][0], forward);
+    assert_eq!(printed["nat"][1], forward);
 }
 
 /// Nothing is sent of what cannot be meant.
@@ -162,6 +172,7 @@ fn what_cannot_be_meant_is_refused_by_the_client() {
         ),
         ("router attach r1", "an attachment needs its network, --vni, or its external, --external"),
         ("router attach r1 --vni 42 --external x", "--vni and --external exclude each other"),
+        ("snat add r1 --external x", "--address is mandatory"),
         ("floating add 192.0.2.80 --router r1 --external x", "--to is mandatory"),
         (
             "forward add 192.0.2.9 --router r1 --external x --proto tcp --to 10.5.0.10:80",

@@ -121,8 +121,7 @@ impl<D: Dataplane> Daemon<D> {
             Ok(Declaration { externals: vec![external], ..Declaration::default() })
         };
         let nat = |declared: &proto::Nat| {
-            let can = |rule: &NatRule| self.can_translate(std::slice::from_ref(&rule.nat));
-            let nat = convert::nat(declared).and_then(|rule| can(&rule).map(|()| rule));
+            let nat = convert::nat(declared);
             let nat = nat.map_err(|failure| about("translation", declared.address(), failure))?;
             Ok(Declaration { nats: vec![nat], ..Declaration::default() })
         };

@@ -654,13 +654,6 @@ impl Dataplane for Fake {
         Ok(())
     }
 
-    fn can_translate(&self, nats: &[Nat]) -> Result<(), NotInEffect> {
-        match self.no_snat && nats.iter().any(|nat| matches!(nat, Nat::Snat { .. })) {
-            true => Err(NotInEffect("machines share no address".to_owned())),
-            false => Ok(()),
-        }
-    }
-
     fn leads_out(&self, vni: Vni) -> bool {
         self.wires.contains_key(&vni)
     }
