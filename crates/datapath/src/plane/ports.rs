@@ -13,8 +13,9 @@ use butterfly_model::{Nat, RouterId, Vni};
 use butterfly_packet::Mac;
 
 use crate::engine::mac::number;
+use crate::engine::place::PortRef;
 use crate::plane::secrets;
-use crate::world::ports::{PortTable, PortsOf};
+use crate::world::ports::{PortProtocol, PortTable, PortsOf, VERSION};
 
 /// Keeps the ports that machines share for a process to come, by names.
 pub(crate) trait KeptPorts {
@@ -42,9 +43,9 @@ impl KeptPorts for () {
     fn forget(&self, _: &str) {}
 }
 
-/// Returns the name of an address's ports.
+/// Returns the name of an address's ports. A program with another layout has others beside them.
 fn name_of(of: &PortsOf) -> String {
-    format!("{PORTS}{}:{:x}:{}", of.vni, of.router, Ipv4Addr::from_bits(of.address))
+    format!("{PORTS}{VERSION}:{}:{:x}:{}", of.vni, of.router, Ipv4Addr::from_bits(of.address))
 }
 
 /// Returns the addresses that machines of a router share by these rules.
@@ -71,7 +72,8 @@ impl SharedPorts {
     }
 
     /// Makes the tables that rules of a router at an external want, or takes up those that a process
-    /// left. `now` is in seconds. On an error, which is for an address, none is made.
+    /// left. `now` is in seconds. After an error, which is for an address, those before it wait for
+    /// the next rules.
     pub fn open(
         &mut self,
         (router, vni): (&RouterId, Vni),
@@ -79,13 +81,13 @@ impl SharedPorts {
         kept: &dyn KeptPorts,
         now: u32,
     ) -> Result<(), (Ipv4Addr, io::Error)> {
-        let mut made = Vec::new();
-        for of in shared(router, vni, rules).filter(|of| !self.tables.contains_key(of)) {
-            let table = make(of, kept, now);
-            let table = table.map_err(|why| (Ipv4Addr::from_bits(of.address), why))?;
-            made.push((of, Arc::new(table)));
+        for of in shared(router, vni, rules) {
+            if !self.tables.contains_key(&of) {
+                let table = make(of, kept, now);
+                let table = table.map_err(|why| (Ipv4Addr::from_bits(of.address), why))?;
+                self.tables.insert(of, Arc::new(table));
+            }
         }
-        self.tables.extend(made);
         Ok(())
     }
 
@@ -99,6 +101,25 @@ impl SharedPorts {
             kept.forget(&name_of(&of));
             self.parted.extend(self.tables.remove(&of));
         }
+    }
+
+    /// Frees the ports that rules of a router at an external, which are in effect, forward.
+    pub fn forward(&self, (router, vni): (&RouterId, Vni), rules: &[Nat]) {
+        let (router, vni) = (number(Mac(router.gateway_mac())), vni.number());
+        for rule in rules {
+            if let Nat::Forward { outside, protocol, port, .. } = rule
+                && let Some(protocol) = PortProtocol::of(protocol.number())
+                && let Some(table) =
+                    self.tables.get(&PortsOf { router, vni, address: outside.to_bits() })
+            {
+                table.forward(protocol, *port);
+            }
+        }
+    }
+
+    /// Frees the ports of a vnic that went.
+    pub fn release(&self, vnic: PortRef) {
+        self.tables.values().for_each(|table| table.release(vnic));
     }
 
     /// Lets go of tables without a rule that no worker has any more: memory goes here, not in a

@@ -58,6 +58,12 @@ impl Plane {
             }
             _ => {}
         }
+        let nat = match &change {
+            RoutingChange::DeclareNat(router, vni, rules) => {
+                Some((router.clone(), *vni, rules.clone()))
+            }
+            _ => None,
+        };
         let concerned = state.routed.change(change);
         if !concerned.is_empty() {
             let mut all = HashMap::clone(&next.routings);
@@ -83,6 +89,9 @@ impl Plane {
         let is_other = !Arc::ptr_eq(&before, &next.by_vni);
         self.gone.leaving(&leaving);
         self.publish(next);
+        if let Some((router, vni, rules)) = nat {
+            state.routed.ports.forward((&router, vni), &rules);
+        }
         state.routed.ports.close();
         self.gone.left(&leaving);
         leaving.iter().for_each(|trunk| self.shared.table.name(trunk.place.slot, None));

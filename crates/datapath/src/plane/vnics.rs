@@ -185,6 +185,7 @@ impl Plane {
         let slot = trunk.as_ref().map(|trunk| trunk.place.slot);
         self.forget(|learnt| learnt.place == place || Some(learnt.place.slot) == slot);
         self.settle();
+        state.routed.ports.release(place);
         true
     }
 }

@@ -209,19 +209,23 @@ fn share(
     let said = said_of(batch, index, found);
     let said = said.ok_or_else(|| translate::reason(batch, index, Error::Truncated))?;
     let end = (number_of_ip(found.source), found.protocol, port);
-    let (address, given) = match translations.share(end, said, context.sharing()) {
+    // What cannot be translated, here to itself, opens nothing.
+    let mut unfit = None;
+    let same = End { address: found.source, port: Some(port) };
+    let can_leave = || {
+        let tried = translate::rewrite(batch, (index, meta), Side::Source, &same, None);
+        unfit = tried.err();
+        unfit.is_none()
+    };
+    let (address, port) = match translations.share(end, said, context.sharing(), can_leave) {
         Some(Ok(given)) => given,
         Some(Err(NoPort::Share)) => return Err(NAT_SHARE),
         Some(Err(NoPort::Full)) => return Err(NAT_PORTS_FULL),
+        Some(Err(NoPort::Unfit)) => return Err(unfit.unwrap_or(NAT_PROTOCOL)),
         None => return Err(NAT_PROTOCOL),
     };
-    let outside = End { address: ip_of(address), port: Some(given.port) };
-    translate::rewrite(batch, (index, meta), Side::Source, &outside, None).inspect_err(|_| {
-        // What cannot be translated opens nothing.
-        if given.is_new {
-            translations.take_back(end, given.port);
-        }
-    })
+    let outside = End { address: ip_of(address), port: Some(port) };
+    translate::rewrite(batch, (index, meta), Side::Source, &outside, None)
 }
 
 /// Rewrites the headers of packets that pass; all other frames stay as they are.

@@ -207,9 +207,13 @@ impl Hold {
 
     /// Has everything let go that was held for vnics that nobody declared again. Returns their ids.
     pub(crate) fn let_go(&self) -> Vec<String> {
-        let devices =
-            std::mem::take(&mut *self.devices.lock().unwrap_or_else(PoisonError::into_inner));
-        devices.keys().for_each(|name| self.forget_device(name));
+        // Rules of an external that is not in effect yet want their ports when it is.
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = std::mem::take(&mut *devices).into_iter();
+        let (ports, gone): (_, BTreeMap<_, _>) = all.partition(|(name, _)| name.starts_with(PORTS));
+        *devices = ports;
+        drop(devices);
+        gone.keys().for_each(|name| self.forget_device(name));
         let gone = std::mem::take(&mut *self.former());
         for (id, held) in &gone {
             self.forget(id);

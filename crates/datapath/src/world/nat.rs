@@ -11,7 +11,7 @@ use butterfly_model::Nat;
 use crate::engine::place::PortRef;
 use crate::ip::{Address, is_v4};
 use crate::world::{
-    ports::{Given, InsideEnd, NoPort, PortProtocol, PortTable, Said},
+    ports::{InsideEnd, NoPort, PortProtocol, PortTable, Said},
     rules::number,
     steering::mix,
 };
@@ -139,17 +139,26 @@ impl Translations {
         &self.pool
     }
 
-    /// Returns the address outside that a machine shares: always the same one (RFC 4787, REQ-2).
-    /// When one goes its machines alone move (rendezvous hashing).
-    fn pool_of(&self, inside: u32) -> Option<&Pool> {
-        let score = |pool: &&Pool| {
+    /// Returns the address outside that a machine shares: always the same one (RFC 4787, REQ-2), and
+    /// the one that it would share without that. When one goes its machines alone move, and when
+    /// one comes those that move to it shared the second one before (rendezvous hashing).
+    fn pools_of(&self, inside: u32) -> (Option<&Pool>, Option<&Pool>) {
+        if let [only] = &*self.pool {
+            return (Some(only), None);
+        }
+        let score = |pool: &Pool| {
             let address = pool.address.to_bits();
-            (
-                mix(OF_MACHINE, [u64::from(address) << 32 | u64::from(inside), inside.into()]),
-                address,
-            )
+            let of = [u64::from(address) << 32 | u64::from(inside), inside.into()];
+            (mix(OF_MACHINE, of), address)
         };
-        self.pool.iter().max_by_key(score)
+        self.pool.iter().fold((None, None), |(first, second), pool| {
+            let beats = |other: Option<&Pool>| other.is_none_or(|it| score(pool) > score(it));
+            match (beats(first), beats(second)) {
+                (true, _) => (Some(pool), first),
+                (false, true) => (first, Some(pool)),
+                _ => (first, second),
+            }
+        })
     }
 
     /// Returns whether a port of an address outside is forwarded.
@@ -158,51 +167,60 @@ impl Translations {
             && find(&self.forwards, (number(outside.into()), protocol, port)).is_some()
     }
 
-    /// Returns the address and port outside by which a packet of a machine leaves that shares one,
-    /// and which it has from now on. `None` if no machine of the router shares one.
+    /// Returns the address and port outside by which a packet of a machine leaves that shares one.
+    /// It gets a port if it has none and `can_leave` says that the packet can be translated. `None`
+    /// if no machine of the router shares one.
     pub fn share(
         &self,
         (inside, protocol, port): (Address, u8, u16),
         said: Said,
         sharing: Sharing<'_>,
-    ) -> Option<Result<(Address, Given), NoPort>> {
-        let (pool, end) = self.shared(inside, protocol, port)?;
-        let taken = |port| self.is_forwarded(pool.address, protocol, port);
-        let outside = number(pool.address.into());
+        can_leave: impl FnMut() -> bool,
+    ) -> Option<Result<(Address, u16), NoPort>> {
+        let end = Self::end((inside, protocol, port))?;
+        let (pool, former) = self.pools_of(end.address);
+        let pool = pool?;
         let (vnic, now) = (sharing.vnic, sharing.now);
-        let given = match sharing.assumed {
-            None => pool.ports.give(end, said, (vnic, now), taken),
-            Some(assumed) => pool.ports.would_give(end, vnic, now, taken).map(|port| {
-                assumed.set(Some(Assumed { outside: (outside, port), inside: end }));
-                Given { port, is_new: false }
-            }),
+        let taken_at = |pool: &Pool| {
+            let address = pool.address;
+            move |port| self.is_forwarded(address, protocol, port)
         };
-        Some(given.map(|given| (outside, given)))
-    }
-
-    /// Takes a port back that a machine was just given, as its packet does not leave.
-    pub fn take_back(&self, (inside, protocol, port): (Address, u8, u16), outside: u16) {
-        if let Some((pool, end)) = self.shared(inside, protocol, port) {
-            pool.ports.take_back(end, outside);
+        let taken = taken_at(pool);
+        // What it has elsewhere, since before this address came, stays.
+        let kept = former.filter(|_| pool.ports.outside_of(end, now, &taken).is_none());
+        let kept = kept.and_then(|former| {
+            let port = match sharing.assumed {
+                None => former.ports.keep(end, said, (vnic, now), taken_at(former)),
+                Some(_) => former.ports.outside_of(end, now, taken_at(former)),
+            };
+            Some((former, port?))
+        });
+        let (at, given) = match (kept, sharing.assumed) {
+            (Some((former, port)), _) => (former, Ok(port)),
+            (None, None) => (pool, pool.ports.give(end, said, (vnic, now), taken, can_leave)),
+            (None, Some(_)) => (pool, pool.ports.would_give(end, vnic, now, taken)),
+        };
+        let outside = number(at.address.into());
+        if let (Some(assumed), Ok(port)) = (sharing.assumed, given) {
+            assumed.set(Some(Assumed { outside: (outside, port), inside: end }));
         }
+        Some(given.map(|port| (outside, port)))
     }
 
     /// Returns the address and port outside that an end of a machine shares, if it has one.
-    pub fn shared_of(
-        &self,
-        (inside, protocol, port): (Address, u8, u16),
-        now: u32,
-    ) -> Option<(Address, u16)> {
-        let (pool, end) = self.shared(inside, protocol, port)?;
-        let taken = |port| self.is_forwarded(pool.address, protocol, port);
-        let port = pool.ports.outside_of(end, now, taken)?;
-        Some((number(pool.address.into()), port))
+    pub fn shared_of(&self, of: (Address, u8, u16), now: u32) -> Option<(Address, u16)> {
+        let end = Self::end(of)?;
+        let (pool, former) = self.pools_of(end.address);
+        pool.into_iter().chain(former).find_map(|pool| {
+            let taken = |port| self.is_forwarded(pool.address, of.1, port);
+            let port = pool.ports.outside_of(end, now, taken)?;
+            Some((number(pool.address.into()), port))
+        })
     }
 
-    fn shared(&self, inside: Address, protocol: u8, port: u16) -> Option<(&Pool, InsideEnd)> {
+    fn end((inside, protocol, port): (Address, u8, u16)) -> Option<InsideEnd> {
         let address = Some(inside as u32).filter(|_| is_v4(inside))?;
-        let end = InsideEnd { address, port, protocol: PortProtocol::of(protocol)? };
-        Some((self.pool_of(address)?, end))
+        Some(InsideEnd { address, port, protocol: PortProtocol::of(protocol)? })
     }
 
     /// Returns the end inside that shares an address outside by this port of it, and would leave by
@@ -221,7 +239,8 @@ impl Translations {
             is_it.then_some(assumed.inside)
         })?;
         let inside = number(Ipv4Addr::from_bits(found.address).into());
-        let leaves = self.pool_of(found.address).is_some_and(|own| own.address == pool.address)
+        let (own, former) = self.pools_of(found.address);
+        let leaves = own.into_iter().chain(former).any(|own| own.address == pool.address)
             && self.outside_of(inside, protocol, Some(found.port)).is_none();
         leaves.then_some((inside, found.port))
     }

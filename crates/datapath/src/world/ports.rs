@@ -40,6 +40,9 @@ const AHEAD: u64 = 16;
 const LONGEST: u32 = 7_440;
 /// Most ports of one vnic.
 const SHARE: u32 = 4096;
+/// Part of a protocol's free ports that a vnic has at most: the fuller the table is, the less. So
+/// no number of them leaves nothing to others.
+const PART: u32 = 4;
 /// Counters of vnics: those of two slots that are so far from each other count together.
 const COUNTERS: usize = 1 << 14;
 /// Searches again after another worker took what was found, or gave the end another port.
@@ -49,8 +52,10 @@ const AGAIN: u32 = 16;
 const HEAD: usize = LINE;
 /// Words of a table.
 const WORDS: usize = HEAD + PROTOCOLS * PORTS;
-/// "bflyport", and the layout's version.
-const MAGIC: [u64; 2] = [0x6266_6c79_706f_7274, 2];
+/// Version of the layout.
+pub(crate) const VERSION: u64 = 1;
+/// "bflyport", and the version.
+const MAGIC: [u64; 2] = [0x6266_6c79_706f_7274, VERSION];
 /// Places of the hash's key and of the second of the last sweep.
 const KEY: usize = 4;
 const SWEPT: usize = 6;
@@ -113,14 +118,8 @@ pub(crate) enum NoPort {
     Full,
     /// Its vnic has as many as one may have.
     Share,
-}
-
-/// Port outside of an end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Given {
-    pub port: u16,
-    /// It was nobody's before.
-    pub is_new: bool,
+    /// It has none, and its packet cannot leave.
+    Unfit,
 }
 
 /// State of a port. The numbers are in the file.
@@ -279,6 +278,12 @@ impl Holders {
         if word >> 32 == u64::from(holder.0) { word as u32 } else { 0 }
     }
 
+    /// Returns the vnic that has a port.
+    fn has(&self, protocol: PortProtocol, port: u16) -> Holder {
+        let at = protocol as usize * PORTS + usize::from(port);
+        self.of.get(at).map_or(Holder::NOBODY, |of| Holder(of.load(Relaxed)))
+    }
+
     /// Notes that a port is this vnic's from now on.
     fn pass(&self, protocol: PortProtocol, port: u16, to: Holder) {
         let at = protocol as usize * PORTS + usize::from(port);
@@ -370,12 +375,13 @@ impl PortTable {
 
     /// Returns how many ports of TCP, UDP and identifiers of echoes are in use.
     pub fn used(&self) -> [u32; PROTOCOLS] {
-        self.used.each_ref().map(|used| used.load(Relaxed))
+        // One that is freed at once may be counted less before it is counted more.
+        self.used.each_ref().map(|used| used.load(Relaxed).cast_signed().max(0).cast_unsigned())
     }
 
     fn count(&self, protocol: PortProtocol, change: i32) {
         if let Some(used) = self.used.get(protocol as usize) {
-            used.fetch_add(change as u32, Relaxed); // wraps for less
+            used.fetch_add(change.cast_unsigned(), Relaxed);
         }
     }
 
@@ -416,37 +422,37 @@ impl PortTable {
     /// away before somebody finds none. `taken` tells which ports are forwarded: they belong to
     /// nobody here.
     fn look(&self, end: InsideEnd, now: u64, taken: &impl Fn(u16) -> bool) -> Candidate<'_> {
+        // Most ports are others'. Who forwards is asked about the rest alone.
         let looked_at = |port: u16| {
-            let place = self.word(end.protocol, port).filter(|_| !taken(port))?;
+            let place = self.word(end.protocol, port)?;
             let word = place.load(SeqCst);
             let used = PortUse::read(word);
-            let lasts = used.is_some_and(|used| used.lasts(end.protocol, now));
             let own = used.filter(|used| used.owner == end.owner());
-            Some(((port, place, word), own, !lasts))
+            let is_free = own.is_none() && !used.is_some_and(|it| it.lasts(end.protocol, now));
+            let counts = (own.is_some() || is_free) && !taken(port);
+            counts.then_some(((port, place, word), own))
         };
         let same = Some(end.port).filter(|port| *port >= FIRST).and_then(looked_at);
-        if let Some((place, Some(own), _)) = same {
+        if let Some((place, Some(own))) = same {
             return Candidate::Own(place, own);
         }
         let mut best = None;
         for line in self.lines(end) {
             let (mut free, mut first) = (0, None);
-            for (place, own, is_free) in Self::ports_in(line, end).filter_map(looked_at) {
-                match own {
-                    Some(own) => return Candidate::Own(place, own),
-                    None if is_free => {
-                        free += 1;
-                        first = first.or(Some(place));
-                    }
-                    None => {}
+            for (place, own) in Self::ports_in(line, end).filter_map(looked_at) {
+                if let Some(own) = own {
+                    return Candidate::Own(place, own);
                 }
+                free += 1;
+                first = first.or(Some(place));
             }
             if let (Some(place), true) = (first, best.is_none_or(|(most, _)| free > most)) {
                 best = Some((free, place));
             }
         }
-        let same = same.filter(|(.., is_free)| *is_free).map(|(place, ..)| place);
-        same.or(best.map(|(_, place)| place)).map_or(Candidate::None, Candidate::Free)
+        same.map(|(place, _)| place)
+            .or(best.map(|(_, place)| place))
+            .map_or(Candidate::None, Candidate::Free)
     }
 
     /// Returns the port outside that an end has, if it has one. Changes nothing.
@@ -467,22 +473,32 @@ impl PortTable {
     ) -> Result<u16, NoPort> {
         match self.look(end, time(now), &taken) {
             Candidate::Own((port, ..), _) => Ok(port),
-            free => self.may_have(free, Holder::of(vnic)).map(|(port, ..)| port),
+            free => self.may_have(free, end.protocol, Holder::of(vnic)).map(|(port, ..)| port),
         }
     }
 
     /// Returns the free port that a vnic may have.
-    fn may_have<'a>(&self, found: Candidate<'a>, holder: Holder) -> Result<Place<'a>, NoPort> {
+    fn may_have<'a>(
+        &self,
+        found: Candidate<'a>,
+        protocol: PortProtocol,
+        holder: Holder,
+    ) -> Result<Place<'a>, NoPort> {
+        let used = self.used().get(protocol as usize).copied().unwrap_or_default();
+        let free = (LINES as u32 * LINE as u32).saturating_sub(used);
         match found {
-            Candidate::Free(_) if self.holders.count(holder) >= SHARE => Err(NoPort::Share),
+            Candidate::Free(_) if self.holders.count(holder) >= SHARE.min(free / PART) => {
+                Err(NoPort::Share)
+            }
             Candidate::Free(place) => Ok(place),
             _ => Err(NoPort::Full),
         }
     }
 
-    /// Returns the port by which a packet of an end leaves that a vnic sends, which it gets if it
-    /// has none, and notes that it is used. `now` is in seconds. Never looks at more than twice its
-    /// candidates for each time that another worker was faster.
+    /// Returns the port by which a packet of an end leaves that a vnic sends, and notes that it is
+    /// used. One that has none gets one if `can_leave` says that the packet can be translated.
+    /// `now` is in seconds. Never looks at more than twice its candidates for each time that another
+    /// worker was faster.
     #[inline]
     pub fn give(
         &self,
@@ -490,7 +506,8 @@ impl PortTable {
         said: Said,
         (vnic, now): (PortRef, u32),
         taken: impl Fn(u16) -> bool,
-    ) -> Result<Given, NoPort> {
+        mut can_leave: impl FnMut() -> bool,
+    ) -> Result<u16, NoPort> {
         let now = time(now);
         let holder = Holder::of(vnic);
         let next = |before| match end.protocol {
@@ -505,34 +522,46 @@ impl PortTable {
                     (found, PortUse { state: next(before), time: now, ..own }, false)
                 }
                 free => {
-                    let found = self.may_have(free, holder)?;
+                    let found = self.may_have(free, end.protocol, holder)?;
+                    if !can_leave() {
+                        return Err(NoPort::Unfit);
+                    }
                     let state = next(PortState::New);
                     (found, PortUse { owner: end.owner(), state, time: now }, true)
                 }
             };
             let new = new.word();
             if new == word {
-                return Ok(Given { port, is_new });
+                return Ok(port);
             }
             if place.compare_exchange(word, new, SeqCst, Relaxed).is_err() {
                 continue;
             }
-            if is_new {
-                if word == 0 {
-                    self.count(end.protocol, 1);
-                }
-                self.holders.pass(end.protocol, port, holder);
-                if self.has_another(end, port, &taken) {
-                    // Another worker gave it one meanwhile, elsewhere: that stays.
-                    self.free(end.protocol, port, new);
-                    continue;
-                }
-            } else {
-                self.holders.pass(end.protocol, port, holder);
+            if is_new && word == 0 {
+                self.count(end.protocol, 1);
             }
-            return Ok(Given { port, is_new });
+            self.holders.pass(end.protocol, port, holder);
+            if is_new && self.has_another(end, port, &taken) {
+                // Another worker gave it one meanwhile, elsewhere: that stays.
+                self.free_of(end, port);
+                continue;
+            }
+            return Ok(port);
         }
         Err(NoPort::Full)
+    }
+
+    /// Returns the port outside that an end has, as [`give`](Self::give) does, and notes that it is
+    /// used; `None` if it has none that lasts.
+    pub fn keep(
+        &self,
+        end: InsideEnd,
+        said: Said,
+        (vnic, now): (PortRef, u32),
+        taken: impl Fn(u16) -> bool,
+    ) -> Option<u16> {
+        self.outside_of(end, now, &taken)?;
+        self.give(end, said, (vnic, now), taken, || false).ok()
     }
 
     /// Returns whether an end has another port than this one, however old.
@@ -553,11 +582,37 @@ impl PortTable {
         }
     }
 
-    /// Takes a port back that an end was just given, as its packet does not leave.
-    pub fn take_back(&self, end: InsideEnd, port: u16) {
-        let word = self.word(end.protocol, port).map_or(0, |word| word.load(Relaxed));
-        if PortUse::read(word).is_some_and(|used| used.owner == end.owner()) {
+    /// Frees a port if an end has it, whatever others note of its use meanwhile.
+    fn free_of(&self, end: InsideEnd, port: u16) {
+        for _ in 0..AGAIN {
+            let word = self.word(end.protocol, port).map_or(0, |word| word.load(SeqCst));
+            if PortUse::read(word).is_none_or(|used| used.owner != end.owner()) {
+                return;
+            }
             self.free(end.protocol, port, word);
+        }
+    }
+
+    /// Frees a port that is forwarded from now on: who had it does not get it back later.
+    pub fn forward(&self, protocol: PortProtocol, port: u16) {
+        let word = self.word(protocol, port).map_or(0, |word| word.load(Relaxed));
+        if word != 0 {
+            self.free(protocol, port, word);
+        }
+    }
+
+    /// Frees the ports of a vnic that went: what comes for them is for nobody else.
+    pub fn release(&self, vnic: PortRef) {
+        let holder = Holder::of(vnic);
+        if self.holders.count(holder) == 0 {
+            return;
+        }
+        for at in 0..PROTOCOLS * PORTS {
+            let Some((protocol, port)) = place_of(at) else { return };
+            if self.holders.has(protocol, port) == holder {
+                let word = self.word(protocol, port).map_or(0, |word| word.load(Relaxed));
+                self.free(protocol, port, word);
+            }
         }
     }
 
@@ -568,8 +623,9 @@ impl PortTable {
         found.lasts(protocol, time(now)).then(|| found.end(protocol))
     }
 
-    /// Notes that the other end of a session ended a connection of an end: its machine will send
-    /// nothing more by it. Its next bytes, or connection, make that undone.
+    /// Notes that the other end of a session reset a connection of an end: its machine will send
+    /// nothing more by it. Its next bytes, or connection, make that undone, so who forges a reset
+    /// harms a connection alone that is silent for longer than those last that ended.
     pub fn ended(&self, end: InsideEnd, port: u16) {
         let Some(place) = self.word(end.protocol, port) else { return };
         let word = place.load(Relaxed);
@@ -588,7 +644,10 @@ impl PortTable {
             let Some((protocol, port)) = place_of(at) else { return };
             let word = self.word(protocol, port).map_or(0, |word| word.load(Relaxed));
             let lasts = PortUse::read(word).is_some_and(|own| own.lasts(protocol, time(now)));
-            if word != 0 && !lasts {
+            if word == 0 {
+                // One that was freed while it was given.
+                self.holders.pass(protocol, port, Holder::NOBODY);
+            } else if !lasts {
                 self.free(protocol, port, word);
             }
         }
@@ -599,7 +658,7 @@ impl PortTable {
     }
 
     /// Frees what is impossible or over in a table that a process left, and counts the rest, which
-    /// is nobody's until its machines send again.
+    /// is nobody's until its machines send again. Nobody else uses the table yet.
     fn repair(&self, now: u32) {
         for at in 0..PROTOCOLS * PORTS {
             let Some((protocol, port)) = place_of(at) else { return };

@@ -899,6 +899,74 @@ fn a_pool_that_shrinks_takes_its_machines_along() {
     assert!((5001..5050).all(|port| outside(&mut net, port) == first));
 }
 
+/// When an address comes, what a machine has by another one goes on; new ends have the new one.
+#[test]
+fn an_address_that_comes_ends_no_conversation() {
+    let mut net = shared(true);
+    let gateway = router_mac("r");
+    let outside = |net: &mut Net, port| {
+        let got = net.send(A, &sent(A, &|ip: Ip| ip.udp(port, 53, b"?")));
+        got[X.0][0][26..30].to_vec()
+    };
+    assert_eq!(leaves(&mut net, A, WORLD, 17, 5000), 5000);
+    let mut rules = vec![snat(SHARED)];
+    // One of several comes to be the machine's own.
+    let moved = (20..200).find(|n| {
+        rules.push(snat(&format!("192.0.2.{n}")));
+        translate(&net, "r", &rules);
+        if outside(&mut net, 7000 + n) == [192, 0, 2, *n as u8] {
+            return true;
+        }
+        rules.pop();
+        translate(&net, "r", &rules);
+        false
+    });
+    assert!(moved.is_some());
+    assert_eq!(leaves(&mut net, A, WORLD, 17, 5000), 5000);
+    answered(&mut net, A, 17, (5000, 5000));
+    // An error about it finds its way, and once it is over it begins at the new one.
+    let quoted = ip((X.1, X.1), SHARED, WORLD).udp(5000, 53, b"a question")[14..].to_vec();
+    let error = ip((X.1, gateway), "203.0.113.7", SHARED).icmp(11, 0, 0, &quoted);
+    assert_eq!(net.send(X, &error)[A.0].len(), 1);
+    net.host.pass(400);
+    assert_eq!(outside(&mut net, 5000), [192, 0, 2, moved.unwrap() as u8]);
+}
+
+/// A machine that gets an address of its own, or whose vnic goes, is not reached by what it shared.
+#[test]
+fn who_has_lost_a_port_gets_nothing_by_it() {
+    let mut net = shared(true);
+    let gateway = router_mac("r");
+    let comes = |port| ip((X.1, gateway), WORLD, SHARED).udp(53, port, b"!");
+    assert_eq!(leaves(&mut net, A, WORLD, 17, 5000), 5000);
+    translate(&net, "r", &[snat(SHARED), floating(OUTSIDE, "10.0.0.10")]);
+    net.drops(X, &comes(5000), "nat-no-mapping");
+    translate(&net, "r", &[snat(SHARED)]);
+    answered(&mut net, A, 17, (5000, 5000));
+    // The next machine with its address hears nothing of its conversations.
+    net.host.remove(A.0);
+    let heir: Machine = ("heir", Mac([2, 0, 0, 0, 0, 0x33]), A.2, A.3);
+    net.host.vnic(heir.0, heir.1, heir.2, &policy(heir.3, true)).unwrap();
+    net.host.settle();
+    net.host.moved();
+    net.drops(X, &comes(5000), "nat-no-mapping");
+}
+
+/// A packet that cannot be translated opens nothing.
+#[test]
+fn what_cannot_be_translated_opens_nothing() {
+    let mut net = shared(true);
+    let mut tiny = sent(A, &|ip: Ip| ip.udp(5000, 53, b"?"));
+    tiny.truncate(38); // its header is cut behind the ports
+    tiny[16..18].copy_from_slice(&24_u16.to_be_bytes());
+    tiny[24..26].copy_from_slice(&[0, 0]);
+    let sum = butterfly_packet::checksum::Sum::of(&tiny[14..34]).checksum();
+    tiny[24..26].copy_from_slice(&sum.to_be_bytes());
+    net.drops(A, &tiny, "malformed-ip");
+    let comes = ip((X.1, router_mac("r")), WORLD, SHARED).udp(53, 5000, b"!");
+    net.drops(X, &comes, "nat-no-mapping");
+}
+
 /// An explanation tells the port that a packet would get, and takes none.
 #[test]
 fn an_explanation_tells_the_port_outside() {

@@ -58,8 +58,6 @@ pub(super) struct Fake {
     pub(super) no_interface: Option<String>,
     /// True if a wire that cannot be had costs the former one.
     pub(super) loses_wires: bool,
-    /// True if machines share no address outside.
-    pub(super) no_snat: bool,
     /// Router that translates nothing.
     pub(super) no_nat_of: Option<&'static str>,
     /// Last query about sessions, and its limit.

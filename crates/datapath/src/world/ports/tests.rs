@@ -27,7 +27,16 @@ fn nobody(_: u16) -> bool {
 }
 
 fn give(ports: &PortTable, end: InsideEnd) -> Result<u16, NoPort> {
-    ports.give(end, Said::default(), NOW, nobody).map(|given| given.port)
+    give_to(ports, end, says(0), NOW)
+}
+
+fn give_to(
+    ports: &PortTable,
+    end: InsideEnd,
+    said: Said,
+    by: (PortRef, u32),
+) -> Result<u16, NoPort> {
+    ports.give(end, said, by, nobody, || true)
 }
 
 /// Has others, of another machine each, have all these ports.
@@ -64,14 +73,17 @@ fn a_forwarded_port_is_nobodys() {
     let ports = ports();
     let one = end(1, 5000, PortProtocol::Tcp);
     let taken = |port| port == 5000;
-    let given = ports.give(one, says(SYN), NOW, taken).unwrap().port;
+    let given = ports.give(one, says(SYN), NOW, taken, || true).unwrap();
     assert_ne!(given, 5000);
     assert_eq!(ports.outside_of(one, NOW.1, taken), Some(given));
     // One that is forwarded later is not its own any more.
     let six = end(2, 6000, PortProtocol::Tcp);
     assert_eq!(give(&ports, six), Ok(6000));
-    let given = ports.give(six, says(SYN), NOW, |port| port == 6000);
-    assert!(given.is_ok_and(|given| given.port != 6000));
+    let other = ports.give(six, says(SYN), NOW, |port| port == 6000, || true).unwrap();
+    assert_ne!(other, 6000);
+    // Later it would have two: that which is forwarded is freed.
+    ports.forward(PortProtocol::Tcp, 6000);
+    assert_eq!(give(&ports, six), Ok(other));
 }
 
 /// A free candidate before its own does not end the search: the end keeps its port.
@@ -101,8 +113,7 @@ fn a_full_table_takes_nobodys_port() {
     assert_eq!(give(&ports, end(1, 5000, PortProtocol::Udp)), Ok(5000));
     // What is over is taken, and its time is that of the new one.
     let later = NOW.1 + 300;
-    let given = ports.give(one, says(SYN), (NOW.0, later), nobody);
-    assert_eq!(given, Ok(Given { port: 5000, is_new: true }));
+    assert_eq!(give_to(&ports, one, says(SYN), (NOW.0, later)), Ok(5000));
     assert_eq!(ports.inside_of(PortProtocol::Tcp, 5000, later), Some(one));
 }
 
@@ -129,8 +140,7 @@ fn ports_last_for_their_time() {
             let ports = ports();
             let one = end(1, 5000, protocol);
             for said in said {
-                let given = ports.give(one, *said, (NOW.0, begun), nobody).unwrap();
-                assert_eq!(given.port, 5000);
+                assert_eq!(give_to(&ports, one, *said, (NOW.0, begun)), Ok(5000));
             }
             let at = |seconds| ports.inside_of(protocol, 5000, begun + seconds);
             assert_eq!((at(0), at(lasts)), (Some(one), Some(one)), "{n}");
@@ -152,7 +162,7 @@ fn its_own_packets_prolong_it() {
     let ports = ports();
     let one = end(1, 5000, PortProtocol::Udp);
     let from = |seconds| {
-        ports.give(one, says(0), (NOW.0, NOW.1 + seconds), nobody).unwrap();
+        give_to(&ports, one, says(0), (NOW.0, NOW.1 + seconds)).unwrap();
         ports.word(PortProtocol::Udp, 5000).unwrap().load(Relaxed)
     };
     assert_eq!(from(0), from(1));
@@ -160,10 +170,7 @@ fn its_own_packets_prolong_it() {
     let lasts = |seconds| ports.inside_of(PortProtocol::Udp, 5000, NOW.1 + seconds).is_some();
     assert!(lasts(500) && !lasts(520));
     // One that is over stays the same port, if nobody else has it.
-    assert_eq!(
-        ports.give(one, says(0), (NOW.0, NOW.1 + 900), nobody).map(|it| it.is_new),
-        Ok(false)
-    );
+    assert_eq!(give_to(&ports, one, says(0), (NOW.0, NOW.1 + 900)), Ok(5000));
     assert_eq!(ports.used(), [0, 1, 0]);
 }
 
@@ -172,7 +179,7 @@ fn its_own_packets_prolong_it() {
 fn a_time_to_come_is_now() {
     let ports = ports();
     let one = end(1, 5000, PortProtocol::Echo);
-    ports.give(one, says(0), (NOW.0, NOW.1 + 20), nobody).unwrap();
+    give_to(&ports, one, says(0), (NOW.0, NOW.1 + 20)).unwrap();
     assert_eq!(ports.inside_of(PortProtocol::Echo, 5000, NOW.1), Some(one));
     assert_eq!(ports.inside_of(PortProtocol::Echo, 5000, NOW.1 - 1000), None);
 }
@@ -191,37 +198,70 @@ fn a_vnic_has_a_share() {
     assert_eq!(give(&ports, next), Err(NoPort::Share));
     assert_eq!(ports.would_give(next, NOW.0, NOW.1, nobody), Err(NoPort::Share));
     assert_eq!(ports.would_give(next, other.0, NOW.1, nobody), Ok(2000));
-    assert_eq!(ports.give(next, says(0), other, nobody).map(|it| it.port), Ok(2000));
+    assert_eq!(give_to(&ports, next, says(0), other), Ok(2000));
     // The vnic that sends has a port: it passes on with its address.
     assert_eq!(ports.holders.count(Holder::of(NOW.0)), SHARE);
     let moved = (other.0, NOW.1 + 8);
-    ports.give(end(1, 10_000, PortProtocol::Udp), says(0), moved, nobody).unwrap();
+    give_to(&ports, end(1, 10_000, PortProtocol::Udp), says(0), moved).unwrap();
     assert_eq!([NOW.0, other.0].map(|it| ports.holders.count(Holder::of(it))), [SHARE - 1, 2]);
     // One that comes to the place of another begins anew, and ends of the former change nothing.
     let heir = PortRef { incarnation: 2, ..NOW.0 };
-    assert_eq!(
-        ports
-            .give(end(9, 9, PortProtocol::Tcp), says(0), (heir, NOW.1), nobody)
-            .map(|it| it.is_new),
-        Ok(true)
-    );
+    assert!(give_to(&ports, end(9, 9, PortProtocol::Tcp), says(0), (heir, NOW.1)).is_ok());
     (0..7).for_each(|n| ports.sweep(n, 7, NOW.1 + 400));
     assert_eq!(ports.holders.count(Holder::of(heir)), 1);
     assert_eq!(ports.used(), [2, 0, 0]);
     assert!(give(&ports, end(1, 10_000, PortProtocol::Udp)).is_ok());
 }
 
-/// A port that is taken back, as its packet does not leave, is nobody's again.
+/// A packet that cannot leave gets no port, and one that has a port is not asked.
 #[test]
-fn a_port_is_taken_back() {
+fn what_cannot_leave_opens_nothing() {
     let ports = ports();
     let one = end(1, 5000, PortProtocol::Tcp);
+    assert_eq!(ports.give(one, says(SYN), NOW, nobody, || false), Err(NoPort::Unfit));
+    assert_eq!((ports.used(), ports.outside_of(one, NOW.1, nobody)), ([0; 3], None));
+    assert_eq!(ports.keep(one, says(SYN), NOW, nobody), None);
     assert_eq!(give(&ports, one), Ok(5000));
-    ports.take_back(end(2, 5000, PortProtocol::Tcp), 5000);
-    assert_eq!(ports.used(), [1, 0, 0]);
-    ports.take_back(one, 5000);
-    assert_eq!((ports.used(), ports.holders.count(Holder::of(NOW.0))), ([0; 3], 0));
-    assert_eq!(ports.outside_of(one, NOW.1, nobody), None);
+    assert_eq!(ports.give(one, says(SYN), NOW, nobody, || false), Ok(5000));
+    assert_eq!(ports.keep(one, says(SYN), NOW, nobody), Some(5000));
+    assert_eq!(ports.keep(one, says(SYN), (NOW.0, NOW.1 + 7500), nobody), None, "it is over");
+}
+
+/// A vnic that goes takes its ports along, and nobody else's.
+#[test]
+fn a_vnic_that_goes_frees_its_ports() {
+    let ports = ports();
+    let other = PortRef { slot: 8, incarnation: 1 };
+    let (one, two) = (end(1, 5000, PortProtocol::Udp), end(2, 6000, PortProtocol::Tcp));
+    give(&ports, one).unwrap();
+    give_to(&ports, two, says(SYN), (other, NOW.1)).unwrap();
+    ports.release(PortRef { slot: 7, incarnation: 2 });
+    assert_eq!(ports.used(), [1, 1, 0]);
+    ports.release(NOW.0);
+    assert_eq!((ports.used(), ports.holders.count(Holder::of(NOW.0))), ([1, 0, 0], 0));
+    assert_eq!(ports.inside_of(PortProtocol::Udp, 5000, NOW.1), None);
+    assert_eq!(ports.inside_of(PortProtocol::Tcp, 6000, NOW.1), Some(two));
+}
+
+/// Sixteen vnics that take all that they can leave enough for more of them.
+#[test]
+fn a_full_table_has_room_for_who_has_less() {
+    let ports = ports();
+    let by = |slot| (PortRef { slot, incarnation: 1 }, NOW.1);
+    for slot in 1..=16 {
+        let one = |n| end(slot, n, PortProtocol::Tcp);
+        (0..SHARE as u16).for_each(|n| _ = give_to(&ports, one(n), says(ACK), by(slot)));
+    }
+    let [used, ..] = ports.used();
+    assert!((48_000..60_000).contains(&used), "{used}");
+    assert_eq!(
+        give_to(&ports, end(1, 5000, PortProtocol::Tcp), says(SYN), by(1)),
+        Err(NoPort::Share)
+    );
+    let given = (0..500).filter(|n| {
+        give_to(&ports, end(99, 20_000 + n, PortProtocol::Tcp), says(SYN), by(99)).is_ok()
+    });
+    assert_eq!(given.count(), 500);
 }
 
 /// Candidates lie in few lines, none twice, all of them above the ports that hosts trust.
@@ -258,7 +298,7 @@ fn a_table_becomes_full_late() {
     for n in 0.. {
         let one = end(n / 1000, (n % 1000) as u16, PortProtocol::Tcp);
         let vnic = PortRef { slot: n / 1000, incarnation: 1 };
-        match ports.give(one, says(SYN), (vnic, NOW.1), nobody) {
+        match give_to(&ports, one, says(SYN), (vnic, NOW.1)) {
             Ok(_) => given += 1,
             Err(why) => {
                 assert_eq!(why, NoPort::Full);
@@ -316,8 +356,7 @@ fn a_successor_has_the_same_ports() {
     assert_eq!(second.used(), [0, 39, 0]);
     for (end, port) in ends.iter().zip(&given) {
         assert_eq!(second.inside_of(PortProtocol::Udp, *port, later), Some(*end));
-        let again = second.give(*end, says(0), (NOW.0, later), nobody);
-        assert_eq!(again, Ok(Given { port: *port, is_new: false }));
+        assert_eq!(second.give(*end, says(0), (NOW.0, later), nobody, || false), Ok(*port));
     }
     assert_eq!(second.holders.count(Holder::of(NOW.0)), 39);
     assert_eq!(second.outside_of(over, later, nobody), None);
@@ -331,7 +370,7 @@ fn a_successor_has_the_same_ports() {
     assert!(PortTable::adopt(&file, OF, NOW.1 + LONGEST + 1).is_none());
     second.sweep(0, 1, NOW.1 + LONGEST);
     assert!(PortTable::adopt(&file, OF, NOW.1 + LONGEST + 1).is_some());
-    Words::map(&file, WORDS).unwrap()[1].store(1, Relaxed);
+    Words::map(&file, WORDS).unwrap()[1].store(VERSION + 1, Relaxed);
     assert!(PortTable::adopt(&file, OF, NOW.1 + LONGEST + 1).is_none(), "another layout");
     let (short, _words) = Words::create("short", WORDS - 8).unwrap();
     assert!(PortTable::adopt(&short, OF, NOW.1).is_none());
@@ -376,7 +415,7 @@ proptest! {
             let one = end(machine, port, protocol);
             let said = Said { flags, has_payload: passes % 2 == 0 };
             let told = ports.would_give(one, NOW.0, now, nobody);
-            let given = ports.give(one, said, (NOW.0, now), nobody).unwrap().port;
+            let given = give_to(&ports, one, said, (NOW.0, now)).unwrap();
             prop_assert_eq!(told, Ok(given));
             prop_assert!(given >= FIRST);
             prop_assert_eq!(ports.inside_of(protocol, given, now), Some(one));
