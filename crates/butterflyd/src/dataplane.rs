@@ -6,7 +6,7 @@ use butterfly_datapath::{
     SessionTable, SoughtNeighbour, Switch, Timeouts, TunnelError, TunnelReport, UplinkReport,
     VnicPolicy, VnicReport, VnicSpec, WorkerReport,
 };
-use butterfly_model::{GroupName, Nat, Rule, Vni};
+use butterfly_model::{GroupName, Rule, Vni};
 use std::{net::IpAddr, sync::Arc};
 
 /// Something that moves frames between vnics. Every call returns when its effect is complete.

@@ -10,7 +10,7 @@ use butterfly_control::{
     Change, Declaration, Desired, Difference, Object, Unnamed, What, differences, neighbour_name,
     plan,
 };
-use butterfly_model::{NatRule, NicId, Vni};
+use butterfly_model::{NicId, Vni};
 use protobuf::{Message, MessageField};
 use std::{cell::RefCell, collections::BTreeSet};
 use tracing::{info, warn};

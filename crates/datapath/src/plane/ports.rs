@@ -2,7 +2,7 @@
 //! to the last worker that looked into it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     io,
     net::Ipv4Addr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -82,10 +82,10 @@ impl SharedPorts {
         now: u32,
     ) -> Result<(), (Ipv4Addr, io::Error)> {
         for of in shared(router, vni, rules) {
-            if !self.tables.contains_key(&of) {
+            if let Entry::Vacant(place) = self.tables.entry(of) {
                 let table = make(of, kept, now);
                 let table = table.map_err(|why| (Ipv4Addr::from_bits(of.address), why))?;
-                self.tables.insert(of, Arc::new(table));
+                place.insert(Arc::new(table));
             }
         }
         Ok(())

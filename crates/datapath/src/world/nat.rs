@@ -187,7 +187,7 @@ impl Translations {
         };
         let taken = taken_at(pool);
         // What it has elsewhere, since before this address came, stays.
-        let kept = former.filter(|_| pool.ports.outside_of(end, now, &taken).is_none());
+        let kept = former.filter(|_| pool.ports.outside_of(end, now, taken).is_none());
         let kept = kept.and_then(|former| {
             let port = match sharing.assumed {
                 None => former.ports.keep(end, said, (vnic, now), taken_at(former)),

@@ -637,6 +637,9 @@ fn what_is_hard_to_read_is_translated_or_dropped() {
     net.passes(A, &sent, X, &arrives);
 }
 
+/// Makes a packet of a header.
+type Make<'a> = &'a dyn Fn(Ip) -> Vec<u8>;
+
 /// Address outside that the machines of router `r` share.
 const SHARED: &str = "192.0.2.9";
 
@@ -745,7 +748,7 @@ fn nobody_outside_makes_a_mapping() {
         let ping = ip((X.1, gateway), WORLD, SHARED).ping(6000, 1, b"x");
         net.drops(X, &ping, "nat-no-mapping");
         // The machine's other traffic has no port to share.
-        let kinds: [(&dyn Fn(Ip) -> Vec<u8>, &str); 5] = [
+        let kinds: [(Make<'_>, &str); 5] = [
             (&|ip| ip.payload(50, b"encrypted"), "nat-protocol"),
             (&|ip| ip.sctp((1, 2), 3, 0, b"chunk"), "nat-protocol"),
             (&|ip| ip.icmp(0, 0, 6001 << 16, b"x"), "nat-protocol"),
