@@ -177,7 +177,8 @@ fn tells(station: &mut Station, port: u16) -> String {
                 && frame.get(23) == Some(&17)
                 && frame.get(36..38) == Some(&port.to_be_bytes()[..])
         });
-        told = answers.next_back().and_then(|frame| String::from_utf8(frame.get(42..)?.to_vec()).ok());
+        told =
+            answers.next_back().and_then(|frame| String::from_utf8(frame.get(42..)?.to_vec()).ok());
         told.is_some()
     });
     told.unwrap()
