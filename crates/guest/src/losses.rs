@@ -1,4 +1,4 @@
-//! Frames that a wire does not pass on: counted by its thread and by the kernel, and read by others.
+//! Frames that a wire does not pass on, counted by its thread and by the kernel.
 
 use std::sync::{
     Mutex, PoisonError,

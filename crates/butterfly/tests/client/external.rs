@@ -104,7 +104,7 @@ const WIRES: &str = r#"
     external_list { id: "office" uplink: "tap" vlan: 7 vni: 78 address: "198.51.100.7/24"
         wire { interface: "tap3" in_packets: 1 in_bytes: 60 out_packets: 0 out_bytes: 0 } }"#;
 
-/// What a wire lost is told with what to do, and an interface by which nothing passes.
+/// Losses of a wire are told with what to do, and an interface by which nothing passes.
 #[test]
 fn wires_are_told() {
     check(&[Row {

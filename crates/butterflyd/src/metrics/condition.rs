@@ -16,7 +16,7 @@ pub struct Troubles {
     pub upgrade_failed: bool,
     /// The store has an older layout than the program knows: no upgrade was committed yet.
     pub upgrade_uncommitted: bool,
-    /// What is declared for routers.
+    /// Numbers of what is declared for routers.
     pub routed: RoutedCounts,
 }
 

@@ -27,7 +27,7 @@ pub struct Sample {
 pub struct NicCounts {
     pub vni: u32,
     pub attached: bool,
-    /// It is the wire of an external, behind which is no machine.
+    /// True for the wire of an external, behind which is no machine.
     pub is_wire: bool,
     pub filtered: bool,
     pub sessions: u32,

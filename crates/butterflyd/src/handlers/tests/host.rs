@@ -55,7 +55,7 @@ pub(super) struct Fake {
     pub(super) neighbours: BTreeMap<(Vni, IpAddr), Neighbour>,
     pub(super) wires: BTreeMap<Vni, External>,
     pub(super) nats: BTreeMap<(RouterId, Vni), Vec<Nat>>,
-    /// What the guest behind every wire tells.
+    /// Report of the guest behind every wire.
     pub(super) wire: Option<WireReport>,
     /// End outside of the opener of all sessions.
     pub(super) outside: Option<OutsideEnd>,
