@@ -4,7 +4,7 @@
 use std::process::{Child, Command};
 
 use butterfly_api::proto::{
-    Attachment, Cidr, External, Nat, Network, Request, Router, Subnet, nat,
+    Attachment, Cidr, DropListReq, External, Nat, Network, Request, Router, Subnet, Wire, nat,
 };
 use butterfly_model::RouterId;
 use butterfly_packet::{build, mac::Mac};
@@ -121,6 +121,30 @@ fn reaches(station: &mut Station) {
     });
 }
 
+/// Returns what the daemon tells of the wire.
+fn told(host: &Host) -> Wire {
+    let list = Request { external_list: Some(true), ..Request::default() };
+    let mut list = host.daemon().ask(list).unwrap().external_list;
+    assert_eq!(list.len(), 1);
+    list.remove(0).wire.unwrap_or_default()
+}
+
+/// The daemon tells what passed by the wire, and what keeps it from that.
+fn is_seen(host: &Host, space: &Space, device: &str, interface: &str) {
+    // The daemon looks at an interface once a second.
+    eventually("no trouble", || told(host).trouble.is_none());
+    let wire = told(host);
+    assert_eq!(wire.interface(), interface, "{wire}");
+    assert!(wire.in_packets() > 0 && wire.out_bytes() > 0, "{wire}");
+    let drops = DropListReq { nic_id: Some("wire/world".into()), ..DropListReq::default() };
+    let drops = Request { drop_list: MessageField::some(drops), ..Request::default() };
+    assert!(host.daemon().ask(drops).is_ok(), "a wire is asked about like a vnic");
+    space.sh(&format!("ip link set dev {device} down"));
+    eventually("a trouble", || told(host).trouble().contains(interface));
+    space.sh(&format!("ip link set dev {device} up"));
+    eventually("no trouble", || told(host).trouble.is_none());
+}
+
 /// The outside reaches the machine inside and is answered.
 fn goes_on_after_a_death(device: &str, outside: &str, prepare: &str) {
     let Some(place) = Place::new() else { return };
@@ -135,6 +159,10 @@ fn goes_on_after_a_death(device: &str, outside: &str, prepare: &str) {
     ));
     let nic = Nic::bypass("a", mac(1), 42).ips(&["10.42.0.10"]);
     let mut station = host.station(&nic, &usual());
+    reaches(&mut station);
+    is_seen(&host, &space, outside, device.trim_start_matches("tap:"));
+    // An interface that was down has lost its addresses of IPv6 alone, and its routes.
+    space.sh("ip route replace 10.42.0.0/24 via 192.0.2.7");
     reaches(&mut station);
     let index = space.index(outside);
     for _ in 0..2 {

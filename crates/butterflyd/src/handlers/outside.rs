@@ -42,6 +42,7 @@ impl<D: Dataplane> Daemon<D> {
     pub(super) fn external_list(&self) -> Answer {
         let details = |external: &External| proto::External {
             not_in_effect: self.missing_wires.why(external.id()).map(str::to_owned),
+            wire: self.wire(external),
             ..convert::external_details(external)
         };
         let external_list = self.desired.routed().externals().map(details).collect();

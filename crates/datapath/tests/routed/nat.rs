@@ -206,8 +206,14 @@ fn groups_see_addresses_inside() {
     net.passes(X, &back, A, &back_came);
     assert_eq!(net.sessions(), 1);
     let rows = net.host.sessions(&SessionFilter::default(), 10).1;
-    let ends: Vec<String> = rows.iter().map(|row| format!("{row:?}")).collect();
-    assert!(ends[0].contains("10.0.0.10") && !ends[0].contains(OUTSIDE), "{ends:?}");
+    let [opener, responder] = [&rows[0].opener, &rows[0].responder];
+    assert_eq!(opener.address.to_string(), "10.0.0.10");
+    let outside = opener.outside.as_ref().unwrap();
+    assert_eq!(
+        (outside.vni, outside.address.to_string(), outside.port),
+        (77, OUTSIDE.into(), 1000)
+    );
+    assert_eq!((responder.address.to_string(), &responder.outside), (WORLD.into(), &None));
     // Another port, which only a rule lets in.
     let [opens, came] = into(WORLD, OUTSIDE, "10.0.0.10", |ip| ip.udp(7, 8, b"opens"));
     net.drops_at(X, &opens, A, "ingress-denied");
