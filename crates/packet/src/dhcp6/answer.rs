@@ -137,6 +137,12 @@ fn write(
                     Association::Addresses if !left.is_empty() => {
                         writer.assign(identity, std::mem::take(&mut left), terms)?;
                     }
+                    // Those that it names are not its own any more (18.3.4, 18.3.5).
+                    Association::Addresses
+                        if matches!(request.kind, Kind6::Renew | Kind6::Rebind) =>
+                    {
+                        writer.assign(identity, &[], terms)?;
+                    }
                     _ => writer.refuse(identity, NO_ADDRESSES)?,
                 }
             }
