@@ -23,9 +23,9 @@ pub enum DhcpError {
     /// A block that is none.
     #[error(transparent)]
     Cidr(#[from] CidrError),
-    /// An address of IPv6, or one that no server can have.
+    /// An address that no server can have, or of IPv6 for one from which machines boot.
     #[error(
-        "{} cannot be a {what}: DHCP of IPv4 tells the IPv4 addresses of machines only; choose another", canonical(*.address)
+        "{} cannot be a {what}: that has the address of a machine, of either family if it is a name server, of IPv4 if machines boot from it; choose another", canonical(*.address)
     )]
     NotAServer {
         /// The address.
@@ -377,10 +377,20 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_machines_of_ipv4() {
-        let told = dhcp().with_dns(&ips(&["9.9.9.9", "10.0.0.1"])).unwrap();
-        assert_eq!(told.dns(), [Ipv4Addr::new(9, 9, 9, 9), Ipv4Addr::new(10, 0, 0, 1)]);
-        for address in ["::1", "fd00::1", "0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255"] {
+    fn servers_are_machines() {
+        let all = ips(&["9.9.9.9", "fd00::53", "10.0.0.1"]);
+        assert_eq!(dhcp().with_dns(&all).unwrap().dns(), all);
+        assert!(dhcp().with_boot(Some("fd00::1".parse().unwrap()), None).is_err());
+        for address in [
+            "::",
+            "::1",
+            "ff02::1",
+            "fe80::1",
+            "0.0.0.0",
+            "127.0.0.1",
+            "224.0.0.1",
+            "255.255.255.255",
+        ] {
             let text = dhcp().with_dns(&ips(&[address])).unwrap_err().to_string();
             assert!(text.starts_with(&format!("{address} cannot be a name server")), "{text}");
             assert!(dhcp().with_boot(Some(address.parse().unwrap()), None).is_err());
