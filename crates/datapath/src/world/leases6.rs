@@ -54,8 +54,8 @@ pub(crate) struct Leasing6 {
 }
 
 impl Leasing6 {
-    /// Makes what a network gives that these routers join, each with its MAC address, as [`number`],
-    /// and its addresses there: nothing unless DHCP and a subnet of IPv6 are declared.
+    /// Makes what a network gives that these routers join, each with its MAC address, as
+    /// [`number`], and its addresses there: nothing unless DHCP and a subnet of IPv6 are declared.
     pub fn new(network: &model::Network, gateways: &[(u64, &[Address])]) -> Option<Leasing6> {
         let dhcp = network.dhcp()?;
         let of_six = || network.subnets().iter().filter(|it| it.cidr().network().is_ipv6());

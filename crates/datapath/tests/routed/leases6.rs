@@ -157,7 +157,7 @@ fn association(of: &[Six]) -> Vec<u8> {
     option(3, &value)
 }
 
-/// What it holds in an answer.
+/// Value of that association in an answer.
 fn held(of: &[(Six, u32)]) -> Vec<u8> {
     let mut value = [7, 3600, 5760].map(u32::to_be_bytes).concat();
     for (address, seconds) in of {
@@ -320,7 +320,7 @@ fn a_vnic_gets_its_declared_address() {
     }
 }
 
-/// Who is told no hears it, and the operator sees it.
+/// The client is told no, and the operator sees it.
 #[test]
 fn what_cannot_be_given_is_refused_and_counted() {
     let mut net = net(false);
@@ -590,7 +590,7 @@ fn vnics_are_told_without_asking() {
     }
 }
 
-/// What other hosts say counts for the network, and what is said here stays here.
+/// Advertisements of other hosts count for the network; those of this one stay here.
 #[test]
 fn other_hosts_are_no_routers_either() {
     let mut net = hosts::host(1, &[A, C], true);

@@ -34,7 +34,7 @@ pub enum Reply6 {
     Assign,
     /// All that goes with the addresses that the client has already.
     Parameters,
-    /// What the client says is heard: it gave addresses back, or does not use them.
+    /// The client's word is heard: it gave addresses back, or does not use them.
     Heard,
     /// The addresses that the client names are of the link, or are not.
     OnLink(bool),

@@ -77,7 +77,7 @@ fn answered(request: &[u8], reply: Reply6, terms: &Terms6<'_>) -> (u8, Vec<(u16,
     (message[0], options.collect())
 }
 
-/// What an association of addresses holds in an answer.
+/// Code and value of an association of addresses in an answer.
 fn held(number: u32, of: &[(Ipv6Addr, u32)]) -> (u16, Vec<u8>) {
     let mut value = [number, 1800, 2880].map(u32::to_be_bytes).concat();
     for (address, seconds) in of {

@@ -1,4 +1,4 @@
-//! What a network answers of IPv6 itself: DHCPv6 and advertisements of routers.
+//! Answers of a network itself, of IPv6: DHCPv6 and advertisements of routers.
 
 use std::net::Ipv6Addr;
 
