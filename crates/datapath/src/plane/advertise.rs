@@ -1,15 +1,17 @@
 //! Advertisements that nobody asked for (RFC 4861, 6.2.4): each vnic of a network that tells of its
-//! routers itself gets one each 200 to 600 s, one soon after it came, and one after each change.
+//! routers itself gets one each 200 to 600 s, one soon after it came, and one after each change. A
+//! router that left says so in one of its own (6.2.5).
 //!
 //! Called once a second by the thread that looks for neighbours. What it sends in a second is
 //! bounded; vnics that are due later get theirs in a later one.
 
 use std::{
+    collections::BTreeMap,
     hash::BuildHasher,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use butterfly_packet::{advert, ipv6};
+use butterfly_packet::{Mac, advert, ipv6};
 
 use crate::plane::{Plane, seeker::Seeker};
 use crate::stages::leave::ANSWER;
@@ -42,13 +44,28 @@ impl Plane {
             self.make_askers(&mut self.state(), seeker, std::iter::once(network.vni));
             let Some(asker) = seeker.askers.get(&network.vni).cloned() else { continue };
             let Some(worker) = self.board.announcer(asker.place.slot) else { continue };
+            let adverts = leasing.adverts().iter();
+            let routers = adverts.filter(|it| it.lifetime > 0).map(|it| it.from.0);
+            let routers: Arc<[Mac]> = routers.collect();
             room = room.saturating_sub(due.len() * leasing.adverts().len());
+            let mut farewells = BTreeMap::<[u8; 6], Vec<Vec<u8>>>::new();
+            for vnic in &due {
+                for mac in seeker.advertising.gone(vnic.place, &routers) {
+                    let farewell = frame(&RouterAdvert::farewell(mac), vnic);
+                    farewells.entry(mac.0).or_default().extend(farewell);
+                }
+            }
+            for (mac, frames) in farewells {
+                room = room.saturating_sub(frames.len());
+                let left = RouterAdvert::farewell(Mac(mac));
+                worker.ask(Arc::new(speaker(&asker, &left)), Arc::new(frames));
+            }
             for advert in leasing.adverts() {
                 let frames = due.iter().filter_map(|vnic| frame(advert, vnic)).collect();
                 worker.ask(Arc::new(speaker(&asker, advert)), Arc::new(frames));
             }
             for vnic in due {
-                seeker.advertising.note(vnic.place, contents, now);
+                seeker.advertising.note(vnic.place, (contents, &routers), now);
             }
         }
     }

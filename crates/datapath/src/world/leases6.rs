@@ -36,6 +36,8 @@ const PREFERRED: u32 = 14_400;
 pub(crate) struct RouterAdvert {
     /// MAC address and link-local address of its sender.
     pub from: (Mac, Ipv6Addr),
+    /// Seconds for which it is a router; 0 if it is none.
+    pub lifetime: u16,
     /// The message, without its sum.
     pub message: Box<[u8]>,
 }
@@ -51,6 +53,14 @@ pub(crate) struct Leasing6 {
     search: Box<[u8]>,
     /// One at least: the first is of the server.
     adverts: ArrayVec<RouterAdvert, MAX_ROUTERS>,
+}
+
+impl RouterAdvert {
+    /// Makes the last one of a router that left: it is none any more (RFC 4861, 6.2.5).
+    pub fn farewell(mac: Mac) -> RouterAdvert {
+        let from = (mac, link_local(mac).into());
+        RouterAdvert { from, lifetime: 0, message: message(mac, &AdvertTerms::NONE).into() }
+    }
 }
 
 impl Leasing6 {
@@ -92,6 +102,7 @@ impl Leasing6 {
             };
             RouterAdvert {
                 from: (mac, link_local(mac).into()),
+                lifetime,
                 message: message(mac, &terms).into(),
             }
         };
