@@ -2,6 +2,8 @@
 //! puts the copy in its place, and waits until every worker uses it.
 
 mod adopted;
+mod advertise;
+mod advertising;
 pub(crate) mod announce;
 pub(crate) mod attachment;
 pub(crate) mod balance;

@@ -11,6 +11,7 @@ pub(crate) mod fdb;
 pub(crate) mod found;
 pub(crate) mod holders;
 pub(crate) mod leases;
+pub(crate) mod leases6;
 pub(crate) mod limits;
 pub(crate) mod nat;
 pub(crate) mod neighbours;

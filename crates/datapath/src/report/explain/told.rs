@@ -50,7 +50,7 @@ use crate::world::{
     ways::Leads,
 };
 
-fn step(stage: &'static str, mark: Mark, text: impl Into<String>) -> Step {
+pub(super) fn step(stage: &'static str, mark: Mark, text: impl Into<String>) -> Step {
     Step { stage, mark, text: text.into(), details: Vec::new() }
 }
 
@@ -322,7 +322,10 @@ pub(super) fn lookup(
         Verdict::Consumed(Consumed::Waits) => {
             "it waits for the answer, three seconds at most".to_owned()
         }
-        Verdict::Consumed(Consumed::Dhcp) => {
+        Verdict::Consumed(Consumed::Solicitation) => {
+            format!("VNI {} tells its vnics of its routers itself", context.sender.vni)
+        }
+        Verdict::Consumed(Consumed::Dhcp | Consumed::Dhcp6) => {
             format!("VNI {} gives its vnics their addresses itself", context.sender.vni)
         }
         Verdict::Consumed(_) => format!("the router of VNI {} answers", context.sender.vni),
