@@ -55,7 +55,7 @@ pub struct OutsideEnd {
 fn outside_end(
     snapshot: &Snapshot,
     vni: u32,
-    protocol: u8,
+    (protocol, now): (u8, u32),
     (inside, port): (Address, u16),
     far: Address,
 ) -> Option<OutsideEnd> {
@@ -63,7 +63,13 @@ fn outside_end(
     routing.all_beyond(far, vni).find_map(|(gateway, exit)| {
         let outside = snapshot.network(exit)?.routing.as_ref()?.outside.as_ref()?;
         let ports = has_ports(protocol).then_some(port);
-        let (own, other) = outside.nat.of(gateway.mac)?.outside_of(inside, protocol, ports)?;
+        let translations = outside.nat.of(gateway.mac)?;
+        let own = translations.outside_of(inside, protocol, ports);
+        let (own, other) = own.or_else(|| {
+            let public = snapshot.network(vni)?.routing.as_ref()?.public;
+            let (own, other) = translations.shared_of((inside, protocol, port), now)?;
+            (!public).then_some((own, Some(other)))
+        })?;
         Some(OutsideEnd { vni: exit, address: address(own), port: other.unwrap_or(port) })
     })
 }
@@ -272,7 +278,7 @@ impl Plane {
                     address: address(own.0),
                     port: own.1,
                     outside: inside.and_then(|vnic| {
-                        outside_end(&snapshot, vnic.vni, tuple.protocol, own, other.0)
+                        outside_end(&snapshot, vnic.vni, (tuple.protocol, now), own, other.0)
                     }),
                 }
             };

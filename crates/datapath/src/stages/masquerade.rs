@@ -5,6 +5,8 @@
 //! destination was translated. What passes is traced and mirrored as it goes on. RFC 1812, 5.3.1
 //! (time to live); RFC 1624 (checksum); RFC 8200, 3 (hop limit).
 
+use std::net::IpAddr;
+
 use butterfly_packet::{
     Error,
     icmp::v4::ECHO_REQUEST,
@@ -103,6 +105,15 @@ fn put_back(batch: &mut Batch<'_>, context: &Context<'_>) {
     }
 }
 
+/// Returns the source that a packet has now.
+fn source_of(packet: &[u8]) -> Option<Address> {
+    let ip = match packet.first()? >> 4 {
+        6 => IpAddr::from(*packet.get(8..)?.first_chunk::<16>()?),
+        _ => IpAddr::from(*packet.get(12..)?.first_chunk::<4>()?),
+    };
+    Some(number_of_ip(ip))
+}
+
 /// Translates sources of what leaves by outsides.
 #[cold]
 #[inline(never)]
@@ -116,21 +127,18 @@ fn outwards(batch: &mut Batch<'_>, context: &Context<'_>) {
         let is_routed = batch.exits().is_routed(index);
         let Some(outside) = outside.filter(|_| is_routed && passes(meta.verdict)) else { continue };
         let public = context.entry.routing.as_ref().is_some_and(|routing| routing.public);
-        let source = |batch: &Batch<'_>| {
-            ends(packet_of(batch, index)).ok().map(|ends| number_of_ip(ends.source))
-        };
-        let before = source(batch);
-        let left = match outside.nat.of(meta.destination) {
-            Some(translations) => {
-                leave(batch, (index, &meta), translations, (public, tells), context)
+        let left = ends(packet_of(batch, index)).map_err(|_| NAT_UNTRANSLATED).and_then(|found| {
+            match outside.nat.of(meta.destination) {
+                Some(translations) => {
+                    let who = (public, tells);
+                    leave(batch, (index, &meta), &found, translations, who, context)?;
+                }
+                None => {} // `route` looked whether it may
             }
-            None => Ok(()), // `route` looked whether it may
-        };
-        let left = left.and_then(|()| {
-            let after = source(batch).ok_or(NAT_UNTRANSLATED)?;
+            let after = source_of(packet_of(batch, index)).ok_or(NAT_UNTRANSLATED)?;
             // An address outside is only known as what a machine inside has by its router.
             let is_known = match outside.nat.has(after) {
-                true => before != Some(after),
+                true => number_of_ip(found.source) != after,
                 false => public || !is_v4(after),
             };
             if is_known { Ok(()) } else { Err(NAT_UNTRANSLATED) }
@@ -147,19 +155,19 @@ fn outwards(batch: &mut Batch<'_>, context: &Context<'_>) {
 fn leave(
     batch: &mut Batch<'_>,
     (index, meta): (usize, &Meta),
+    found: &Ends,
     translations: &Translations,
     (public, tells): (bool, bool),
     context: &Context<'_>,
 ) -> Result<(), DropReason> {
-    let found = ends(packet_of(batch, index)).map_err(|_| NAT_UNTRANSLATED)?;
     let of = |inside, protocol, port| {
         let outside = translations.outside_of(number_of_ip(inside), protocol, port);
         outside.map(|(outside, port)| End { address: ip_of(outside), port })
     };
     let stays = public || found.source.is_ipv6();
-    let [port, _] = ports_of(&found);
+    let [port, _] = ports_of(found);
     let own = of(found.source, found.protocol, port);
-    let quoted = translate::quoted(batch, index)?;
+    let quoted = translate::quoted(batch, index, found)?;
     let may_tell = |quoted: &Ends| tells || quoted.destination == found.source;
     let quoted_own = quoted.filter(may_tell).and_then(|quoted| {
         let [_, port] = ports_of(&quoted);
@@ -170,7 +178,7 @@ fn leave(
         })
     });
     if own.is_none() && !stays && quoted.is_none() && !translations.pool().is_empty() {
-        return share(batch, (index, meta), (&found, port), translations, context);
+        return share(batch, (index, meta), (found, port), translations, context);
     }
     if found.fragment && quoted_own.is_some_and(|end| end.port.is_some()) {
         return Err(NAT_FRAGMENT); // what follows would not pass

@@ -7,7 +7,7 @@
 use butterfly_packet::{
     Error, ethernet,
     icmp::v4::ECHO_REPLY,
-    protocol::{ICMP, TCP},
+    protocol::{ICMP, ICMPV6, TCP},
     translate::{End, Ends, Side, Transport, ends, is_error, quote, translate_quote},
 };
 use butterfly_vhost::net::NetHeader;
@@ -174,7 +174,7 @@ fn inwards(
         });
         inside.map(|(inside, port)| End { address: ip_of(inside), port })
     };
-    let (end, was, quote) = match quoted(batch, index)? {
+    let (end, was, quote) = match quoted(batch, index, found)? {
         Some(quoted) => {
             let [port, _] = ports_of(&quoted);
             let end = inside(quoted.protocol, port).filter(|_| quoted.source == outside);
@@ -232,8 +232,13 @@ pub(crate) fn packet_of<'b>(batch: &'b Batch<'_>, index: usize) -> &'b [u8] {
 }
 
 /// Returns the ends of the packet that a frame quotes, if it is an ICMP error.
-pub(super) fn quoted(batch: &mut Batch<'_>, index: usize) -> Result<Option<Ends>, DropReason> {
-    if !is_error(packet_of(batch, index)) {
+pub(super) fn quoted(
+    batch: &mut Batch<'_>,
+    index: usize,
+    found: &Ends,
+) -> Result<Option<Ends>, DropReason> {
+    let may_be = matches!(found.protocol, ICMP | ICMPV6);
+    if !may_be || !is_error(packet_of(batch, index)) {
         return Ok(None);
     }
     // The more of the quoted packet is at hand, the more of its sums are right again.
