@@ -14,7 +14,6 @@ use butterfly_packet::Mac;
 
 use crate::engine::mac::number;
 use crate::engine::place::PortRef;
-use crate::plane::secrets;
 use crate::world::ports::{PortProtocol, PortTable, PortsOf, VERSION};
 
 /// Keeps the ports that machines share for a process to come, by names.
@@ -72,18 +71,18 @@ impl SharedPorts {
     }
 
     /// Makes the tables that rules of a router at an external want, or takes up those that a process
-    /// left. `now` is in seconds. After an error, which is for an address, those before it wait for
+    /// left. `now` is in seconds, `secret` a key that nobody knows. After an error, which is for an address, those before it wait for
     /// the next rules.
     pub fn open(
         &mut self,
         (router, vni): (&RouterId, Vni),
         rules: &[Nat],
         kept: &dyn KeptPorts,
-        now: u32,
+        (now, secret): (u32, [u64; 2]),
     ) -> Result<(), (Ipv4Addr, io::Error)> {
         for of in shared(router, vni, rules) {
             if let Entry::Vacant(place) = self.tables.entry(of) {
-                let table = make(of, kept, now);
+                let table = make(of, kept, (now, secret));
                 let table = table.map_err(|why| (Ipv4Addr::from_bits(of.address), why))?;
                 place.insert(Arc::new(table));
             }
@@ -129,14 +128,17 @@ impl SharedPorts {
     }
 }
 
-fn make(of: PortsOf, kept: &dyn KeptPorts, now: u32) -> io::Result<PortTable> {
+fn make(
+    of: PortsOf,
+    kept: &dyn KeptPorts,
+    (now, secret): (u32, [u64; 2]),
+) -> io::Result<PortTable> {
     let name = name_of(&of);
     let former = kept.take(&name).and_then(|file| PortTable::adopt(file, of, now));
     if let Some(table) = former {
         return Ok(table);
     }
-    let [a, b, ..] = secrets()?;
-    let (file, table) = PortTable::create(of, [a, b], now)?;
+    let (file, table) = PortTable::create(of, secret, now)?;
     if let Err(why) = kept.keep(&name, file.as_fd()) {
         tracing::error!(name, %why, "ports that machines share would not outlast this process");
     }

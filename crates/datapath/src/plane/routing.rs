@@ -16,6 +16,7 @@ use crate::plane::{
     networks::{leases, rebuild_network},
     ports::KeptPorts,
     routed::{NotInEffect, RoutingChange},
+    secrets,
     updates::Update,
 };
 use crate::world::{
@@ -38,7 +39,9 @@ impl Plane {
         let mut state = self.state();
         if let RoutingChange::DeclareNat(router, vni, rules) = &change {
             let ports = &mut state.routed.ports;
-            let opened = ports.open((router, *vni), rules, kept, self.shared.clock.now());
+            let [secret, other, ..] = secrets().map_err(|why| NotInEffect(why.to_string()))?;
+            let of_now = (self.shared.clock.now(), [secret, other]);
+            let opened = ports.open((router, *vni), rules, kept, of_now);
             opened.map_err(|(address, why)| {
                 NotInEffect(format!(
                     "machines cannot share {address}: no memory for its ports: {why}"

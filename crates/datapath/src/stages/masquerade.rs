@@ -128,12 +128,10 @@ fn outwards(batch: &mut Batch<'_>, context: &Context<'_>) {
         let Some(outside) = outside.filter(|_| is_routed && passes(meta.verdict)) else { continue };
         let public = context.entry.routing.as_ref().is_some_and(|routing| routing.public);
         let left = ends(packet_of(batch, index)).map_err(|_| NAT_UNTRANSLATED).and_then(|found| {
-            match outside.nat.of(meta.destination) {
-                Some(translations) => {
-                    let who = (public, tells);
-                    leave(batch, (index, &meta), &found, translations, who, context)?;
-                }
-                None => {} // `route` looked whether it may
+            // Without, `route` looked whether it may.
+            if let Some(translations) = outside.nat.of(meta.destination) {
+                let who = (public, tells);
+                leave(batch, (index, &meta), &found, translations, who, context)?;
             }
             let after = source_of(packet_of(batch, index)).ok_or(NAT_UNTRANSLATED)?;
             // An address outside is only known as what a machine inside has by its router.

@@ -36,7 +36,7 @@ pub(crate) struct Assumed {
     inside: InsideEnd,
 }
 
-/// Who looks for a port, and when, in seconds. Packets that are not sent change nothing, and what
+/// Sender of a packet that looks for a port, and the second in which it does. Packets that are not sent change nothing, and what
 /// they would get is noted.
 #[derive(Clone, Copy)]
 pub(crate) struct Sharing<'a> {
@@ -139,9 +139,9 @@ impl Translations {
         &self.pool
     }
 
-    /// Returns the address outside that a machine shares: always the same one (RFC 4787, REQ-2), and
-    /// the one that it would share without that. When one goes its machines alone move, and when
-    /// one comes those that move to it shared the second one before (rendezvous hashing).
+    /// Returns the address outside that a machine shares: always the same one (RFC 4787, REQ-2),
+    /// and the one that it would share without that. When one goes its machines alone move, and
+    /// when one comes those that move to it shared the second one before (rendezvous hashing).
     fn pools_of(&self, inside: u32) -> (Option<&Pool>, Option<&Pool>) {
         if let [only] = &*self.pool {
             return (Some(only), None);

@@ -107,7 +107,7 @@ impl InsideEnd {
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Said {
     pub flags: u8,
-    /// It carries bytes.
+    /// True if it carries bytes.
     pub has_payload: bool,
 }
 
@@ -118,7 +118,7 @@ pub(crate) enum NoPort {
     Full,
     /// Its vnic has as many as one may have.
     Share,
-    /// It has none, and its packet cannot leave.
+    /// An end without a port, whose packet cannot leave.
     Unfit,
 }
 
@@ -403,8 +403,8 @@ impl PortTable {
         })
     }
 
-    /// Returns the ports of a line that suit an end. The first of a line is not always the first one
-    /// to be taken.
+    /// Returns the ports of a line that suit an end. The first of a line is not always the first
+    /// one to be taken.
     fn ports_in(line: u16, end: InsideEnd) -> impl Iterator<Item = u16> {
         let turn = end.port.wrapping_mul(5) % LINE as u16;
         let ports = (0..LINE as u16).map(move |n| line + (n + turn) % LINE as u16);
@@ -497,8 +497,8 @@ impl PortTable {
 
     /// Returns the port by which a packet of an end leaves that a vnic sends, and notes that it is
     /// used. One that has none gets one if `can_leave` says that the packet can be translated.
-    /// `now` is in seconds. Never looks at more than twice its candidates for each time that another
-    /// worker was faster.
+    /// `now` is in seconds. Never looks at more than twice its candidates for each time that
+    /// another worker was faster.
     #[inline]
     pub fn give(
         &self,

@@ -376,7 +376,7 @@ fn a_successor_has_the_same_ports() {
     assert!(PortTable::adopt(&short, OF, NOW.1).is_none());
 }
 
-/// Whatever is in a file, each word is an end's that could have it, or free.
+/// Each word of a file, whatever is in it, is an end's that could have it, or free.
 #[test]
 fn garbage_in_a_file_is_free() {
     let (file, first) = PortTable::create(OF, KEY_HERE, NOW.1).unwrap();
