@@ -70,9 +70,9 @@ impl SharedPorts {
         self.tables.get(of).cloned()
     }
 
-    /// Makes the tables that rules of a router at an external want, or takes up those that a process
-    /// left. `now` is in seconds, `secret` a key that nobody knows. After an error, which is for an address, those before it wait for
-    /// the next rules.
+    /// Makes the tables that rules of a router at an external want, or takes up those that a
+    /// process left. `now` is in seconds, `secret` a key that nobody knows. After an error, which
+    /// is for an address, those before it wait for the next rules.
     pub fn open(
         &mut self,
         (router, vni): (&RouterId, Vni),

@@ -44,8 +44,8 @@ drop_reasons! { 15;
         remedy: "nothing for a few; else find the machine that sends them",
         charged: "the sender",
     }
-    /// To the outside from a machine that shares an address there, by a vnic that has as many of its
-    /// ports as one may have.
+    /// To the outside from a machine that shares an address there, by a vnic that has as many of
+    /// its ports as one may have.
     NAT_SHARE = "nat-share" {
         cause: "a machine that makes very many conversations at once, or scans: 4,096 ports of an address outside are the most that a vnic has at once",
         remedy: "find out what it does; a machine that needs as many gets a floating address of its own",

@@ -36,8 +36,8 @@ pub(crate) struct Assumed {
     inside: InsideEnd,
 }
 
-/// Sender of a packet that looks for a port, and the second in which it does. Packets that are not sent change nothing, and what
-/// they would get is noted.
+/// Sender of a packet that looks for a port, and the second in which it does. Packets that are not
+/// sent change nothing, and what they would get is noted.
 #[derive(Clone, Copy)]
 pub(crate) struct Sharing<'a> {
     pub vnic: PortRef,

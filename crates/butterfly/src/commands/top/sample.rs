@@ -44,8 +44,8 @@ impl NicCounts {
     /// Returns the state of what is behind it, in a word.
     pub fn behind(&self) -> &'static str {
         match (self.is_wire, self.attached) {
-            (true, true) => "wire up",
-            (true, false) => "wire down",
+            (true, true) => "up",
+            (true, false) => "down",
             (false, true) => "attached",
             (false, false) => "-",
         }

@@ -43,7 +43,7 @@ pub fn draw(frame: &mut Frame<'_>, board: &Board, state: &ScreenState) {
 const COLUMNS: [(&str, u16, u8); 10] = [
     ("nic", 12, 0),
     ("vni", 8, 5),
-    ("machine", 9, 6),
+    ("machine", 8, 6),
     ("in/s", 6, 0),
     ("bit/s", 6, 3),
     ("out/s", 6, 0),
