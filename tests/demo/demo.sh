@@ -332,6 +332,13 @@ before=$(on two nic_field d 'd.get("nat-no-rule", 0)')
 unanswered d "ping -c 2 -W 1 198.51.100.1" || fail "d is answered from outside, though it has no address there"
 [ "$(on two nic_field d 'd.get("nat-no-rule", 0)')" -gt "$before" ] || fail "d reached nothing outside, but that is not why"
 ok "d has no address outside, and nothing of it leaves: nat-no-rule"
+bf_two snat add r1 --external internet --address 203.0.113.5
+wait_for 10 ping_all d 198.51.100.1 1 || fail "d does not reach the machine outside by the address that it shares"
+ping_all d 198.51.100.1 5 || fail "d does not always reach the machine outside"
+said=(explain --from d --to 198.51.100.1 --port 80)
+on two bf "${said[@]}" >"$dir/explained" || fail "d reaches the outside, and the explanation does not know"
+grep -q "as 203.0.113.5 port" "$dir/explained" || fail "the explanation does not say by which port d leaves: $(cat "$dir/explained")"
+ok "with snat it reaches 198.51.100.1: 5 of 5 answered, by ports of 203.0.113.5"
 wait_for 10 ping_all c 198.51.100.1 1 || fail "c does not reach the machine outside"
 ping_all c 198.51.100.1 5 || fail "c does not always reach the machine outside"
 ok "c to 198.51.100.1: 5 of 5 answered; outside it is 203.0.113.4"

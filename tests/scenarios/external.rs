@@ -3,7 +3,9 @@
 
 use std::process::{Child, Command};
 
-use butterfly_api::proto::{Attachment, Cidr, External, Network, Request, Router, Subnet};
+use butterfly_api::proto::{
+    Attachment, Cidr, DropListReq, External, Nat, Network, Request, Router, Subnet, Wire, nat,
+};
 use butterfly_model::RouterId;
 use butterfly_packet::{build, mac::Mac};
 use butterfly_tests::{Daemon, Host, Nic, Station, eventually, frames::mac, station::usual};
@@ -64,8 +66,9 @@ fn router() -> Mac {
     Mac(RouterId::new("r").unwrap().gateway_mac())
 }
 
-/// Declares a public network, a router and an external with this device.
-fn declare(host: &Host, device: &str) {
+/// Declares a network, a router and an external with this device. `public`: the outside knows the
+/// network.
+fn declare(host: &Host, device: &str, public: bool) {
     let block = Cidr { address: Some("10.42.0.0".into()), mask_size: Some(24), ..Cidr::default() };
     let subnet = Subnet {
         cidr: MessageField::some(block),
@@ -73,7 +76,7 @@ fn declare(host: &Host, device: &str) {
         ..Subnet::default()
     };
     let network =
-        Network { vni: Some(42), subnet: vec![subnet], public: Some(true), ..Network::default() };
+        Network { vni: Some(42), subnet: vec![subnet], public: Some(public), ..Network::default() };
     let external = External {
         id: Some("world".into()),
         uplink: Some(device.into()),
@@ -118,13 +121,37 @@ fn reaches(station: &mut Station) {
     });
 }
 
+/// Returns what the daemon tells of the wire.
+fn told(host: &Host) -> Wire {
+    let list = Request { external_list: Some(true), ..Request::default() };
+    let mut list = host.daemon().ask(list).unwrap().external_list;
+    assert_eq!(list.len(), 1);
+    list.remove(0).wire.unwrap_or_default()
+}
+
+/// The daemon tells what passed by the wire, and what keeps it from that.
+fn is_seen(host: &Host, space: &Space, device: &str, interface: &str) {
+    // The daemon looks at an interface once a second.
+    eventually("no trouble", || told(host).trouble.is_none());
+    let wire = told(host);
+    assert_eq!(wire.interface(), interface, "{wire}");
+    assert!(wire.in_packets() > 0 && wire.out_bytes() > 0, "{wire}");
+    let drops = DropListReq { nic_id: Some("wire/world".into()), ..DropListReq::default() };
+    let drops = Request { drop_list: MessageField::some(drops), ..Request::default() };
+    assert!(host.daemon().ask(drops).is_ok(), "a wire is asked about like a vnic");
+    space.sh(&format!("ip link set dev {device} down"));
+    eventually("a trouble", || told(host).trouble().contains(interface));
+    space.sh(&format!("ip link set dev {device} up"));
+    eventually("no trouble", || told(host).trouble.is_none());
+}
+
 /// The outside reaches the machine inside and is answered.
 fn goes_on_after_a_death(device: &str, outside: &str, prepare: &str) {
     let Some(place) = Place::new() else { return };
     let space = Space::new();
     space.sh(prepare);
     let mut host = space.start(&place);
-    declare(&host, device);
+    declare(&host, device, true);
     space.sh(&format!(
         "ip link set dev {outside} up
         ip addr add 192.0.2.1/24 dev {outside}
@@ -132,6 +159,10 @@ fn goes_on_after_a_death(device: &str, outside: &str, prepare: &str) {
     ));
     let nic = Nic::bypass("a", mac(1), 42).ips(&["10.42.0.10"]);
     let mut station = host.station(&nic, &usual());
+    reaches(&mut station);
+    is_seen(&host, &space, outside, device.trim_start_matches("tap:"));
+    // An interface that was down has lost its addresses of IPv6 alone, and its routes.
+    space.sh("ip route replace 10.42.0.0/24 via 192.0.2.7");
     reaches(&mut station);
     let index = space.index(outside);
     for _ in 0..2 {
@@ -158,4 +189,92 @@ fn an_interface_leads_out_after_a_death() {
 #[test]
 fn a_tap_device_leads_out_after_a_death() {
     goes_on_after_a_death("tap:out", "out", "ip link set lo up");
+}
+
+/// Sends from a port inside to one of the router outside, until it hears of it. Returns the port
+/// from which it came, as a program outside tells it: "port 1234 of 192.0.2.9".
+fn tells(station: &mut Station, port: u16) -> String {
+    let from = station.mac();
+    let mut told = None;
+    eventually("an answer that tells the port", || {
+        let ip = build::ethernet(from, router()).ipv4(INSIDE, OUTSIDE);
+        station.send(&ip.udp(port, 7777, b"who am I?"));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let mut answers = station.pending().into_iter().filter(|frame| {
+            frame.get(26..30) == Some(&OUTSIDE[..])
+                && frame.get(23) == Some(&17)
+                && frame.get(36..38) == Some(&port.to_be_bytes()[..])
+        });
+        told =
+            answers.next_back().and_then(|frame| String::from_utf8(frame.get(42..)?.to_vec()).ok());
+        told.is_some()
+    });
+    told.unwrap()
+}
+
+/// Machines share an address outside. A program of the world tells from which port their packets
+/// come: the same after deaths of the daemon, for each port inside, and that of another machine is
+/// another one.
+#[test]
+fn shared_ports_outlast_deaths() {
+    let Some(place) = Place::new() else { return };
+    let space = Space::new();
+    space.sh("ip link set lo up");
+    let mut host = space.start(&place);
+    declare(&host, "tap:out", false);
+    space.sh("ip link set dev out up
+        ip addr add 192.0.2.1/24 dev out");
+    let share = |address: &str| Request {
+        nat_add: MessageField::some(Nat {
+            router: Some("r".into()),
+            external: Some("world".into()),
+            kind: Some(nat::Kind::SNAT.into()),
+            address: Some(address.into()),
+            ..Nat::default()
+        }),
+        ..Request::default()
+    };
+    host.daemon().ask(share("192.0.2.9")).unwrap();
+    let mirror = "import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(('192.0.2.1', 7777))
+while True:
+    _, (address, port) = s.recvfrom(100)
+    s.sendto(f'port {port} of {address}'.encode(), (address, port))";
+    let [program, net] = space.before();
+    let mut mirror = Command::new(program).args([&net, "python3", "-c", mirror]).spawn().unwrap();
+    let nics = [("a", 1, "10.42.0.10"), ("b", 2, "10.42.0.11")];
+    let [mut a, mut b] =
+        nics.map(|(id, n, ip)| host.station(&Nic::bypass(id, mac(n), 42).ips(&[ip]), &usual()));
+    let before = [1000, 5000, 6000].map(|port| tells(&mut a, port));
+    assert_eq!(before[1..], ["port 5000 of 192.0.2.9", "port 6000 of 192.0.2.9"]);
+    assert!(before[0].ends_with(" of 192.0.2.9") && !before[0].starts_with("port 1000 "));
+    // The other machine has the same port inside, and not outside.
+    let ip = build::ethernet(b.mac(), router()).ipv4([10, 42, 0, 11], OUTSIDE);
+    b.send(&ip.udp(5000, 7777, b"who am I?"));
+    eventually("an answer to the other machine", || {
+        b.pending().iter().any(|frame| frame.get(36..38) == Some(&5000_u16.to_be_bytes()[..]))
+    });
+    for _ in 0..2 {
+        die(&mut host);
+        host = space.start(&place);
+        assert_eq!([1000, 5000, 6000].map(|port| tells(&mut a, port)), before);
+        assert!(is_attached(&a));
+    }
+    // An upgrade is one more process.
+    host.daemon().client_ok(&["upgrade"]);
+    assert_eq!([1000, 5000, 6000].map(|port| tells(&mut a, port)), before);
+    let nat =
+        Nat { address: Some("192.0.2.9".into()), external: Some("world".into()), ..Nat::default() };
+    let del = Request { nat_del: MessageField::some(nat), ..Request::default() };
+    host.daemon().ask(del).unwrap();
+    let ip = build::ethernet(a.mac(), router()).ipv4(INSIDE, OUTSIDE);
+    a.send(&ip.udp(5000, 7777, b"who am I?"));
+    eventually("nothing leaves untranslated", || {
+        host.daemon().client_ok(&["drops"]).contains("nat-no-rule")
+    });
+    host.daemon_mut().quit();
+    eventually("the holder ends", || place.holder().is_none());
+    mirror.kill().unwrap();
+    mirror.wait().unwrap();
 }

@@ -23,6 +23,7 @@ mod hostile;
 
 mod lasting;
 mod layouts;
+mod leases6;
 mod lifecycle;
 mod limits;
 mod listening;

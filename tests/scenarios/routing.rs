@@ -709,8 +709,9 @@ fn a_routed_packet_is_told_truly() {
     let session = joined.session();
     assert_eq!((&session["vni"], &session["state"]), (&42.into(), &"answered".into()));
     for (end, machine, port) in [("opener", A, 1000), ("responder", B, 53)] {
-        let wanted =
-            serde_json::json!({ "nic_id": machine.id, "address": machine.address(), "port": port });
+        let wanted = serde_json::json!({
+            "nic_id": machine.id, "address": machine.address(), "port": port, "outside": null
+        });
         assert_eq!(session[end], wanted);
     }
     assert_eq!(session["ingress"]["security_group"], "web");

@@ -19,7 +19,7 @@ pub use payload::{
     SessionAdmission, SessionFilter, SessionFlushRes, SessionListReq, SessionListRes, SessionTable,
     Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, SgRuleStats, Status, Subnet,
     TraceOptions, TraceReq, TraceRes, TraceTarget, TracedPacket, TunnelPeer, TunnelShow,
-    TunnelShowReq, UpgradeCommitRes, UpgradeReq, UplinkShow, Worker, WorkerRing, apply_res,
+    TunnelShowReq, UpgradeCommitRes, UpgradeReq, UplinkShow, Wire, Worker, WorkerRing, apply_res,
     capture_req, drop_list_res, explain_walk, fdb_entry, message_v0, nat, nic, nic_show, rule,
-    session, session_admission, session_table, trace_req, traced_packet, tunnel_show,
+    session, session_admission, session_table, trace_req, traced_packet, tunnel_show, wire,
 };

@@ -168,6 +168,7 @@ mod tests {
             "router",
             "route",
             "external",
+            "snat",
             "floating",
             "forward",
             "nat",

@@ -6,7 +6,7 @@ use butterfly_datapath::{
     SessionTable, SoughtNeighbour, Switch, Timeouts, TunnelError, TunnelReport, UplinkReport,
     VnicPolicy, VnicReport, VnicSpec, WorkerReport,
 };
-use butterfly_model::{GroupName, Nat, Rule, Vni};
+use butterfly_model::{GroupName, Rule, Vni};
 use std::{net::IpAddr, sync::Arc};
 
 /// Something that moves frames between vnics. Every call returns when its effect is complete.
@@ -106,9 +106,6 @@ pub trait Dataplane {
     /// Changes what is routed. On an error nothing has changed, but that an external may have lost
     /// its wire.
     fn change_routing(&mut self, change: RoutingChange) -> Result<(), NotInEffect>;
-
-    /// Checks that there can be such translations, whether their external is in effect or not.
-    fn can_translate(&self, nats: &[Nat]) -> Result<(), NotInEffect>;
 
     /// Returns whether an external with this number is in effect.
     fn leads_out(&self, vni: Vni) -> bool;
@@ -243,10 +240,6 @@ impl Dataplane for Arc<Switch> {
 
     fn change_routing(&mut self, change: RoutingChange) -> Result<(), NotInEffect> {
         Switch::change_routing(self, change)
-    }
-
-    fn can_translate(&self, nats: &[Nat]) -> Result<(), NotInEffect> {
-        Switch::can_translate(self, nats)
     }
 
     fn leads_out(&self, vni: Vni) -> bool {

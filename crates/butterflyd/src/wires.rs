@@ -52,11 +52,6 @@ impl MissingWires {
         self.of.keys().cloned().collect()
     }
 
-    /// Returns the ids of all externals that are not in effect.
-    pub fn ids(&self) -> impl Iterator<Item = &ExternalId> {
-        self.of.keys()
-    }
-
     /// Has the next attempt be due.
     #[cfg(test)]
     pub fn try_now(&mut self) {

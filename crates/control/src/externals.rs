@@ -19,32 +19,43 @@ pub(crate) struct Externals {
     lists: BTreeMap<Owner, BTreeMap<NatPlace, Nat>>,
     /// Owners of the addresses outside.
     addresses: BTreeMap<(ExternalId, IpAddr), RouterId>,
-    /// Numbers of addresses of pools, and of all other translations.
-    counts: Counts,
+    /// Numbers of all translations.
+    counts: NatCounts,
 }
 
-/// Numbers of translations.
+/// Numbers of translations by their kinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
-    /// Addresses of pools.
+pub struct NatCounts {
+    /// Addresses that machines share.
     pub pools: usize,
-    /// Floating addresses and forwarded ports.
-    pub single: usize,
+    /// Floating addresses.
+    pub floating: usize,
+    /// Forwarded ports.
+    pub forwards: usize,
 }
 
-impl Counts {
+impl NatCounts {
     /// Counts translations.
     pub fn of<'a>(nats: impl IntoIterator<Item = &'a Nat>) -> Self {
         nats.into_iter().fold(Self::default(), |sum, nat| match nat {
             Nat::Snat { .. } => Self { pools: sum.pools + 1, ..sum },
-            Nat::Floating { .. } | Nat::Forward { .. } => Self { single: sum.single + 1, ..sum },
+            Nat::Floating { .. } => Self { floating: sum.floating + 1, ..sum },
+            Nat::Forward { .. } => Self { forwards: sum.forwards + 1, ..sum },
         })
     }
 
+    /// Returns the number of floating addresses and forwarded ports.
+    pub fn single(&self) -> usize {
+        self.floating + self.forwards
+    }
+
     /// Counts with those of one list in place of those of another.
-    pub fn with(self, new: Self, old: Self) -> Self {
-        let pools = self.pools + new.pools - old.pools;
-        Self { pools, single: self.single + new.single - old.single }
+    pub(crate) fn with(self, new: Self, old: Self) -> Self {
+        Self {
+            pools: self.pools + new.pools - old.pools,
+            floating: self.floating + new.floating - old.floating,
+            forwards: self.forwards + new.forwards - old.forwards,
+        }
     }
 }
 
@@ -130,20 +141,20 @@ impl Externals {
     }
 
     /// Numbers of all translations.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> NatCounts {
         self.counts
     }
 
     /// Gives a router exactly these translations at an external.
     pub fn set_nats(&mut self, owner: Owner, nats: impl IntoIterator<Item = Nat>) {
         if let Some(old) = self.lists.remove(&owner) {
-            self.counts = self.counts.with(Counts::default(), Counts::of(old.values()));
+            self.counts = self.counts.with(NatCounts::default(), NatCounts::of(old.values()));
             for (address, _) in old.keys() {
                 self.addresses.remove(&(owner.1.clone(), *address));
             }
         }
         let new: BTreeMap<NatPlace, Nat> = nats.into_iter().map(|nat| (nat.place(), nat)).collect();
-        self.counts = self.counts.with(Counts::of(new.values()), Counts::default());
+        self.counts = self.counts.with(NatCounts::of(new.values()), NatCounts::default());
         for (address, _) in new.keys() {
             self.addresses.insert((owner.1.clone(), *address), owner.0.clone());
         }

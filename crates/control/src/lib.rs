@@ -45,6 +45,7 @@ mod words;
 pub use change::{Change, NicChange};
 pub use desired::{Declaration, Desired, Prepared, Unnamed};
 pub use difference::{about_network, about_router, differences};
+pub use externals::NatCounts;
 pub use neighbour::{about_neighbour, neighbour_name};
 pub use object::{Difference, Object, What};
 pub use outside::{about_external, about_nat, nat_name};

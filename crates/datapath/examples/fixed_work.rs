@@ -46,6 +46,8 @@ enum To {
     FilteredTcp,
     /// Filtered, in another network, by a router of this host.
     Routed,
+    /// Filtered, to the outside, by a port of an address that machines share.
+    Shared,
     Learnt,
     Broadcast,
     /// Filtered, to another host, and from there.
@@ -93,6 +95,7 @@ const CASES: &[Case] = &[
         to: To::FilteredTcp,
     },
     Case { name: "64-routed", size: 64, features: LINUX, shape: PLAIN, batch: 64, to: To::Routed },
+    Case { name: "64-shared", size: 64, features: LINUX, shape: PLAIN, batch: 64, to: To::Shared },
     Case {
         name: "64-encapsulated",
         size: 64,
@@ -172,8 +175,8 @@ fn main() -> Result<(), Error> {
     }
     let mut host = Host::new()?;
     let bypass = VnicPolicy { bypass: true, ..VnicPolicy::default() };
-    let filtered = matches!(case.to, To::Filtered | To::FilteredTcp | To::Routed);
-    let routed = case.to == To::Routed;
+    let filtered = matches!(case.to, To::Filtered | To::FilteredTcp | To::Routed | To::Shared);
+    let routed = matches!(case.to, To::Routed | To::Shared);
     let there = if routed { [10, 1, 0, 2] } else { [10, 0, 0, 2] };
     for (id, mac, vni, ip) in
         [("a", a, 1, [10, 0, 0, 1]), ("b", b, if routed { 2 } else { 1 }, there)]
@@ -195,13 +198,15 @@ fn main() -> Result<(), Error> {
         To::Learnt => behind_b,
         To::Broadcast => Mac::BROADCAST,
         To::Routed => joined::join(&host)?,
+        To::Shared => joined::share(&host)?,
         _ => b,
     };
-    let udp = |from: Mac, to: Mac, ttl| {
+    let udp = |(from, to): (Mac, Mac), source: [u8; 4], ttl| {
         let payload = vec![0x5a; case.size - 42];
-        build::ethernet(from, to).ipv4([10, 0, 0, 1], there).ttl(ttl).udp(4000, 5001, &payload)
+        build::ethernet(from, to).ipv4(source, there).ttl(ttl).udp(4000, 5001, &payload)
     };
-    let frame = udp(a, to, 64);
+    let own = [10, 0, 0, 1];
+    let frame = udp((a, to), own, 64);
     let addressed = build::ethernet(a, to).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
     let frame = if case.to == To::FilteredTcp {
         let ack =
@@ -210,7 +215,11 @@ fn main() -> Result<(), Error> {
     } else {
         frame
     };
-    let arrives = if routed { udp(to, b, 63) } else { frame.clone() };
+    let arrives = match case.to {
+        To::Routed => udp((to, b), own, 63),
+        To::Shared => udp((to, b), joined::SHARED, 63),
+        _ => frame.clone(),
+    };
     if filtered {
         let rule = Rule::new(
             Direction::Inbound,

@@ -52,6 +52,8 @@ pub struct Host {
     workers: Vec<Worker>,
     vnics: BTreeMap<String, Attached>,
     last: BTreeMap<String, u64>,
+    /// Ports that machines share, as a holder keeps them.
+    kept_ports: adopted::PortsInMemory,
 }
 
 /// Frames that arrived at each guest, in order.
@@ -152,6 +154,7 @@ impl Host {
             wire,
             vnics: BTreeMap::new(),
             last: BTreeMap::new(),
+            kept_ports: adopted::PortsInMemory::default(),
         })
     }
 

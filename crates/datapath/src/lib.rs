@@ -40,7 +40,10 @@ mod switch;
 mod worker;
 mod world;
 
-pub use butterfly_guest::{Machine, Pings, Report as GuestReport, StationState, Times, WireConfig};
+pub use butterfly_guest::{
+    Machine, Pings, Report as GuestReport, StationState, Times, WireConfig, WireLoss, WireReport,
+    WireState,
+};
 pub use butterfly_packet::mac::Mac;
 pub use butterfly_vhost::{
     control::{DeviceStatus, Negotiated, Role},
@@ -57,14 +60,16 @@ pub use plane::AddError;
 pub use plane::moves::{ImportedSessions, NotAHost};
 pub use plane::routed::{NotInEffect, RoutingChange};
 pub use plane::seek::{SoughtNeighbour, SoughtState};
-pub use plane::sessions::{Admission, SessionEnd, SessionFilter, SessionRow, SessionTable};
+pub use plane::sessions::{
+    Admission, OutsideEnd, SessionEnd, SessionFilter, SessionRow, SessionTable,
+};
 pub use report::drops::{DropPlace, DropReport, DropRow, DroppedPacket, PlaceDrops};
 pub use report::explain::{
     Explanation, Fate, Mark, NoAnswer, Origin, Question, Refused, Rewritten, Step, Target, Walk,
 };
 pub use report::observe::{
     NetworkObservation, NetworkTunnel, Observation, PeerObservation, SessionObservation,
-    UplinkObservation, VnicObservation,
+    UplinkObservation, VnicObservation, WireObservation,
 };
 pub use report::watch::watched_drops;
 pub use report::workers::WorkerReport;

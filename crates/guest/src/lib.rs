@@ -16,6 +16,7 @@
 mod bridged;
 mod echo;
 mod error;
+mod losses;
 mod nic;
 mod ping;
 mod relay;
@@ -44,6 +45,8 @@ use butterfly_vhost::{control::Farewell, net::Features};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 pub use error::Error;
+use losses::{Lost, WireCounts};
+pub use losses::{WireLoss, WireState};
 use nic::WANTED;
 pub use ping::{Pings, Times, Told};
 use seat::{Seat, Wishes};
@@ -168,13 +171,20 @@ impl Prepared {
         let mut seat = Seat::take(connection, (station, wanted), vnic.ip)?;
         let wishes = seat.wishes();
         let counts = Arc::new(Counts::default());
-        let interface = station.map(|station| (station.name().to_owned(), station.link()));
+        let interface = match &body {
+            Body::Tap(station) if fixed => {
+                Behind::WireTap(station.name().to_owned(), station.link())
+            }
+            Body::Tap(station) => Behind::Tap(station.name().to_owned(), station.link()),
+            Body::Wire(wire) => Behind::Wire(wire.name().to_owned()),
+            Body::Ping(..) | Body::Echo => Behind::Nothing,
+        };
         let name = format!("guest-{}", vnic.id.replace('\0', ""));
         let mine = counts.clone();
         let body = move || {
             let end = match body {
                 Body::Tap(mut station) => relay::run(&mut seat, &mut station, &mine.refused),
-                Body::Wire(mut wire) => wire::run(&mut seat, &mut wire, &mine.refused),
+                Body::Wire(mut wire) => wire::run(&mut seat, &mut wire, &mine.wire),
                 Body::Ping(ip, mac) => {
                     seat.looks = keep_off(vnic.worker);
                     ping::run(&mut seat, &vnic, (ip, mac), &mine.pings, &told)
@@ -189,7 +199,8 @@ impl Prepared {
             }
         };
         let thread = std::thread::Builder::new().name(name).spawn(body)?;
-        Ok(Guest { interface, counts, wishes, fixed, thread: Some(thread) })
+        let watch = GuestWatch(Arc::new(Watching { behind: interface, counts }));
+        Ok(Guest { watch, wishes, fixed, thread: Some(thread) })
     }
 }
 
@@ -214,7 +225,16 @@ fn keep_off(processor: Option<usize>) -> bool {
 #[derive(Default)]
 struct Counts {
     refused: AtomicU64,
+    wire: WireCounts,
     pings: ping::Record,
+}
+
+/// Interface behind a guest, by the name with which it was made.
+enum Behind {
+    Tap(String, StationWatch),
+    WireTap(String, StationWatch),
+    Wire(String),
+    Nothing,
 }
 
 /// State of a guest for the operator.
@@ -229,15 +249,68 @@ pub enum Report {
         /// State of the device: it says whether it takes frames now.
         state: StationState,
     },
+    /// Wire of an external.
+    Wire(WireReport),
     /// Questions and answers.
     Bench(Pings),
 }
 
+/// State of a wire for the operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WireReport {
+    /// Name of the interface, or of the TAP device.
+    pub interface: String,
+    /// True if it is a TAP device that the daemon made.
+    pub is_tap: bool,
+    /// State of the interface.
+    pub state: WireState,
+    /// Frames that were lost, by all reasons there are.
+    pub losses: Vec<WireLoss>,
+}
+
+/// View of a guest for another thread. It may outlast the guest, and keeps nothing open.
+#[derive(Clone)]
+pub struct GuestWatch(Arc<Watching>);
+
+struct Watching {
+    behind: Behind,
+    counts: Arc<Counts>,
+}
+
+impl GuestWatch {
+    /// Returns the state for the operator. Never waits.
+    pub fn report(&self) -> Report {
+        let Watching { behind, counts } = &*self.0;
+        let refused = || counts.refused.load(Ordering::Relaxed);
+        match behind {
+            Behind::Tap(interface, link) => Report::Tap {
+                interface: interface.clone(),
+                refused: refused(),
+                state: link.state(),
+            },
+            Behind::WireTap(interface, link) => {
+                let (interface, state) = match link.state() {
+                    StationState::Up => (interface.clone(), WireState::Up),
+                    StationState::Down(name) => (name, WireState::Down),
+                    StationState::Gone => (interface.clone(), WireState::Gone),
+                };
+                let losses = Lost { down: refused(), ..Lost::default() }.named();
+                Report::Wire(WireReport { interface, is_tap: true, state, losses })
+            }
+            Behind::Wire(interface) => Report::Wire(WireReport {
+                interface: interface.clone(),
+                is_tap: false,
+                state: counts.wire.state(),
+                losses: counts.wire.lost().named(),
+            }),
+            Behind::Nothing => Report::Bench(counts.pings.read()),
+        }
+    }
+}
+
 /// A running guest. Dropping it is as good as [`Guest::stop`].
 pub struct Guest {
-    /// Name with which a TAP device was made, and its state.
-    interface: Option<(String, StationWatch)>,
-    counts: Arc<Counts>,
+    watch: GuestWatch,
     wishes: Arc<Wishes>,
     fixed: bool,
     thread: Option<JoinHandle<()>>,
@@ -246,14 +319,12 @@ pub struct Guest {
 impl Guest {
     /// Returns the state for the operator.
     pub fn report(&self) -> Report {
-        match &self.interface {
-            Some((interface, link)) => Report::Tap {
-                interface: interface.clone(),
-                refused: self.counts.refused.load(Ordering::Relaxed),
-                state: link.state(),
-            },
-            None => Report::Bench(self.counts.pings.read()),
-        }
+        self.watch.report()
+    }
+
+    /// Returns the means to read its state from another thread.
+    pub fn watch(&self) -> GuestWatch {
+        self.watch.clone()
     }
 
     /// Gives it another IP address.

@@ -8,14 +8,13 @@ use std::{
     mem,
     net::IpAddr,
     os::fd::{AsFd, BorrowedFd},
-    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
 use butterfly_guest_driver::Span;
 use butterfly_packet::{Mac, ethernet};
 use butterfly_uplink::{
-    Error, Inward, Outward, Uplink,
+    Error, Inward, Meter, Outward, Uplink,
     groups::Groups,
     kernel::{Interface, Kernel},
     xdp::{Xdp, XdpConfig},
@@ -24,6 +23,7 @@ use butterfly_vhost::net::NetHeader;
 
 use crate::{
     BURST,
+    losses::{WireCounts, WireState},
     nic::{NicError, TX_BUFFER},
     seat::{End, Seat},
 };
@@ -77,6 +77,16 @@ fn check_free(found: &Interface, vlan: u16) -> Result<(), Error> {
     }
 }
 
+/// Returns the state of an interface as the kernel tells it.
+fn state_of(found: Option<&Interface>) -> WireState {
+    match found {
+        None => WireState::Gone,
+        Some(found) if !found.up => WireState::Down,
+        Some(found) if !found.running => WireState::NoCarrier,
+        Some(_) => WireState::Up,
+    }
+}
+
 /// An open wire.
 pub(crate) struct Wire {
     xdp: Xdp,
@@ -84,7 +94,8 @@ pub(crate) struct Wire {
     _groups: Groups,
     index: u32,
     config: WireConfig,
-    looked: Instant,
+    /// Time of the last look at the interface.
+    looked: Option<Instant>,
 }
 
 impl Wire {
@@ -101,18 +112,28 @@ impl Wire {
         for note in info.note.iter().chain(&info.tags) {
             tracing::warn!(name = config.interface, "{note}");
         }
-        Ok(Wire { xdp, _groups: groups, index, config, looked: Instant::now() })
+        Ok(Wire { xdp, _groups: groups, index, config, looked: None })
     }
 
-    /// Returns whether the interface is still there. Asks the kernel once a second.
-    fn is_there(&mut self) -> bool {
-        if self.looked.elapsed() < LOOK {
-            return true;
+    /// Returns the state of the interface, if it is time to look: once a second. `None` if it is
+    /// not, or the kernel does not answer.
+    fn look(&mut self) -> Option<WireState> {
+        if self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+            return None;
         }
-        self.looked = Instant::now();
-        // A kernel that does not answer is no interface that is gone.
+        self.looked = Some(Instant::now());
         let asked = Kernel::open().and_then(|mut kernel| kernel.interface_at(self.index));
-        !matches!(asked, Ok(None))
+        asked.ok().map(|found| state_of(found.as_ref()))
+    }
+
+    /// Returns the counters of the interface, for other threads.
+    pub fn meter(&self) -> Meter {
+        self.xdp.meter()
+    }
+
+    /// Returns the name of the interface.
+    pub fn name(&self) -> &str {
+        &self.config.interface
     }
 
     /// Writes a frame that arrived to a buffer, behind the header. Returns how many bytes that are;
@@ -141,20 +162,21 @@ impl Wire {
         Some(len)
     }
 
-    /// Sends a frame of the switch: its pieces, of which the first begins with the header. Returns
-    /// whether there was room for it.
-    fn send(&mut self, memory: &Span, pieces: &[(usize, usize)]) -> bool {
+    /// Sends a frame of the switch: its pieces, of which the first begins with the header. The port
+    /// counts one for which there is no room.
+    fn send(&mut self, memory: &Span, pieces: &[(usize, usize)]) {
         let whole: usize = pieces.iter().map(|(_, len)| len).sum();
-        let Some(len) = whole.checked_sub(NetHeader::LEN) else { return false };
+        // The switch delivers no frame without a header.
+        let Some(len) = whole.checked_sub(NetHeader::LEN) else { return };
         let vlan = self.config.vlan;
         let tag = if vlan == 0 { 0 } else { ethernet::TAG_LEN };
-        let Some(room) = self.xdp.room(len + tag) else { return false };
+        let Some(room) = self.xdp.room(len + tag) else { return };
         let mut at = 0;
         let mut skip = NetHeader::LEN;
         for (from, bytes) in pieces.iter().copied() {
             let less = skip.min(bytes);
             skip -= less;
-            let Some(to) = room.get_mut(tag + at..tag + at + bytes - less) else { return false };
+            let Some(to) = room.get_mut(tag + at..tag + at + bytes - less) else { return };
             memory.read(from + less, to);
             at += bytes - less;
         }
@@ -165,7 +187,6 @@ impl Wire {
             place.into_iter().for_each(|place| place.copy_from_slice(&[t0, t1, v0, v1]));
         }
         self.xdp.send();
-        true
     }
 }
 
@@ -175,12 +196,12 @@ impl AsFd for Wire {
     }
 }
 
-/// Relays until it is asked to end. Counts as `refused` frames for which the interface had no room,
-/// and those of it that no vnic could take.
-pub(crate) fn run(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> End {
+/// Relays until it is asked to end. Counts frames that are lost, and notes the interface's state.
+pub(crate) fn run(seat: &mut Seat, wire: &mut Wire, counts: &WireCounts) -> End {
+    counts.opened(wire.meter());
     loop {
-        let relayed = match turn(seat, wire, refused) {
-            Err(None) => wait(seat, wire, refused),
+        let relayed = match turn(seat, wire, counts) {
+            Err(None) => wait(seat, wire, counts),
             Err(Some(end)) => Err(end),
             Ok(()) => Ok(()),
         };
@@ -192,7 +213,8 @@ pub(crate) fn run(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> End 
 
 /// Waits until an interface that is gone is there again, under its name and with its MAC address,
 /// and opens it anew. What the switch sends meanwhile is refused.
-fn wait(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> Result<(), End> {
+fn wait(seat: &mut Seat, wire: &mut Wire, counts: &WireCounts) -> Result<(), End> {
+    counts.is_now(WireState::Gone);
     let name = wire.config.interface.clone();
     let mac = wire.xdp.info().mac;
     tracing::warn!(name, "the interface of a wire is gone: nothing passes until it is back");
@@ -201,14 +223,16 @@ fn wait(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> Result<(), End
             return Err(End::Stopped);
         }
         let lost = seat.nic.receive(BURST, |_, _| {})?;
-        refused.fetch_add(lost as u64, Ordering::Relaxed);
+        counts.lost_outward(lost);
         if lost > 0 {
             continue;
         }
         if wire.config.look().is_ok_and(|(found, _)| found == mac)
             && let Ok(opened) = Wire::open(&wire.config)
         {
+            counts.opened(opened.meter());
             *wire = opened;
+            counts.is_now(WireState::Up);
             return Ok(());
         }
         seat.sleep(None, Some(LOOK))?;
@@ -216,7 +240,7 @@ fn wait(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> Result<(), End
 }
 
 /// Relays some frames, or sleeps. Returns why that ends; `None` if the interface is gone.
-fn turn(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> Result<(), Option<End>> {
+fn turn(seat: &mut Seat, wire: &mut Wire, counts: &WireCounts) -> Result<(), Option<End>> {
     let failed = |why: NicError| Some(End::from(why));
     if seat.stopping() {
         return Err(Some(End::Stopped));
@@ -228,24 +252,29 @@ fn turn(seat: &mut Seat, wire: &mut Wire, refused: &AtomicU64) -> Result<(), Opt
         first_taken(&mut next, arrived, &mut lost, |index| wire.take(index, memory, at))
     });
     wire.xdp.release();
-    refused.fetch_add(mem::take(&mut lost), Ordering::Relaxed);
+    counts.not_ours(mem::take(&mut lost));
     taken.map_err(failed)?;
-    let left = seat.nic.receive(BURST, |memory, pieces| {
-        lost += u64::from(!wire.send(memory, pieces));
-    });
+    // The port itself counts frames for which it has no room.
+    let left = seat.nic.receive(BURST, |memory, pieces| wire.send(memory, pieces));
     let left = left.map_err(failed)?;
-    refused.fetch_add(lost, Ordering::Relaxed);
     if left > 0 || wire.xdp.pending() {
         wire.xdp.flush();
     }
     if arrived + left == 0 {
         let timeout = if wire.xdp.pending() { AGAIN } else { LOOK };
         let broken = seat.sleep(Some(wire.xdp.descriptor()), Some(timeout)).map_err(Some)?;
-        if broken || !wire.is_there() {
+        if broken {
             return Err(None);
         }
     }
-    Ok(())
+    match wire.look() {
+        Some(WireState::Gone) => Err(None),
+        Some(state) => {
+            counts.is_now(state);
+            Ok(())
+        }
+        None => Ok(()),
+    }
 }
 
 /// Returns what `take` gives of the first frame, from the `next` one on, of which it takes
@@ -299,6 +328,16 @@ mod tests {
             let told = why(&interface(Some(3), &[]), vlan).unwrap_err();
             assert!(told.contains("it is part of a bridge") && told.contains("nomaster"), "{told}");
         }
+    }
+
+    #[test]
+    fn an_interface_that_cannot_send_is_told() {
+        let mut it = interface(None, &[]);
+        assert_eq!((state_of(None), state_of(Some(&it))), (WireState::Gone, WireState::Up));
+        it.running = false;
+        assert_eq!(state_of(Some(&it)), WireState::NoCarrier);
+        it.up = false;
+        assert_eq!(state_of(Some(&it)), WireState::Down);
     }
 
     #[test]

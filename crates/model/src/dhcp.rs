@@ -23,9 +23,9 @@ pub enum DhcpError {
     /// A block that is none.
     #[error(transparent)]
     Cidr(#[from] CidrError),
-    /// An address of IPv6, or one that no server can have.
+    /// An address that no server can have, or of IPv6 for one from which machines boot.
     #[error(
-        "{} cannot be a {what}: DHCP of IPv4 tells the IPv4 addresses of machines only; choose another", canonical(*.address)
+        "{} cannot be a {what}: that has the address of a machine, of either family if it is a name server, of IPv4 if machines boot from it; choose another", canonical(*.address)
     )]
     NotAServer {
         /// The address.
@@ -71,7 +71,7 @@ pub enum DhcpError {
     ViaOutside(DhcpRoute),
     /// No subnet in which there is something to lease.
     #[error(
-        "DHCP of network {0} needs an IPv4 subnet with a gateway, from whose address it answers: declare one (--subnet, --gateway)"
+        "DHCP of network {0} needs an IPv4 subnet with a gateway, from whose address it answers, or an IPv6 subnet: declare one (--subnet, --gateway)"
     )]
     NeedsGateway(Vni),
     /// Something that only DHCP tells.
@@ -143,7 +143,7 @@ impl fmt::Display for DhcpRoute {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dhcp {
     lease: u32,
-    dns: Vec<Ipv4Addr>,
+    dns: Vec<IpAddr>,
     search: Vec<String>,
     next_server: Option<Ipv4Addr>,
     boot_file: Option<String>,
@@ -178,9 +178,9 @@ impl Dhcp {
             return Err(DhcpError::TooMany("name servers", Self::MOST_DNS));
         }
         for server in servers {
-            let address = machine(*server, "name server")?;
+            let address = name_server(*server)?;
             if self.dns.contains(&address) {
-                return Err(DhcpError::Twice(format!("name server {address}")));
+                return Err(DhcpError::Twice(format!("name server {}", canonical(address))));
             }
             self.dns.push(address);
         }
@@ -239,10 +239,11 @@ impl Dhcp {
         Ok(self)
     }
 
-    /// Checks that a network with these subnets can have it: one of them has a gateway of IPv4, and
-    /// each route leads by a machine of such a subnet.
+    /// Checks that a network with these subnets can have it: one of them has a gateway of IPv4, or
+    /// is of IPv6, and each route leads by a machine of such a subnet.
     pub(crate) fn check(&self, vni: Vni, subnets: &[Subnet]) -> Result<(), DhcpError> {
-        if !subnets.iter().any(is_serving) {
+        let may_give = |subnet: &Subnet| is_serving(subnet) || subnet.cidr().network().is_ipv6();
+        if !subnets.iter().any(may_give) {
             return Err(DhcpError::NeedsGateway(vni));
         }
         match self.routes.iter().find(|route| !is_near(route, subnets)) {
@@ -263,8 +264,9 @@ impl Dhcp {
         self.lease
     }
 
-    /// Returns the name servers, the one that is asked first before the others.
-    pub fn dns(&self) -> &[Ipv4Addr] {
+    /// Returns the name servers, the one that is asked first before the others. Those of IPv4 are
+    /// told by DHCP, those of IPv6 by DHCPv6 and advertisements.
+    pub fn dns(&self) -> &[IpAddr] {
         &self.dns
     }
 
@@ -315,6 +317,23 @@ fn machine(address: IpAddr, what: &'static str) -> Result<Ipv4Addr, DhcpError> {
     }
 }
 
+/// The address of a name server, of either family.
+fn name_server(address: IpAddr) -> Result<IpAddr, DhcpError> {
+    let IpAddr::V6(ip) = address else { return machine(address, NAME_SERVER).map(IpAddr::V4) };
+    // Of a link-local address nobody would know the link.
+    let never = ip.is_unspecified()
+        || ip.is_loopback()
+        || ip.is_multicast()
+        || ip.is_unicast_link_local()
+        || ip.to_ipv4_mapped().is_some();
+    match never {
+        true => Err(DhcpError::NotAServer { address, what: NAME_SERVER }),
+        false => Ok(address),
+    }
+}
+
+const NAME_SERVER: &str = "name server";
+
 /// RFC 1035, 2.3.1; labels may begin with digits (RFC 1123, 2.1).
 fn is_domain(text: &str) -> bool {
     let is_label = |label: &str| {
@@ -358,10 +377,20 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_machines_of_ipv4() {
-        let told = dhcp().with_dns(&ips(&["9.9.9.9", "10.0.0.1"])).unwrap();
-        assert_eq!(told.dns(), [Ipv4Addr::new(9, 9, 9, 9), Ipv4Addr::new(10, 0, 0, 1)]);
-        for address in ["::1", "fd00::1", "0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255"] {
+    fn servers_are_machines() {
+        let all = ips(&["9.9.9.9", "fd00::53", "10.0.0.1"]);
+        assert_eq!(dhcp().with_dns(&all).unwrap().dns(), all);
+        assert!(dhcp().with_boot(Some("fd00::1".parse().unwrap()), None).is_err());
+        for address in [
+            "::",
+            "::1",
+            "ff02::1",
+            "fe80::1",
+            "0.0.0.0",
+            "127.0.0.1",
+            "224.0.0.1",
+            "255.255.255.255",
+        ] {
             let text = dhcp().with_dns(&ips(&[address])).unwrap_err().to_string();
             assert!(text.starts_with(&format!("{address} cannot be a name server")), "{text}");
             assert!(dhcp().with_boot(Some(address.parse().unwrap()), None).is_err());
@@ -439,7 +468,8 @@ mod tests {
             let refused = with(&[&format!("10.9.0.0/16={via}")], &[a, b, six]);
             assert!(matches!(refused, Err(DhcpError::ViaOutside(_))), "{via}: {refused:?}");
         }
-        assert_eq!(with(&[], &[b, six]), Err(DhcpError::NeedsGateway(Vni::new(42).unwrap())));
+        assert_eq!(with(&[], &[b]), Err(DhcpError::NeedsGateway(Vni::new(42).unwrap())));
+        assert!(with(&[], &[b, six]).is_ok() && with(&[], &[("fd00::/64", None)]).is_ok());
         for text in ["10.9.0.0/16=fd00::7", "fd00:1::/64=10.0.0.7"] {
             assert!(matches!(DhcpRoute::parse(text), Err(DhcpError::Family(_))), "{text}");
         }

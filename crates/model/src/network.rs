@@ -63,8 +63,8 @@ impl Network {
         Self { public, ..self }
     }
 
-    /// Has the network give its vnics their IPv4 addresses by DHCP, or not. Fails if no subnet of
-    /// IPv4 has a gateway, or a route leads by no machine of such a subnet.
+    /// Has the network give its vnics their addresses by DHCP, or not. Fails if no subnet of IPv4
+    /// has a gateway and none is of IPv6, or if a route leads by no machine of the former.
     pub fn with_dhcp(self, dhcp: Option<Dhcp>) -> Result<Self, DhcpError> {
         if let Some(dhcp) = &dhcp {
             dhcp.check(self.vni, &self.subnets)?;

@@ -6,10 +6,12 @@
 //! makes complete frames with right lengths and checksums, for tests and generators.
 #![forbid(unsafe_code)]
 
+pub mod advert;
 pub mod arp;
 pub mod build;
 pub mod checksum;
 pub mod dhcp;
+pub mod dhcp6;
 pub mod echo;
 pub mod ethernet;
 pub mod icmp;

@@ -23,7 +23,7 @@ pub fn node() -> Node {
             .args([
                 option("from", "NIC|outside")
                     .required(true)
-                    .help("who sends it: a NIC, or somebody outside of this host (then --vni and --src too)"),
+                    .help("who sends it: a NIC, or somebody outside of this host (then --src too, and --vni or --external)"),
                 option("to", "IP|NIC").required(true).help("who it is for"),
                 option("proto", "PROTO")
                     .help("tcp, udp, icmp, icmpv6, sctp or a number (default: tcp with --port, else an echo request)"),
@@ -35,6 +35,7 @@ pub fn node() -> Node {
                 option("icmp", "TYPE[/CODE]").help("numbers of another ICMP message than an echo request"),
                 option("size", "BYTES").help("of the IP packet (default: as few as it takes)"),
                 option("vni", "VNI").help("with --from outside: the network"),
+                option("external", "EXTERNAL").help("with --from outside: somebody behind this external, by its id"),
                 option("mac", "MAC").help("destination MAC address (default: of the NIC that has the address, else of the gateway that leads to it)"),
                 option("src-mac", "MAC").help("source MAC address (default: the NIC's)"),
                 flag("reply").help("explain the answer, too"),
@@ -45,7 +46,8 @@ pub fn node() -> Node {
             .after_help(
                 "butterfly explain --from vm-1 --to 10.0.0.2 --port 443 --reply\n\
                  butterfly explain --from vm-1 --to vm-9 --port 443 --far-endpoint tcp://192.0.2.9:9999\n\
-                 butterfly explain --from outside --vni 42 --src 10.0.0.9 --to vm-1",
+                 butterfly explain --from outside --vni 42 --src 10.0.0.9 --to vm-1\n\
+                 butterfly explain --from outside --external internet --src 198.51.100.1 --to 192.0.2.80 --port 80",
             ),
         explain,
     )

@@ -6,9 +6,9 @@ use crate::daemon::session::Session;
 use crate::failure::Failure;
 use crate::line::options::{json, list, option, word};
 use crate::line::reader::Arguments;
-use crate::text::table::{Align, safe, table};
+use crate::text::table::{Align, counted, safe, table};
 use crate::tree::Node;
-use butterfly_api::proto::{External, Request};
+use butterfly_api::proto::{External, Request, Wire, wire::Loss};
 use clap::{Arg, Command};
 use protobuf::MessageField;
 use serde_json::{Value, json};
@@ -117,7 +117,8 @@ fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     Ok(())
 }
 
-fn all() -> Request {
+/// Asks for all externals.
+pub fn all() -> Request {
     Request { external_list: Some(true), ..Request::default() }
 }
 
@@ -132,6 +133,7 @@ fn print_externals(arguments: &Arguments, session: &mut Session) -> Result<(), F
         return session.json(&json!({ "externals": rows }));
     }
     let rows: Vec<_> = externals.iter().map(row).collect();
+    let losses: Vec<String> = externals.iter().flat_map(losses).collect();
     let heading = [
         ("external", Align::Left),
         ("uplink", Align::Left),
@@ -142,7 +144,36 @@ fn print_externals(arguments: &Arguments, session: &mut Session) -> Result<(), F
         ("mtu", Align::Right),
         ("in effect", Align::Left),
     ];
-    session.print(table(0, heading, &rows))
+    let mut page = table(0, heading, &rows);
+    if !losses.is_empty() {
+        page.push_str(&format!("\n{}\n", losses.join("\n")));
+    }
+    session.print(page)
+}
+
+/// Returns why nothing passes by an external now; `None` if something can.
+pub fn trouble(external: &External) -> Option<&str> {
+    external.not_in_effect.as_deref().or(external.wire.trouble.as_deref())
+}
+
+/// Returns how many frames the wire of an external lost that no drop tells of.
+pub fn lost(external: &External) -> u64 {
+    external.wire.loss.iter().map(Loss::count).sum()
+}
+
+/// Returns lines for what the wire of an external lost: how much, and what to do.
+fn losses(external: &External) -> Vec<String> {
+    let told = |loss: &Loss| {
+        format!(
+            "wire/{}: {}: {} so far\n  {}\n  what to do: {}",
+            safe(external.id()),
+            safe(loss.reason()),
+            counted(loss.count(), "frame"),
+            safe(loss.description()),
+            safe(loss.remedy())
+        )
+    };
+    external.wire.loss.iter().map(told).collect()
 }
 
 fn row(external: &External) -> [String; 8] {
@@ -151,7 +182,7 @@ fn row(external: &External) -> [String; 8] {
         true => "-".to_owned(),
         false => safe(&texts.join(" ")),
     };
-    let effect = external.not_in_effect.as_ref();
+    let effect = trouble(external);
     [
         safe(external.id()),
         external.uplink.as_deref().map_or("-".into(), safe),
@@ -162,6 +193,27 @@ fn row(external: &External) -> [String; 8] {
         number(external.mtu),
         effect.map_or("yes".into(), |why| format!("no: {}", safe(why))),
     ]
+}
+
+/// Returns what passes by the wire of an external.
+pub fn wire_json(wire: &Wire) -> Value {
+    let drops =
+        wire.drop.iter().map(|drop| json!({ "reason": drop.reason(), "count": drop.count() }));
+    let losses = wire.loss.iter().map(|loss| {
+        json!({
+            "reason": loss.reason(), "count": loss.count(), "description": loss.description(),
+            "remedy": loss.remedy(),
+        })
+    });
+    json!({
+        "interface": wire.interface,
+        "in_packets": wire.in_packets(),
+        "in_bytes": wire.in_bytes(),
+        "out_packets": wire.out_packets(),
+        "out_bytes": wire.out_bytes(),
+        "drops": drops.collect::<Value>(),
+        "losses": losses.collect::<Value>(),
+    })
 }
 
 fn external_json(external: &External) -> Value {
@@ -175,5 +227,7 @@ fn external_json(external: &External) -> Value {
         "gateways": external.gateway,
         "mtu_bytes": external.mtu,
         "not_in_effect": external.not_in_effect,
+        "trouble": trouble(external),
+        "wire": external.wire.as_ref().map(wire_json),
     })
 }

@@ -62,6 +62,7 @@ pub fn root() -> Node {
             router::node(),
             route::node(),
             external::node(),
+            nat::snat(),
             nat::floating(),
             nat::forward(),
             nat::node(),

@@ -1,10 +1,10 @@
-//! `butterfly floating`, `forward` and `nat`: addresses that machines of routers have
+//! `butterfly snat`, `floating`, `forward` and `nat`: addresses that machines of routers have
 //! outside.
 
 use crate::commands::notes;
 use crate::daemon::session::Session;
 use crate::failure::Failure;
-use crate::line::options::{json, option, word};
+use crate::line::options::{json, list, option, word};
 use crate::line::reader::Arguments;
 use crate::text::table::{Align, safe, table};
 use crate::tree::Node;
@@ -13,6 +13,31 @@ use butterfly_model::parse_endpoint;
 use clap::{Arg, Command};
 use protobuf::{EnumOrUnknown, MessageField};
 use serde_json::{Value, json};
+
+/// The `snat` commands.
+pub fn snat() -> Node {
+    Node::choose(
+        Command::new("snat").about(
+            "Has machines of a router's networks leave by addresses of an external, which they share. IPv4.",
+        ),
+        vec![
+            Node::run(
+                Command::new("add")
+                    .about("Adds addresses by which machines leave. Each machine has one of them.")
+                    .args([router(), external(), addresses()])
+                    .after_help("butterfly snat add r1 --external internet --address 192.0.2.9"),
+                |arguments, session| ask_all(snats(arguments)?, add_request, session),
+            ),
+            Node::run(
+                Command::new("del")
+                    .about("Takes that back; what goes by them ends. One that is not there is no error.")
+                    .args([router(), external(), addresses()])
+                    .after_help("butterfly snat del r1 --external internet --address 192.0.2.9"),
+                |arguments, session| del(snats(arguments)?, session),
+            ),
+        ],
+    )
+}
 
 /// The `floating` commands.
 pub fn floating() -> Node {
@@ -46,7 +71,7 @@ pub fn floating() -> Node {
 pub fn forward() -> Node {
     Node::choose(
         Command::new("forward").about(
-            "Has a port of an address outside lead to a port of a machine. IPv4.",
+            "Has a port of an address outside lead to a port of a machine. IPv4. The address may be one by which machines leave.",
         ),
         vec![
             Node::run(
@@ -75,9 +100,7 @@ pub fn forward() -> Node {
 /// The `nat` commands.
 pub fn node() -> Node {
     Node::choose(
-        Command::new("nat").about(
-            "Shows the addresses that machines of routers have outside: see floating and forward.",
-        ),
+        Command::new("nat").about("Shows the addresses that machines of routers have outside: see snat, floating and forward."),
         vec![Node::run(
             Command::new("list")
                 .about("Prints all of them, by router and external.")
@@ -88,12 +111,22 @@ pub fn node() -> Node {
     )
 }
 
+fn router() -> Arg {
+    word("ROUTER").help("id of the router")
+}
+
 fn of_router() -> Arg {
     option("router", "ROUTER").required(true).help("the router whose machines are inside")
 }
 
 fn external() -> Arg {
     option("external", "EXTERNAL").required(true).help("the external that is outside")
+}
+
+fn addresses() -> Arg {
+    list("address", "IP")
+        .required(true)
+        .help("addresses outside, in a subnet of the external or routed to this host")
 }
 
 fn outside(value: &'static str) -> Arg {
@@ -110,6 +143,17 @@ fn protocol() -> Arg {
 
 fn said(arguments: &Arguments, name: &str) -> Option<String> {
     arguments.value(name).map(str::to_owned)
+}
+
+fn snats(arguments: &Arguments) -> Result<Vec<Nat>, Failure> {
+    let nat = |address: &String| Nat {
+        router: arguments.word(0).map(str::to_owned),
+        kind: kind(nat::Kind::SNAT),
+        external: said(arguments, "external"),
+        address: Some(address.clone()),
+        ..Nat::default()
+    };
+    Ok(arguments.values("address").iter().map(nat).collect())
 }
 
 fn floating_of(arguments: &Arguments) -> Nat {

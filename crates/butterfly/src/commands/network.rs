@@ -92,8 +92,8 @@ fn public() -> Arg {
 /// DHCP, and what it tells.
 fn dhcp_options() -> [Arg; 7] {
     [
-        flag("dhcp").help("gives the network's NICs their IPv4 addresses by DHCP, from the gateway of a subnet; what other DHCP servers in the network say is dropped (default: nobody answers but these)"),
-        list("dns", "IP").help("with --dhcp: IPv4 addresses of name servers, 8 at most"),
+        flag("dhcp").help("gives the network's NICs their addresses by DHCP, of IPv4 from the gateway of a subnet, and tells them of IPv6 routers; what other DHCP servers and routers in the network say is dropped (default: nobody answers but these)"),
+        list("dns", "IP").help("with --dhcp: addresses of name servers, 8 at most"),
         list("search", "DOMAIN").help("with --dhcp: domains in which machines look for names"),
         option("lease", "SECONDS").help("with --dhcp: how long a lease lasts, 60 to 31536000 (default: 3600)"),
         option("next-server", "IP").help("with --dhcp: IPv4 address of the server from which machines boot (PXE)"),

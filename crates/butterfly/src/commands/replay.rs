@@ -190,7 +190,7 @@ fn declarations(response: Response) -> impl Iterator<Item = Message> {
 /// An external as it was declared: a number that was chosen is that of one host.
 fn declared(external: External) -> External {
     let vni = external.vni.filter(|_| !external.chosen());
-    External { vni, chosen: None, not_in_effect: None, ..external }
+    External { vni, chosen: None, not_in_effect: None, wire: None.into(), ..external }
 }
 
 /// Messages as JSON, under the field names of the protocol.

@@ -1,9 +1,11 @@
 //! `butterfly show`: the host on one screen, and what is wrong with it now.
 
+mod externals;
 mod shared;
 mod troubles;
 
 use crate::commands::drops;
+use crate::commands::external;
 use crate::commands::nic::{self, State};
 use crate::commands::process::ask_health;
 use crate::commands::tunnels::is_silent;
@@ -13,10 +15,10 @@ use crate::line::options::json;
 use crate::line::reader::Arguments;
 use crate::text::json::seconds;
 use crate::text::page::{field, title};
-use crate::text::table::{date, duration, safe};
+use crate::text::table::{counted, date, duration, safe};
 use crate::tree::Node;
 use butterfly_api::proto::{
-    AppHealthRes, DropListRes, NicShow, Request, SessionTable, TunnelShow, TunnelShowReq,
+    AppHealthRes, DropListRes, External, NicShow, Request, SessionTable, TunnelShow, TunnelShowReq,
     UplinkShow,
 };
 use clap::Command;
@@ -46,6 +48,7 @@ struct Overview {
     sessions: SessionTable,
     drops: DropListRes,
     nics: Vec<NicShow>,
+    externals: Vec<External>,
 }
 
 fn show(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
@@ -59,6 +62,8 @@ fn show(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 
 fn ask(session: &mut Session) -> Result<Overview, Failure> {
     let health = ask_health(session)?;
+    // A daemon that knows none is not asked: it may be an older one.
+    let any = health.externals() > 0;
     let tunnels = TunnelShowReq::default();
     let mut answers = session
         .ask_all(vec![
@@ -75,6 +80,7 @@ fn ask(session: &mut Session) -> Result<Overview, Failure> {
         sessions: next().session_table.unwrap_or_default(),
         drops: drops::ask(None, session)?,
         nics: nic::all(session)?,
+        externals: if any { session.ask(external::all())?.external_list } else { Vec::new() },
     })
 }
 
@@ -134,6 +140,9 @@ fn page(found: &Overview) -> String {
         if by_state.is_empty() { String::new() } else { format!(": {}", by_state.join(", ")) };
     field(&mut page, "NICs", &format!("{}{by_state}", found.nics.len()));
     field(&mut page, "security groups", &health.security_groups().to_string());
+    if let Some(routed) = routed(health) {
+        field(&mut page, "routers", &routed);
+    }
     field(
         &mut page,
         "sessions",
@@ -143,9 +152,30 @@ fn page(found: &Overview) -> String {
     if !shared.is_empty() {
         field(&mut page, "shared addresses", &in_words(&shared));
     }
+    externals::section(&mut page, &found.externals);
     section(&mut page, "wrong now", &troubles(found));
     section(&mut page, "dropped in the last minute", &dropped(&found.drops));
     page
+}
+
+/// Returns what is declared for routers; `None` if that is nothing.
+fn routed(health: &AppHealthRes) -> Option<String> {
+    let each = [
+        (health.networks(), "network"),
+        (health.routes(), "route"),
+        (health.externals(), "external"),
+        (health.nats(), "translation"),
+    ];
+    let others: Vec<String> = each
+        .into_iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| counted(count.into(), what))
+        .collect();
+    match (health.routers(), others.is_empty()) {
+        (0, true) => None,
+        (routers, true) => Some(routers.to_string()),
+        (routers, false) => Some(format!("{routers}; {}", others.join(", "))),
+    }
 }
 
 /// Returns the first few shared addresses, with their vnics.
@@ -288,6 +318,11 @@ fn object(found: &Overview) -> Value {
         "nics": found.nics.len(),
         "nics_by_state": states,
         "security_groups": health.security_groups(),
+        "networks": health.networks,
+        "routers": health.routers,
+        "routes": health.routes,
+        "translations": health.nats,
+        "externals": externals::json(&found.externals),
         "sessions": { "used": found.sessions.used(), "capacity": found.sessions.capacity() },
         "shared_addresses": shared(&found.nics).iter().map(|one| json!({
             "vni": one.vni, "address": one.address, "nics": one.nics,

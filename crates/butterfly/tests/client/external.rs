@@ -10,6 +10,7 @@ const EXTERNALS: &str = r#"
     external_list { id: "office" uplink: "tap:out" vlan: 7 vni: 77 mtu: 1400
         address: "198.51.100.7/24" address: "2001:db8::7/64" }"#;
 const NATS: &str = r#"
+    nat_list { router: "r1" kind: SNAT external: "internet" address: "192.0.2.9" }
     nat_list { router: "r1" kind: FORWARD external: "internet" address: "192.0.2.9"
         inside: "10.5.0.10" protocol: 6 port: 443 to_port: 8443 }
     nat_list { router: "r1" kind: FLOATING external: "internet" address: "192.0.2.80"
@@ -85,18 +86,211 @@ fn externals_are_declared_listed_and_taken_back() {
     let expected = json!({ "externals": [
         { "id": "internet", "uplink": "eth1", "vlan": null, "vni": 16777215, "vni_chosen": true,
           "addresses": ["192.0.2.7/24"], "gateways": ["192.0.2.1"], "mtu_bytes": null,
-          "not_in_effect": "there is no interface \"eth1\"" },
+          "not_in_effect": "there is no interface \"eth1\"",
+          "trouble": "there is no interface \"eth1\"", "wire": null },
         { "id": "office", "uplink": "tap:out", "vlan": 7, "vni": 77, "vni_chosen": false,
           "addresses": ["198.51.100.7/24", "2001:db8::7/64"], "gateways": [], "mtu_bytes": 1400,
-          "not_in_effect": null },
+          "not_in_effect": null, "trouble": null, "wire": null },
     ] });
     assert_eq!(printed("external list --json @", EXTERNALS), expected);
+}
+
+const WIRES: &str = r#"
+    external_list { id: "internet" uplink: "eth1" vni: 16777215 address: "192.0.2.7/24" chosen: true
+        wire { interface: "eth1" trouble: "its interface eth1 is down" in_packets: 7 in_bytes: 700
+            out_packets: 5 out_bytes: 500 drop { reason: "no-route" count: 2 description: "None leads there." }
+            drop { reason: "rarp" count: 4 harmless: true }
+            loss { reason: "wire-tx-full" count: 1 description: "Too slow." remedy: "`ethtool eth1`" } } }
+    external_list { id: "lab" vni: 77 address: "198.51.100.7/24" }
+    external_list { id: "office" uplink: "tap" vlan: 7 vni: 78 address: "198.51.100.7/24"
+        wire { interface: "tap3" in_packets: 1 in_bytes: 60 out_packets: 0 out_bytes: 0 } }"#;
+
+/// Losses of a wire are told with what to do, and an interface by which nothing passes.
+#[test]
+fn wires_are_told() {
+    check(&[Row {
+        line: "external list @",
+        asks: &[&["external_list: true"]],
+        answers: &[&[WIRES]],
+        out: "external  uplink  vlan       vni  address          gateway  mtu  in effect\n\
+              internet  eth1       -  16777215  192.0.2.7/24     -          -  no: its interface eth1 is down\n\
+              lab       -          -        77  198.51.100.7/24  -          -  yes\n\
+              office    tap        7        78  198.51.100.7/24  -          -  yes\n\
+              \n\
+              wire/internet: wire-tx-full: 1 frame so far\n  Too slow.\n  what to do: `ethtool eth1`\n",
+        ..Row::default()
+    }]);
+    let told = printed("external list --json @", WIRES);
+    let wire = json!({
+        "interface": "eth1", "in_packets": 7, "in_bytes": 700, "out_packets": 5, "out_bytes": 500,
+        "drops": [{ "reason": "no-route", "count": 2 }, { "reason": "rarp", "count": 4 }],
+        "losses": [{ "reason": "wire-tx-full", "count": 1, "description": "Too slow.",
+            "remedy": "`ethtool eth1`" }],
+    });
+    assert_eq!(told["externals"][0]["wire"], wire);
+    assert_eq!(told["externals"][0]["trouble"], "its interface eth1 is down");
+}
+
+/// Externals are on the screen of the host, and what is wrong with them.
+#[test]
+fn externals_are_shown_with_the_host() {
+    let health = "app_health { version: \"1\" start_date: 0 current_date: 0 networks: 2 routers: 1 routes: 3 \
+                  externals: 3 nats: 1 }";
+    let ask = |line: &str| {
+        let daemon = Daemon::new();
+        let mut client = daemon.start(line);
+        for answers in [
+            &[health][..],
+            &["", "", "session_table { capacity: 1000 used: 7 }"],
+            &[
+                "drop_list { window_ms: 5000 place { kind: NIC nic_id: \"wire/internet\" vni: 16777215 \
+               drop { reason: \"no-route\" count: 2 recent: 2 last_ms: 100 } } }",
+            ],
+            &[""],
+            &[WIRES],
+        ] {
+            daemon.receive(line);
+            daemon.send(&answer(answers));
+        }
+        client.end().out
+    };
+    let out = ask("show @");
+    for part in [
+        "  routers           1; 2 networks, 3 routes, 3 externals, 1 translation\n",
+        "externals\n\
+         \x20 external  wire         in effect  in  bytes  out  bytes  drops  lost\n\
+         \x20 internet  eth1         no          7    700    5    500      6     1\n\
+         \x20 lab       -            yes         -      -    -      -      -     -\n\
+         \x20 office    tap3 vlan 7  yes         1     60    0      0      0     0\n",
+        "wrong now\n  external internet: its interface eth1 is down\n",
+        "  wire/internet: no-route: 2 frames so far, last 0.1 s ago: `butterfly drops --explain no-route`\n",
+    ] {
+        assert!(out.contains(part), "{part}{out}");
+    }
+    let told: Value = serde_json::from_str(&ask("show --json @")).unwrap();
+    let counts = ["networks", "routers", "routes", "translations"].map(|name| told[name].clone());
+    assert_eq!(counts, [2, 1, 3, 1].map(Value::from));
+    let [first, lab] = [&told["externals"][0], &told["externals"][1]];
+    assert_eq!((&first["in_effect"], &first["wire"]["out_packets"]), (&false.into(), &5.into()));
+    assert_eq!((&lab["in_effect"], &lab["wire"]), (&true.into(), &Value::Null));
+}
+
+/// A wire is a row among the vnics, but no NIC.
+#[test]
+fn wires_are_rows_of_top() {
+    let ask = |line: &str| {
+        let daemon = Daemon::new();
+        let mut client = daemon.start(line);
+        for _ in 0..2 {
+            daemon.receive(line);
+            daemon.send(&answer(&["", "session_table { capacity: 9 used: 7 }", "", ""]));
+            daemon.receive(line);
+            daemon.send(&answer(&[WIRES]));
+        }
+        client.end().out
+    };
+    let out = ask("top --once --interval 200 @");
+    assert!(out.starts_with("0 NICs  0 packets/s"), "{out}");
+    for part in [
+        "nic                 vni  machine  in/s",
+        "\nwire/internet  16777215  down        0",
+        "\nwire/office          78  up          0",
+    ] {
+        assert!(out.contains(part), "{part} is not in\n{out}");
+    }
+    let told: Value = serde_json::from_str(&ask("top --once --interval 200 --json @")).unwrap();
+    let first = &told["nics"][0];
+    assert_eq!((&first["id"], &first["is_wire"]), (&"wire/internet".into(), &true.into()));
+    let drops: Vec<&String> =
+        first["drops_by_reason_per_second"].as_object().unwrap().keys().collect();
+    assert_eq!(drops, ["no-route", "wire-tx-full"]);
+}
+
+/// Somebody behind an external sends, by its id.
+#[test]
+fn packets_come_from_an_external() {
+    let told = "explain { allowed: true vni: 16777215 external: \"internet\" destination_mac: \"m\" \
+                walk { packet: \"p\" fate: DELIVERED nic_id: \"a\" routed { vni: 77 external: \"lab\" } } }";
+    let row = |line, out, code, err| Row { line, out, code, err, ..Row::default() };
+    check(&[
+        Row {
+            line: "explain --from outside --external internet --src 198.51.100.1 --to 192.0.2.80 --port 80 @",
+            asks: &[&[
+                "explain { to_address: \"192.0.2.80\" protocol: 6 destination_port: 80 source: \"198.51.100.1\" external: \"internet\" }",
+            ]],
+            answers: &[&[told]],
+            out: "p\ndelivered to a\n",
+            ..Row::default()
+        },
+        row(
+            "explain --from outside --src 198.51.100.1 --to a @",
+            "",
+            1,
+            "butterfly explain: --from outside needs --vni, or --external\n`butterfly explain help` shows how it is used\n",
+        ),
+        row(
+            "explain --from outside --vni 7 --external x --src 198.51.100.1 --to a @",
+            "",
+            1,
+            "butterfly explain: --vni and --external say the same, where a packet comes from: give one of them\n`butterfly explain help` shows how it is used\n",
+        ),
+        row(
+            "explain --from a --external x --to b @",
+            "",
+            1,
+            "butterfly explain: --vni and --external go with --from outside: a NIC is in its own network\n`butterfly explain help` shows how it is used\n",
+        ),
+    ]);
+    let told = printed(
+        "explain --from outside --external internet --src 198.51.100.1 --to a --json @",
+        told,
+    );
+    let host = &told["hosts"][0];
+    assert_eq!((&host["external"], &host["vni"]), (&"internet".into(), &16_777_215.into()));
+    assert_eq!(host["walks"][0]["routed"]["external"], "lab");
+}
+
+#[test]
+fn sessions_have_ends_outside() {
+    let end =
+        |outside| format!("opener {{ nic_id: \"a\" address: \"10.5.0.10\" port: 4000 {outside} }}");
+    let told = |end: &str| {
+        format!(
+            "session_list {{ matching: 1 session {{ vni: 50 protocol: 6 {end} responder {{ address: \"198.51.100.1\" port: 443 }} }} }}"
+        )
+    };
+    let told = told(&end("outside { external: \"internet\" address: \"192.0.2.80\" port: 4001 }"));
+    let ask = |line: &str| {
+        let daemon = Daemon::new();
+        let mut client = daemon.start(line);
+        daemon.receive(line);
+        daemon.send(&answer(&["session_table { capacity: 9 used: 1 }", &told]));
+        client.end().out
+    };
+    let out = ask("sessions @");
+    assert!(
+        out.contains("  a 10.5.0.10:4000 (192.0.2.80:4001 outside)  198.51.100.1:443  "),
+        "{out}"
+    );
+    let told: Value = serde_json::from_str(&ask("sessions --json @")).unwrap();
+    let session = &told["sessions"][0];
+    let outside = json!({ "external": "internet", "address": "192.0.2.80", "port": 4001 });
+    assert_eq!(session["opener"]["outside"], outside);
+    assert_eq!(session["responder"]["outside"], Value::Null);
 }
 
 #[test]
 fn translations_are_added_listed_and_taken_back() {
     let outside = r#"external: "internet""#;
     for (line, asked) in [
+        (
+            "snat add r1 --external internet --address 192.0.2.9 @",
+            format!(r#"nat_add {{ router: "r1" kind: SNAT {outside} address: "192.0.2.9" }}"#),
+        ),
+        (
+            "snat del r1 --external internet --address 192.0.2.9 @",
+            format!(r#"nat_del {{ router: "r1" kind: SNAT {outside} address: "192.0.2.9" }}"#),
+        ),
         (
             "floating add 192.0.2.80 --router r1 --external internet --to 10.5.0.10 @",
             format!(
@@ -128,6 +322,7 @@ fn translations_are_added_listed_and_taken_back() {
             asks: &[&["nat_list: true"]],
             answers: &[&[NATS]],
             out: "router  external  kind      address            to\n\
+                  r1      internet  snat      192.0.2.9          -\n\
                   r1      internet  forward   192.0.2.9:443/tcp  10.5.0.10:8443\n\
                   r1      internet  floating  192.0.2.80         10.5.0.10\n",
             ..Row::default()
@@ -143,7 +338,7 @@ fn translations_are_added_listed_and_taken_back() {
     let forward = json!({ "router": "r1", "external": "internet", "kind": "forward",
         "address": "192.0.2.9", "inside": "10.5.0.10", "protocol": "tcp", "port": 443,
         "to_port": 8443 });
-    assert_eq!(printed["nat"][0], forward);
+    assert_eq!(printed["nat"][1], forward);
 }
 
 /// Nothing is sent of what cannot be meant.
@@ -162,6 +357,7 @@ fn what_cannot_be_meant_is_refused_by_the_client() {
         ),
         ("router attach r1", "an attachment needs its network, --vni, or its external, --external"),
         ("router attach r1 --vni 42 --external x", "--vni and --external exclude each other"),
+        ("snat add r1 --external x", "--address is mandatory"),
         ("floating add 192.0.2.80 --router r1 --external x", "--to is mandatory"),
         (
             "forward add 192.0.2.9 --router r1 --external x --proto tcp --to 10.5.0.10:80",
@@ -234,7 +430,8 @@ fn a_dump_has_externals_and_translations_and_is_applied() {
     let kinds: Vec<&str> =
         dump.out.lines().map(str::trim).filter(|line| line.contains("_add {")).collect();
     let (external, nat) = ("external_add {", "nat_add {");
-    let expected = ["network_add {", external, external, "router_add {", nat, nat, "nic_add {"];
+    let expected =
+        ["network_add {", external, external, "router_add {", nat, nat, nat, "nic_add {"];
     assert_eq!(kinds, expected);
 
     std::fs::write(daemon.path("saved"), dump.out).unwrap();

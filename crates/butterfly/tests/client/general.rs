@@ -88,7 +88,7 @@ fn a_word_that_needs_another_prints_its_help() {
     }
 }
 
-const COMMANDS: [&str; 81] = [
+const COMMANDS: [&str; 84] = [
     "show",
     "sg show",
     "log-level",
@@ -141,6 +141,8 @@ const COMMANDS: [&str; 81] = [
     "external list",
     "external add",
     "external del",
+    "snat add",
+    "snat del",
     "floating add",
     "floating del",
     "forward add",
@@ -161,6 +163,7 @@ const COMMANDS: [&str; 81] = [
     "router",
     "route",
     "external",
+    "snat",
     "floating",
     "forward",
     "nat",

@@ -121,6 +121,8 @@ fn every_command_that_prints_has_it() {
         "route del",
         "external add",
         "external del",
+        "snat add",
+        "snat del",
         "floating add",
         "floating del",
         "forward add",

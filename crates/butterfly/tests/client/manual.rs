@@ -141,7 +141,7 @@ fn bash_completes() {
         ("router attach r1 --vni ''", "network list --ids -t 300"),
         ("router detach r1 --vni ''", "network list --ids -t 300"),
         ("router attach r1 --external ''", "external list --ids -t 300"),
-        ("floating add 192.0.2.80 --external ''", "external list --ids -t 300"),
+        ("snat add r1 --external ''", "external list --ids -t 300"),
         ("forward add 192.0.2.9:80 --proto ''", "tcp udp"),
         ("external del ''", "external list --ids -t 300"),
         ("route add ''", "router list --ids -t 300"),

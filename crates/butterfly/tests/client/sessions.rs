@@ -198,8 +198,8 @@ fn for_programs() {
     assert_eq!(sessions.len(), 4);
     let first = serde_json::json!({
         "vni": 42, "vlan": null, "protocol": 6,
-        "opener": {"nic_id": "vm-1", "address": "10.0.0.1", "port": 4000},
-        "responder": {"nic_id": "vm-2", "address": "10.0.0.2", "port": 80},
+        "opener": {"nic_id": "vm-1", "address": "10.0.0.1", "port": 4000, "outside": null},
+        "responder": {"nic_id": "vm-2", "address": "10.0.0.2", "port": 80, "outside": null},
         "state": "established", "age_s": 3700, "idle_s": 2, "expires_s": 86398,
         "opener_packets": 10, "opener_bytes": 1000, "responder_packets": 8, "responder_bytes": 80000,
         "egress": {"kind": "DEFAULT_EGRESS"},

@@ -35,6 +35,7 @@ impl<D: Dataplane> Daemon<D> {
     pub(super) fn app_health(&self, context: &Context) -> Answer {
         let count = |number: usize| Some(u32::try_from(number).unwrap_or(u32::MAX));
         let service = self.service.as_ref();
+        let (routed, nats) = (self.desired.routed(), self.desired.routed().nat_counts());
         let holder = self.holding.as_ref().map(|it| &it.holder);
         let left_alone = self.degraded.as_ref().map(|it| it.directory.as_path());
         let directory = self.keeper.as_ref().map(|it| it.directory.as_path()).or(left_alone);
@@ -72,6 +73,11 @@ impl<D: Dataplane> Daemon<D> {
             degraded_for_s: self.degraded.as_ref().map(Degraded::left),
             uplink_held: uplink_held.as_ref().map(|it| it.why.clone()),
             uplink_held_for_s: uplink_held.as_ref().map(|it| it.left),
+            networks: count(routed.networks().len()),
+            routers: count(routed.routers().len()),
+            routes: count(routed.route_count()),
+            externals: count(routed.externals().len()),
+            nats: count(nats.pools + nats.single()),
             ..Default::default()
         };
         Ok(Response { app_health: MessageField::some(health), ..Default::default() })

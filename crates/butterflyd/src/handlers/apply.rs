@@ -10,7 +10,7 @@ use butterfly_control::{
     Change, Declaration, Desired, Difference, Object, Unnamed, What, differences, neighbour_name,
     plan,
 };
-use butterfly_model::{NatRule, NicId, Vni};
+use butterfly_model::{NicId, Vni};
 use protobuf::{Message, MessageField};
 use std::{cell::RefCell, collections::BTreeSet};
 use tracing::{info, warn};
@@ -121,8 +121,7 @@ impl<D: Dataplane> Daemon<D> {
             Ok(Declaration { externals: vec![external], ..Declaration::default() })
         };
         let nat = |declared: &proto::Nat| {
-            let can = |rule: &NatRule| self.can_translate(std::slice::from_ref(&rule.nat));
-            let nat = convert::nat(declared).and_then(|rule| can(&rule).map(|()| rule));
+            let nat = convert::nat(declared);
             let nat = nat.map_err(|failure| about("translation", declared.address(), failure))?;
             Ok(Declaration { nats: vec![nat], ..Declaration::default() })
         };

@@ -19,7 +19,7 @@ const MOST: usize = 10_000;
 impl<D: Dataplane> Daemon<D> {
     pub(super) fn drop_list(&self, request: &DropListReq) -> Answer {
         if let Some(id) = &request.nic_id {
-            self.declared(id)?;
+            self.vnic_or_wire(id)?;
         }
         let report = self.dataplane.drops(request.nic_id.as_deref()).ok_or_else(|| {
             Failure::new(format!("NIC {} is not in the data path", request.nic_id()))

@@ -24,11 +24,12 @@ impl<D: Dataplane> Daemon<D> {
         let question = self.question(request)?;
         let explanation = match self.dataplane.explain(&question) {
             Ok(explanation) => explanation,
-            Err(why) => return self.never_sent(&why).ok_or_else(|| refused(why)),
+            Err(why) => return self.never_sent(&why).ok_or_else(|| self.refused(&why)),
         };
         let explain = ExplainRes {
             allowed: Some(explanation.is_allowed()),
             vni: Some(explanation.vni),
+            external: self.external_of(explanation.vni),
             destination_mac: Some(explanation.destination_mac.to_string()),
             walk: explanation.walks.into_iter().map(|found| self.walk(found)).collect(),
             ..Default::default()
@@ -67,12 +68,17 @@ impl<D: Dataplane> Daemon<D> {
 
     fn question(&self, request: &ExplainReq) -> Result<Question, Failure> {
         let known = |id: &String| self.declared(id).map(|_| id.clone());
-        let from = match (&request.from_nic, request.vni) {
-            (Some(id), _) => Origin::Vnic(known(id)?),
-            (None, Some(vni)) => Origin::Outside(vni),
-            (None, None) => {
+        let from = match (&request.from_nic, request.vni, &request.external) {
+            (Some(id), ..) => Origin::Vnic(known(id)?),
+            (None, None, Some(external)) => Origin::Outside(self.number_of(external)?),
+            (None, Some(vni), None) => Origin::Outside(vni),
+            (None, Some(_), Some(_)) => {
+                return Err(Failure::new("a packet comes from a network or from an external")
+                    .with_help("give either vni (`--vni`) or external (`--external`)"));
+            }
+            (None, None, None) => {
                 return Err(Failure::new("nobody sends the packet").with_help(
-                    "give from_nic (`--from`), or vni (`--vni`) for somebody outside of this host",
+                    "give from_nic (`--from`), or for somebody outside of this host vni (`--vni`) or external (`--external`)",
                 ));
             }
         };
@@ -116,6 +122,51 @@ impl<D: Dataplane> Daemon<D> {
         })
     }
 
+    /// Returns the number of the network of an external that is in effect.
+    fn number_of(&self, external: &str) -> Result<u32, Failure> {
+        let external = self.external(external)?;
+        let id = external.id();
+        match self.missing_wires.why(id) {
+            Some(why) => Err(Failure::new(format!("external {id} is not in effect: {why}"))
+                .with_help("nothing comes from outside until it is: `butterfly external list`")),
+            None => Ok(external.vni().number()),
+        }
+    }
+
+    /// Returns why there is no answer, with the ids of externals.
+    fn refused(&self, why: &NoAnswer) -> Failure {
+        let text = self.with_externals(&why.to_string());
+        match help(why) {
+            Some(help) => Failure::new(text).with_help(help),
+            None => Failure::new(text),
+        }
+    }
+
+    fn step(&self, step: Step) -> explain_walk::Step {
+        let mark = match step.mark {
+            Mark::Pass => explain_walk::step::Mark::PASS,
+            Mark::Stop => explain_walk::step::Mark::STOP,
+            Mark::Note => explain_walk::step::Mark::NOTE,
+        };
+        explain_walk::Step {
+            stage: Some(step.stage.to_owned()),
+            mark: Some(mark.into()),
+            text: Some(self.with_externals(&step.text)),
+            detail: step.details.iter().map(|detail| self.with_externals(detail)).collect(),
+            ..Default::default()
+        }
+    }
+
+    fn rewritten(&self, way: Rewritten) -> explain_walk::Routed {
+        explain_walk::Routed {
+            vni: Some(way.vni),
+            source_mac: Some(way.source.to_string()),
+            destination_mac: Some(way.destination.to_string()),
+            external: self.external_of(way.vni),
+            ..Default::default()
+        }
+    }
+
     fn walk(&self, walk: Walk) -> ExplainWalk {
         let frame = walk.frame;
         let drop = |refused: Refused| {
@@ -124,10 +175,10 @@ impl<D: Dataplane> Daemon<D> {
         let [egress, ingress] = walk.admitted.map(|by| by.map(admission).into());
         let mut message = ExplainWalk {
             packet: Some(walk.packet),
-            step: walk.steps.into_iter().map(step).collect(),
+            step: walk.steps.into_iter().map(|step| self.step(step)).collect(),
             egress,
             ingress,
-            routed: walk.routed.map(routed).into(),
+            routed: walk.routed.map(|way| self.rewritten(way)).into(),
             ..Default::default()
         };
         let hosts = |hosts: Vec<IpAddr>| hosts.into_iter().map(canonical).collect();
@@ -163,9 +214,9 @@ fn mac(text: &str) -> Result<Mac, Failure> {
         .map_err(|_| Failure::new(format!("{text:?} is no MAC address, such as 52:54:00:12:34:01")))
 }
 
-/// Returns why there is no answer, and what to ask instead.
-fn refused(why: NoAnswer) -> Failure {
-    let help = match &why {
+/// Returns what to ask instead of what has no answer.
+fn help(why: &NoAnswer) -> Option<&'static str> {
+    Some(match why {
         NoAnswer::NeedsMac(_) => {
             "ask both hosts (`butterfly explain ... --far-endpoint ENDPOINT-OF-THAT-HOST`), or give its MAC address (destination_mac, `--mac`): `butterfly fdb VNI` lists those that were heard"
         }
@@ -174,33 +225,8 @@ fn refused(why: NoAnswer) -> Failure {
         }
         NoAnswer::NeedsSource => "give source (`--src`)",
         NoAnswer::NeedsPort(_) => "give destination_port (`--port`)",
-        _ => return Failure::new(why.to_string()),
-    };
-    Failure::new(why.to_string()).with_help(help)
-}
-
-fn routed(way: Rewritten) -> explain_walk::Routed {
-    explain_walk::Routed {
-        vni: Some(way.vni),
-        source_mac: Some(way.source.to_string()),
-        destination_mac: Some(way.destination.to_string()),
-        ..Default::default()
-    }
-}
-
-fn step(step: Step) -> explain_walk::Step {
-    let mark = match step.mark {
-        Mark::Pass => explain_walk::step::Mark::PASS,
-        Mark::Stop => explain_walk::step::Mark::STOP,
-        Mark::Note => explain_walk::step::Mark::NOTE,
-    };
-    explain_walk::Step {
-        stage: Some(step.stage.to_owned()),
-        mark: Some(mark.into()),
-        text: Some(step.text),
-        detail: step.details,
-        ..Default::default()
-    }
+        _ => return None,
+    })
 }
 
 fn drop(refused: &Refused, remedy: String) -> explain_walk::Drop {

@@ -30,6 +30,7 @@ mod tests;
 mod trace;
 mod tunnel;
 mod upgrade;
+mod wires;
 
 pub use records::{declared_in, stored_in};
 pub use reload::Reload;
@@ -174,7 +175,7 @@ impl<D: Dataplane> Daemon<D> {
             degraded: self.degraded.is_some(),
             changes_refused: self.store_trouble().is_some(),
             upgrade_failed: self.upgrade.failed.is_some(),
-            externals_down: self.missing_wires.ids().count(),
+            routed: self.routed_counts(),
             upgrade_uncommitted: layout.is_some_and(|it| it < butterfly_layout::newest()),
         });
     }

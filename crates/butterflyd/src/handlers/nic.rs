@@ -265,7 +265,7 @@ impl<D: Dataplane> Daemon<D> {
             Kind::VhostUser { socket, .. } => Some(socket.to_string()),
             Kind::Tap { .. } => match self.dataplane.vnic(nic.id.as_str())?.guest? {
                 GuestReport::Tap { interface, .. } => Some(interface),
-                GuestReport::Bench(_) => None,
+                GuestReport::Bench(_) | GuestReport::Wire(_) => None,
             },
             Kind::Bench(_) => None,
         }

@@ -42,6 +42,7 @@ impl<D: Dataplane> Daemon<D> {
     pub(super) fn external_list(&self) -> Answer {
         let details = |external: &External| proto::External {
             not_in_effect: self.missing_wires.why(external.id()).map(str::to_owned),
+            wire: self.wire(external),
             ..convert::external_details(external)
         };
         let external_list = self.desired.routed().externals().map(details).collect();
@@ -227,17 +228,11 @@ impl<D: Dataplane> Daemon<D> {
         external: &ExternalId,
         nats: &[Nat],
     ) -> Result<(), Failure> {
-        self.can_translate(nats)?;
         let vni: Option<Vni> = self.desired.routed().external(external.as_str()).map(External::vni);
         match vni.filter(|_| self.missing_wires.why(external).is_none()) {
             Some(vni) => self.route(RoutingChange::DeclareNat(router.clone(), vni, nats.to_vec())),
             None => Ok(()),
         }
-    }
-
-    /// Checks that the data path takes such translations, at once or later.
-    pub(super) fn can_translate(&self, nats: &[Nat]) -> Result<(), Failure> {
-        self.dataplane.can_translate(nats).map_err(|why| Failure::new(why.to_string()))
     }
 
     /// Tries again to have wires that are missing, if it is time, and tells of them.

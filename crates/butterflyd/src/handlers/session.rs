@@ -32,7 +32,7 @@ impl<D: Dataplane> Daemon<D> {
                 .with_help("to see others, filter by nic, network, protocol, address or port"));
         }
         let (matching, rows) = self.dataplane.sessions(&filter, limit as usize);
-        let session = rows.into_iter().map(session).collect();
+        let session = rows.into_iter().map(|row| self.session(row)).collect();
         let list = SessionListRes { matching: Some(matching), session, ..Default::default() };
         Ok(Response { session_list: MessageField::some(list), ..Default::default() })
     }
@@ -65,6 +65,27 @@ impl<D: Dataplane> Daemon<D> {
         Ok(Response { session_table: MessageField::some(table), ..Default::default() })
     }
 
+    fn session(&self, row: SessionRow) -> Session {
+        let ends = [&row.opener, &row.responder].map(|end| self.end(end));
+        session(row, ends)
+    }
+
+    fn end(&self, end: &SessionEnd) -> session::End {
+        let outside = end.outside.as_ref().map(|outside| session::Outside {
+            external: self.external_of(outside.vni),
+            address: Some(canonical(outside.address)),
+            port: Some(outside.port.into()),
+            ..Default::default()
+        });
+        session::End {
+            nic_id: end.nic.clone(),
+            address: Some(canonical(end.address)),
+            port: Some(end.port.into()),
+            outside: outside.into(),
+            ..Default::default()
+        }
+    }
+
     fn session_filter(&self, request: &proto::SessionFilter) -> Result<SessionFilter, Failure> {
         if let Some(id) = &request.nic_id {
             self.declared(id)?;
@@ -94,14 +115,14 @@ pub(super) fn in_range<T: TryFrom<u32> + std::fmt::Display>(
     Ok(Some(fits))
 }
 
-fn session(row: SessionRow) -> Session {
+fn session(row: SessionRow, [opener, responder]: [session::End; 2]) -> Session {
     let [egress, ingress] = row.rule.map(admission);
     Session {
         vni: Some(row.vni),
         vlan: row.vlan.map(u32::from),
         protocol: Some(row.protocol.into()),
-        opener: MessageField::some(end(row.opener)),
-        responder: MessageField::some(end(row.responder)),
+        opener: MessageField::some(opener),
+        responder: MessageField::some(responder),
         state: Some(row.state.to_owned()),
         age: Some(row.age.into()),
         idle: Some(row.idle.into()),
@@ -112,15 +133,6 @@ fn session(row: SessionRow) -> Session {
         responder_bytes: Some(row.bytes[1]),
         egress: MessageField::some(egress),
         ingress: MessageField::some(ingress),
-        ..Default::default()
-    }
-}
-
-fn end(end: SessionEnd) -> session::End {
-    session::End {
-        nic_id: end.nic,
-        address: Some(canonical(end.address)),
-        port: Some(end.port.into()),
         ..Default::default()
     }
 }

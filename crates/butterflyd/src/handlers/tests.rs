@@ -16,6 +16,7 @@ mod security_groups;
 mod sequences;
 mod sessions;
 mod tunnels;
+mod wires;
 
 use crate::log::Level;
 use butterfly_api::{proto::Messages, text};

@@ -91,7 +91,7 @@ impl<D: Dataplane> Daemon<D> {
                 Err(Failure::new("a trace is about a nic or about a network, not both"))
             }
             (Some(id), None) => {
-                self.declared(id)?;
+                self.vnic_or_wire(id)?;
                 Ok(TapWhat::Nic(id.clone()))
             }
             (None, Some(vni)) => {

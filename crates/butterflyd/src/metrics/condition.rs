@@ -1,11 +1,12 @@
 //! Condition of the daemon, as its main thread tells it.
 
 use crate::host::listen::NotListening;
+use butterfly_control::NatCounts;
 use butterfly_holder::client::Lease;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Troubles of the daemon itself.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Troubles {
     /// It started with less than usual: the store is not read.
     pub degraded: bool,
@@ -15,8 +16,19 @@ pub struct Troubles {
     pub upgrade_failed: bool,
     /// The store has an older layout than the program knows: no upgrade was committed yet.
     pub upgrade_uncommitted: bool,
-    /// Externals that are declared and not in effect, as their wires are missing.
-    pub externals_down: usize,
+    /// Numbers of what is declared for routers.
+    pub routed: RoutedCounts,
+}
+
+/// Numbers of what is declared for routers.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct RoutedCounts {
+    /// Routers, and routes of all of them.
+    pub routers: (usize, usize),
+    /// Translations by kind.
+    pub nats: NatCounts,
+    /// Ids of all externals, and whether each is in effect. They are few.
+    pub externals: Vec<(String, bool)>,
 }
 
 /// Condition that the main thread writes and a scrape reads.
@@ -51,7 +63,7 @@ impl Condition {
 
     /// Returns what was told last.
     pub fn troubles(&self) -> Troubles {
-        *self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
+        self.troubles.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns the places that should be listened on and are not.

@@ -72,8 +72,7 @@ families! {
     /// 1 if the store has an older layout than the program knows, so that the release before can go
     /// on: `butterfly upgrade --commit` ends that. Else 0.
     UpgradeUncommitted = Gauge "butterfly_upgrade_uncommitted" [];
-    /// Externals that are declared and not in effect, as their interfaces are missing: nothing goes
-    /// by them.
+    /// Externals by which nothing goes: those of which `butterfly_external_up` is 0.
     ExternalsDown = Gauge "butterfly_externals_down" [];
     /// Endpoints of the API that the configuration names and the daemon does not listen on. Metrics
     /// that are not served cannot say so here; `butterfly show` does.
@@ -132,6 +131,19 @@ families! {
     /// Frames dropped and charged to the network, by reason; a reason appears when it first
     /// happens.
     NetworkDrops = Counter "butterfly_network_drops_total" ["vni", "reason"];
+
+    /// 1 if an external is in effect and its interface is up, else 0. What passes by its wire, and
+    /// is dropped there, is in the metrics of NICs, as NIC `wire/ID`.
+    ExternalUp = Gauge "butterfly_external_up" ["external"];
+    /// Frames that the wire of an external lost, by reason: the kernel dropped them, or they found
+    /// no room. A reason appears when it first happens.
+    ExternalLost = Counter "butterfly_external_lost_packets_total" ["external", "reason"];
+    /// Routers that are declared.
+    Routers = Gauge "butterfly_routers" [];
+    /// Routes of all routers, without those to their networks and by their externals.
+    Routes = Gauge "butterfly_routes" [];
+    /// Translations that are declared, by kind: snat, floating or forward.
+    Translations = Gauge "butterfly_translations" ["kind"];
 
     /// Frames dropped on this host, by reason, those of vnics that are gone included. Every reason
     /// there is.

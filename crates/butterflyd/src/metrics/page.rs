@@ -1,13 +1,14 @@
 //! The page that a scrape gets: what was observed, in Prometheus' text format.
 
 use super::{
-    condition::Condition,
+    condition::{Condition, RoutedCounts},
     families::{Declaration, FAMILIES, Family, MOST_PEERS, MetricKind},
 };
 use crate::holding::Service;
 use butterfly_api::Requests;
 use butterfly_datapath::{
-    Observation, PeerObservation, SessionObservation, UplinkObservation, WorkerReport,
+    Observation, PeerObservation, SessionObservation, UplinkObservation, WireObservation,
+    WireState, WorkerReport,
 };
 use butterfly_model::canonical;
 use prometheus::{
@@ -34,6 +35,7 @@ pub fn page(
         }
     }
     page.condition(condition);
+    page.routed(&condition.troubles().routed, &observed.wires);
     page.nics(observed);
     page.networks(observed);
     for (info, count) in &observed.drops {
@@ -91,9 +93,31 @@ impl Page {
         self.add(Family::ChangesRefused, &[], troubles.changes_refused);
         self.add(Family::UpgradeFailed, &[], troubles.upgrade_failed);
         self.add(Family::UpgradeUncommitted, &[], troubles.upgrade_uncommitted);
-        self.add(Family::ExternalsDown, &[], troubles.externals_down as u64);
         self.add(Family::NotListening, &[], condition.missing().endpoints() as u64);
         self.add(Family::HolderGone, &[], condition.holder_is_gone());
+    }
+
+    fn routed(&mut self, routed: &RoutedCounts, wires: &[WireObservation]) {
+        let mut down = 0_u64;
+        for (id, in_effect) in &routed.externals {
+            let wire = wires.iter().find(|wire| wire.external == *id);
+            let is_up = *in_effect && wire.is_none_or(|wire| wire.state == WireState::Up);
+            down += u64::from(!is_up);
+            self.add(Family::ExternalUp, &[id], is_up);
+            for (reason, count) in wire.iter().flat_map(|wire| &wire.losses) {
+                self.add(Family::ExternalLost, &[id, reason], *count);
+            }
+        }
+        self.add(Family::ExternalsDown, &[], down);
+        let (routers, routes) = routed.routers;
+        self.add(Family::Routers, &[], routers as u64);
+        self.add(Family::Routes, &[], routes as u64);
+        let nats = routed.nats;
+        for (kind, count) in
+            [("snat", nats.pools), ("floating", nats.floating), ("forward", nats.forwards)]
+        {
+            self.add(Family::Translations, &[kind], count as u64);
+        }
     }
 
     fn nics(&mut self, observed: &Observation) {

@@ -2,7 +2,7 @@
 
 use super::{Blocks, Routed, bounded, owner_name};
 use crate::{
-    externals::{Counts, Owner},
+    externals::{NatCounts, Owner},
     refused::Refused,
     vnics::Vnics,
 };
@@ -62,6 +62,16 @@ impl Routed {
             };
             self.externals.nats(owner).map(of).collect::<Vec<_>>()
         })
+    }
+
+    /// Returns how many translations there are.
+    pub fn nat_counts(&self) -> NatCounts {
+        self.externals.counts()
+    }
+
+    /// Returns how many routes all routers have, without those of their networks and externals.
+    pub fn route_count(&self) -> usize {
+        self.routes
     }
 
     /// Routers and externals between which there are translations.
@@ -380,11 +390,11 @@ impl Routed {
             let (router, external) = names();
             return Err(Refused::NotAttached { router, external });
         }
-        let old = Counts::of(self.nats(router, id));
-        let all = self.externals.counts().with(Counts::of(nats), old);
+        let old = NatCounts::of(self.nats(router, id));
+        let all = self.externals.counts().with(NatCounts::of(nats), old);
         let host = || "this host".to_owned();
         bounded(all.pools, MAX_POOL_ADDRESSES, "addresses of SNAT", host)?;
-        bounded(all.single, MAX_TRANSLATIONS, "floating addresses and forwards", host)?;
+        bounded(all.single(), MAX_TRANSLATIONS, "floating addresses and forwards", host)?;
         let mut places = BTreeSet::new();
         let mut whole = BTreeSet::new();
         let mut machines: BTreeMap<IpAddr, BTreeSet<_>> = BTreeMap::new();

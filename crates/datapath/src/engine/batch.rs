@@ -52,6 +52,10 @@ pub(crate) enum Consumed {
     Waits,
     /// A machine asks its network for an address, by DHCP of IPv4 (RFC 2131).
     Dhcp,
+    /// The same by DHCPv6 (RFC 8415).
+    Dhcp6,
+    /// A machine asks for the routers of its network (RFC 4861).
+    Solicitation,
 }
 
 /// Way of a frame through a router: it leaves by another network, with other MAC addresses. Of a

@@ -148,6 +148,7 @@ impl Host {
         self.plane.shared.clock.pass(seconds);
         self.plane.expire();
         self.plane.sweep(0, 1);
+        self.plane.sweep_ports(0, 1);
     }
 
     /// Gives sessions other times, as [`crate::Switch::set_session_times`] does.

@@ -74,7 +74,7 @@ impl Host {
 
     /// Changes what is declared of a network or router. Panics for a wire that cannot be had.
     pub fn change_routing(&self, change: RoutingChange) {
-        let changed = self.plane.change_routing(change);
+        let changed = self.plane.change_routing(change, &self.kept_ports);
         assert_eq!(changed, Ok(()));
     }
 
@@ -82,7 +82,7 @@ impl Host {
     /// takes IP packets of 1,500 bytes. Its counters begin with `wire/`.
     pub fn lay_wire(&mut self, external: &External, own: Mac) -> Result<(), Error> {
         self.plane.set_wire(external.vni(), Some(WirePlace { mac: own, mtu: 1500 }));
-        self.plane.change_routing(RoutingChange::DeclareWire(external.clone()))?;
+        self.plane.change_routing(RoutingChange::DeclareWire(external.clone()), &())?;
         let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
         let id = format!("{WIRE}{}", external.id());
         self.vnic(&id, own, external.vni().number(), &policy)

@@ -2,6 +2,8 @@
 //! puts the copy in its place, and waits until every worker uses it.
 
 mod adopted;
+mod advertise;
+mod advertising;
 pub(crate) mod announce;
 pub(crate) mod attachment;
 pub(crate) mod balance;
@@ -15,6 +17,7 @@ mod mirrors;
 pub(crate) mod moves;
 mod networks;
 pub(crate) mod policies;
+pub(crate) mod ports;
 pub(crate) mod routed;
 mod routing;
 pub(crate) mod seek;
@@ -229,6 +232,11 @@ impl Plane {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, unless a change is under way: housekeeping does not wait for it.
+    fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        self.state.try_lock().ok()
     }
 
     /// Returns vnics that left a moment ago, by slot.

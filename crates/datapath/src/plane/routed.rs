@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     sync::Arc,
 };
 
@@ -10,9 +10,11 @@ use butterfly_model::{External, Nat, Neighbour, Network as Declared, Router, Rou
 use butterfly_packet::Mac;
 
 use crate::engine::mac::number;
+use crate::plane::ports::SharedPorts;
 use crate::world::{
     nat::NatTable,
     outside::{Outside, WirePlace},
+    ports::PortsOf,
     routing::{Gateway, Joined, Routing},
     rules::number as number_of_ip,
 };
@@ -65,6 +67,8 @@ pub(super) struct Routed {
     wires: BTreeMap<Vni, WirePlace>,
     /// Translations of routers at externals. No list is empty.
     nat: BTreeMap<(Vni, RouterId), Vec<Nat>>,
+    /// Ports of the addresses that machines of routers share.
+    pub ports: SharedPorts,
 }
 
 impl Routed {
@@ -162,7 +166,12 @@ impl Routed {
         let rules =
             of_external.map(|((_, router), it)| (number(Mac(router.gateway_mac())), &it[..]));
         let wire = self.wires.get(&vni).copied();
-        Some(Outside::new(external, wire, own.chain(translated), NatTable::new(rules)))
+        let ports = |router, address: Ipv4Addr| {
+            let of = PortsOf { router, vni: vni.number(), address: address.to_bits() };
+            self.ports.of(&of)
+        };
+        let nat = NatTable::new(rules, ports);
+        Some(Outside::new(external, wire, own.chain(translated), nat))
     }
 
     /// Makes the routing of these networks. `None` for those that are not declared.

@@ -14,7 +14,9 @@ use crate::overlay::impossible;
 use crate::plane::{
     Plane, State,
     networks::{leases, rebuild_network},
+    ports::KeptPorts,
     routed::{NotInEffect, RoutingChange},
+    secrets,
     updates::Update,
 };
 use crate::world::{
@@ -27,9 +29,26 @@ use crate::world::{
 impl Plane {
     /// Changes what is declared of a network, router or neighbour. Returns when no worker goes by
     /// the old state any more. The caller checks that the whole makes sense. Fails for a wire that
-    /// this host cannot have; nothing has changed then.
-    pub fn change_routing(&self, change: RoutingChange) -> Result<(), NotInEffect> {
+    /// this host cannot have, and for addresses whose ports find no memory; nothing has changed
+    /// then. `kept` keeps these.
+    pub fn change_routing(
+        &self,
+        change: RoutingChange,
+        kept: &dyn KeptPorts,
+    ) -> Result<(), NotInEffect> {
         let mut state = self.state();
+        if let RoutingChange::DeclareNat(router, vni, rules) = &change {
+            let ports = &mut state.routed.ports;
+            let [secret, other, ..] = secrets().map_err(|why| NotInEffect(why.to_string()))?;
+            let of_now = (self.shared.clock.now(), [secret, other]);
+            let opened = ports.open((router, *vni), rules, kept, of_now);
+            opened.map_err(|(address, why)| {
+                NotInEffect(format!(
+                    "machines cannot share {address}: no memory for its ports: {why}"
+                ))
+            })?;
+            ports.part((router, *vni), rules, kept);
+        }
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         match &change {
             RoutingChange::DeclareNeighbour(neighbour) => {
@@ -42,6 +61,12 @@ impl Plane {
             }
             _ => {}
         }
+        let nat = match &change {
+            RoutingChange::DeclareNat(router, vni, rules) => {
+                Some((router.clone(), *vni, rules.clone()))
+            }
+            _ => None,
+        };
         let concerned = state.routed.change(change);
         if !concerned.is_empty() {
             let mut all = HashMap::clone(&next.routings);
@@ -67,6 +92,10 @@ impl Plane {
         let is_other = !Arc::ptr_eq(&before, &next.by_vni);
         self.gone.leaving(&leaving);
         self.publish(next);
+        if let Some((router, vni, rules)) = nat {
+            state.routed.ports.forward((&router, vni), &rules);
+        }
+        state.routed.ports.close();
         self.gone.left(&leaving);
         leaving.iter().for_each(|trunk| self.shared.table.name(trunk.place.slot, None));
         let slots: BTreeSet<u32> = leaving.iter().map(|trunk| trunk.place.slot).collect();
@@ -78,6 +107,18 @@ impl Plane {
         }
         self.updates.add(Update::RoutingChanged);
         Ok(())
+    }
+
+    /// Frees ports outside that are over, in part `n` of `parts`.
+    pub fn sweep_ports(&self, n: usize, parts: usize) {
+        if let Some(mut state) = self.try_state().filter(|_| n == 0) {
+            state.routed.ports.close();
+        }
+        let snapshot = self.shared.snapshot.load();
+        let outsides = snapshot.routings.values().filter_map(|routing| routing.outside.as_ref());
+        for pool in outsides.flat_map(|outside| outside.nat.pools()) {
+            pool.ports.sweep(n, parts, self.shared.clock.now());
+        }
     }
 
     /// Notes the place of this host on the wire of an external, or that it has none. Counts from

@@ -86,6 +86,7 @@ impl Plane {
         }
         if is_due {
             self.announce_outside(&mut seeker);
+            self.advertise(&mut seeker, now);
         }
         // Packets may wait at any of them. A declaration may have ended a wait.
         if pass.silent || !pass.answered.is_empty() || look && tells {
@@ -192,7 +193,7 @@ impl Plane {
     }
 
     /// Makes the senders of questions in these networks, as the networks are now.
-    fn make_askers(
+    pub(super) fn make_askers(
         &self,
         state: &mut State,
         seeker: &mut Seeker,

@@ -10,6 +10,7 @@ use std::{
 
 use crate::engine::{pace::Pace, place::PortRef, quota::Quota};
 use crate::ip::Address;
+use crate::plane::advertising::Advertising;
 use crate::world::{
     asking::AskPlace,
     found::{CAPACITY, FoundNeighbour, MAX_PER_NETWORK},
@@ -35,6 +36,8 @@ pub(super) struct Seeker {
     pub paces: HashMap<u32, Pace>,
     /// Addresses that are to be told on wires, by the networks of these.
     pub told: HashMap<u32, Telling>,
+    /// Advertisements that nobody asks for.
+    pub advertising: Advertising,
 }
 
 impl Default for Seeker {
@@ -47,6 +50,7 @@ impl Default for Seeker {
             awake: 0,
             paces: HashMap::new(),
             told: HashMap::new(),
+            advertising: Advertising::default(),
         }
     }
 }

@@ -4,10 +4,10 @@ use std::net::IpAddr;
 
 use butterfly_model::{GroupName, Rule};
 
-use crate::ip::tcp::TcpState;
+use crate::ip::{Address, tcp::TcpState};
 use crate::plane::Plane;
 use crate::session::{Admitted, Key, Record, SessionTimes, State, Timeouts};
-use crate::world::{rules::address, snapshot::Snapshot};
+use crate::world::{rules::address, snapshot::Snapshot, ways::has_ports};
 
 /// Selection of sessions: all given fields must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +34,44 @@ pub struct SessionEnd {
     /// Its port. For an echo, the identifier and the type of the request; 0 where the protocol has
     /// none.
     pub port: u16,
+    /// The same end outside of an external, if a router translates it.
+    pub outside: Option<OutsideEnd>,
+}
+
+/// Address and port of a machine outside of an external.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutsideEnd {
+    /// Number of the external's network.
+    pub vni: u32,
+    /// Its address there.
+    pub address: IpAddr,
+    /// Its port there.
+    pub port: u16,
+}
+
+/// Returns the outside end of a machine of network `vni`, which speaks with `far`: its address and
+/// port at the external by which a router of its network leads there. `None` if it leads by none,
+/// or nothing is translated. All translations are looked up here, for the operator.
+fn outside_end(
+    snapshot: &Snapshot,
+    vni: u32,
+    (protocol, now): (u8, u32),
+    (inside, port): (Address, u16),
+    far: Address,
+) -> Option<OutsideEnd> {
+    let routing = snapshot.network(vni)?.routing.as_ref()?;
+    routing.all_beyond(far, vni).find_map(|(gateway, exit)| {
+        let outside = snapshot.network(exit)?.routing.as_ref()?.outside.as_ref()?;
+        let ports = has_ports(protocol).then_some(port);
+        let translations = outside.nat.of(gateway.mac)?;
+        let own = translations.outside_of(inside, protocol, ports);
+        let (own, other) = own.or_else(|| {
+            let public = snapshot.network(vni)?.routing.as_ref()?.public;
+            let (own, other) = translations.shared_of((inside, protocol, port), now)?;
+            (!public).then_some((own, Some(other)))
+        })?;
+        Some(OutsideEnd { vni: exit, address: address(own), port: other.unwrap_or(port) })
+    })
 }
 
 /// Reason for admitting a session at one end.
@@ -229,11 +267,20 @@ impl Plane {
                 return;
             }
             let (tuple, (opener, responder)) = (key.tuple(), key.slots());
+            let [near, far] =
+                [(tuple.source, tuple.source_port), (tuple.destination, tuple.destination_port)];
             let vnic = |slot| snapshot.vnics.get(slot).filter(|vnic| vnic.born <= admission.stamp);
-            let end = |slot, number, port| SessionEnd {
-                nic: vnic(slot).filter(|vnic| !vnic.is_trunk()).map(|vnic| vnic.id.to_string()),
-                address: address(number),
-                port,
+            let end = |slot, own: (Address, u16), other: (Address, u16)| {
+                let nic = vnic(slot).filter(|vnic| !vnic.is_trunk());
+                let inside = nic.filter(|_| key.zone().is_routed());
+                SessionEnd {
+                    nic: nic.map(|vnic| vnic.id.to_string()),
+                    address: address(own.0),
+                    port: own.1,
+                    outside: inside.and_then(|vnic| {
+                        outside_end(&snapshot, vnic.vni, (tuple.protocol, now), own, other.0)
+                    }),
+                }
             };
             let [egress, ingress] = admission.cells;
             let by = |slot, cell: u32, cell_zero: Admission| match (vnic(slot), rules.get(&cell)) {
@@ -256,8 +303,8 @@ impl Plane {
                 vni: key.vni(),
                 vlan: (tuple.vlan & crate::ip::TAGGED != 0).then_some(tuple.vlan & 0xfff),
                 protocol: tuple.protocol,
-                opener: end(opener, tuple.source, tuple.source_port),
-                responder: end(responder, tuple.destination, tuple.destination_port),
+                opener: end(opener, near, far),
+                responder: end(responder, far, near),
                 state: line.state.name(),
                 age: now.saturating_sub(line.made),
                 idle,

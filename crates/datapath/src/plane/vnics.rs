@@ -29,6 +29,11 @@ use crate::world::{
 /// Beginning of the ids of wires, which no vnic can have.
 pub(crate) const WIRE: &str = "wire/";
 
+/// Returns whether an id is that of a wire's port.
+pub(crate) fn is_wire(id: &str) -> bool {
+    id.starts_with(WIRE)
+}
+
 impl Plane {
     /// Puts a vnic into the snapshot. When this returns, every worker filters it, and its rings may
     /// start.
@@ -71,7 +76,7 @@ impl Plane {
         // A mirror may not count as a trusted sender.
         rules.bypass &= mirrors.is_none();
         let born = if inherited.is_some() { FIRST_VERSION } else { next.version };
-        let is_wire = id.starts_with(WIRE);
+        let is_wire = is_wire(id);
         let shared = inherited.unwrap_or_else(|| self.vnic_state(is_wire));
         shared.counters.grow(self.board.handles().len());
         prepare(&rules, &shared);
@@ -185,6 +190,7 @@ impl Plane {
         let slot = trunk.as_ref().map(|trunk| trunk.place.slot);
         self.forget(|learnt| learnt.place == place || Some(learnt.place.slot) == slot);
         self.settle();
+        state.routed.ports.release(place);
         true
     }
 }

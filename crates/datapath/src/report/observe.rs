@@ -9,9 +9,11 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
+use butterfly_guest::{GuestWatch, Report, WireState};
+
 use crate::endpoint::side::EndpointSide;
 use crate::engine::{counters::Counter, reason::ReasonInfo};
-use crate::plane::Plane;
+use crate::plane::{Plane, vnics::WIRE};
 use crate::report::uplink::observe_uplink;
 use crate::report::{
     counts::{happened, pair},
@@ -38,6 +40,19 @@ pub struct Observation {
     pub updates: Vec<(&'static str, u64)>,
     /// The uplink.
     pub uplink: Option<UplinkObservation>,
+    /// Wires of externals, by the externals' ids.
+    pub wires: Vec<WireObservation>,
+}
+
+/// A wire of an external. Its traffic and drops are those of its port, a vnic.
+#[derive(Clone, Debug)]
+pub struct WireObservation {
+    /// Id of the external.
+    pub external: String,
+    /// State of its interface.
+    pub state: WireState,
+    /// Frames that it lost by itself, by reason, without reasons that did not occur.
+    pub losses: Vec<(&'static str, u64)>,
 }
 
 /// A vnic.
@@ -187,7 +202,19 @@ pub(crate) fn observe(
         },
         updates: plane.updates.list(),
         uplink: side.and_then(|side| observe_uplink(plane, side)),
+        wires: Vec::new(),
     }
+}
+
+/// Reads what the guest behind a wire tells. `id` is that of its port.
+pub(crate) fn observe_wire(id: &str, guest: &GuestWatch) -> Option<WireObservation> {
+    let Report::Wire(report) = guest.report() else { return None };
+    let lost = report.losses.iter().filter(|loss| loss.frames > 0);
+    Some(WireObservation {
+        external: id.strip_prefix(WIRE)?.to_owned(),
+        state: report.state,
+        losses: lost.map(|loss| (loss.name, loss.frames)).collect(),
+    })
 }
 
 fn snapshot(plane: &Plane) -> (Vec<VnicObservation>, Vec<NetworkObservation>) {

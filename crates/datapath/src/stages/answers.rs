@@ -21,7 +21,7 @@ use crate::ip::{L4, frame::arp as read_arp, mapped};
 use crate::stages::{
     context::Context,
     filter::read::read as read_packet,
-    leases,
+    leases, leases6,
     leave::{ANSWERS, ANSWERS_PER_SECOND, Answer, Departures},
     route::{error_about, refused},
 };
@@ -49,15 +49,32 @@ pub(crate) fn consume(batch: &mut Batch<'_>, context: &Context<'_>, departures: 
         let index = open.trailing_zeros() as usize;
         open &= open - 1;
         let Some(meta) = batch.metas().get(index).copied() else { return };
-        if meta.verdict == Verdict::Consumed(Consumed::Dhcp) {
-            let served =
-                leases::serve(batch, (&meta, index), context, (&mut departures.answers, BORN_FULL));
+        let (pace, now) = (&context.sender.shared.answered, context.now);
+        let room = (&mut *departures.answers, BORN_FULL);
+        let served = match meta.verdict {
+            Verdict::Consumed(Consumed::Dhcp) => {
+                Some(leases::serve(batch, (&meta, index), context, room))
+            }
+            Verdict::Consumed(Consumed::Dhcp6) => {
+                Some(leases6::serve(batch, (&meta, index), context, room))
+            }
+            Verdict::Consumed(Consumed::Solicitation) => {
+                Some(match pace.left(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND) {
+                    0..=FOR_NEIGHBOURS => Err(BORN_FULL),
+                    _ => {
+                        pace.take(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND);
+                        leases6::advertise(batch, (&meta, index), context, room)
+                    }
+                })
+            }
+            _ => None,
+        };
+        if let Some(served) = served {
             if let Err(reason) = served {
                 refuse(batch, index, reason, context);
             }
             continue;
         }
-        let (pace, now) = (&context.sender.shared.answered, context.now);
         // Many machines are behind a wire.
         let most = ANSWERS_PER_SECOND * if context.sender.is_wire() { 10 } else { 1 };
         let left = pace.left(now, most, most);

@@ -18,6 +18,7 @@ use crate::world::{
     bindings::Bindings,
     fdb::Fdb,
     limits::Room,
+    nat::{Assumed, Sharing},
     rules::Cells,
     snapshot::{Network, Remote, Snapshot, Vnic},
 };
@@ -54,12 +55,19 @@ pub(crate) struct Context<'a> {
     pub budget: Cell<Budget>,
     /// Room of the sender, if its sending is limited and the batch begins a turn.
     pub room: Cell<Option<Room>>,
+    /// Of a packet that is not sent, the port outside that it would get.
+    pub assumed: Option<&'a Cell<Option<Assumed>>>,
 }
 
 impl<'a> Context<'a> {
     /// Returns the seconds that sessions last without a frame.
     pub fn timeouts(&self) -> &'a Timeouts {
         &self.snapshot.times.timeouts
+    }
+
+    /// Returns who looks for ports outside, and when.
+    pub fn sharing(&self) -> Sharing<'a> {
+        Sharing { vnic: self.sender.place, now: self.now, assumed: self.assumed }
     }
 
     /// Counts a dropped frame, charged to a vnic, and keeps its first bytes.

@@ -166,11 +166,15 @@ pub(crate) fn zone_of(routed: bool, receiver: &Vnic, context: &Context<'_>) -> Z
 }
 
 /// Has the slow path ask whether what a router answers may leave its sender. A lease needs no rule,
-/// and a request is read only once it is answered.
+/// nor who asks for routers, and a request is read only once it is answered.
 #[cold]
 fn read_answered(batch: &Batch<'_>, room: &mut FilterRoom, pending: &mut Pending) {
     for (index, flow) in room.flows.iter_mut().enumerate().take(batch.frames.len()) {
-        let leases = |meta: &Meta| meta.verdict == Verdict::Consumed(Consumed::Dhcp);
+        let leases = |meta: &Meta| {
+            let what =
+                [Consumed::Dhcp, Consumed::Dhcp6, Consumed::Solicitation].map(Verdict::Consumed);
+            what.contains(&meta.verdict)
+        };
         if batch.is_answered(index) && !batch.metas().get(index).is_some_and(leases) {
             flow.path = Path::Slow;
             pending.slow = true;

@@ -3,7 +3,7 @@
 //! Called by [`crate::stages::route`], which has requests answered by the network itself: nobody
 //! else hears them. Decides what a client gets, from what is declared alone, and when it is
 //! delivered: a request that waits for its turn was not read. In VLANs of their own (RFC 2131 knows
-//! none) machines do as they like.
+//! none) machines do as they like. Of IPv6 is [`crate::stages::leases6`].
 
 use std::net::Ipv4Addr;
 
@@ -20,7 +20,7 @@ use butterfly_packet::{
 };
 
 use crate::engine::{
-    batch::{Batch, Consumed, Hop, Meta, Verdict},
+    batch::{Batch, Consumed, Meta, Verdict},
     inside::{Inside, PLAIN_IP},
     mac::number,
     reason::{DropReason, drop_reasons},
@@ -70,11 +70,24 @@ drop_reasons! { 12;
         remedy: "look for the other one with `arping` in a machine of the network, and give one of the two another address",
         charged: "the sender",
     }
+    /// A router advertisement, in a network that tells its vnics of its routers itself; or headers
+    /// of IPv6 that cannot be read to their end, behind which there may be one.
+    FOREIGN_ADVERTISEMENT = "foreign-advertisement" {
+        cause: "a machine that is a router, on purpose or as some programs are by themselves (radvd, dnsmasq, shared connections), or one that wants to be taken for it",
+        remedy: "stop the advertisements in the machine; if it is to be the network's router, declare the network without DHCP: `butterfly network add --vni VNI ...` without `--dhcp`",
+        charged: "the sender, or the network if the frame came from another host",
+    }
+    /// A machine looks for routers by a message that RFC 4861, 6.1.1 has receivers discard.
+    BAD_SOLICITATION = "bad-solicitation" {
+        cause: "a broken network stack in the machine, or a program that writes raw packets",
+        remedy: "find the program that sends it; the machine is told of routers without asking, too",
+        charged: "the sender",
+    }
 }
 
-/// Requests of a vnic that are read, at once and per second.
-const REQUESTS: u32 = 8;
-const REQUESTS_PER_SECOND: u32 = 4;
+/// Requests of a vnic that are read, at once and per second: so many of each family.
+pub(super) const REQUESTS: u32 = 8;
+pub(super) const REQUESTS_PER_SECOND: u32 = 4;
 
 /// Direction of a DHCP message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,7 +97,7 @@ enum Way {
 }
 
 /// Has the network answer DHCP requests, and drops the word of other servers. What is for a gateway
-/// is judged by the network by which it leaves: see [`stop_others`].
+/// is judged by the network by which it leaves: see [`crate::stages::leases6::stop_others`].
 #[inline(never)]
 pub(super) fn hear(
     batch: &mut Batch<'_>,
@@ -121,42 +134,21 @@ pub(super) fn hear(
     batch.answers |= asked;
 }
 
-/// Drops the word of servers that a router leads into a network which leases addresses itself.
-/// `routed` has a bit for each frame that a router passes on. Returns that without those.
-#[cold]
-#[inline(never)]
-pub(super) fn stop_others(batch: &mut Batch<'_>, routed: u64, context: &Context<'_>) -> u64 {
-    let mut left = routed;
-    let (frames, metas, hops) = batch.parts_and_hops();
-    let frames = &*frames;
-    let each = metas.iter_mut().zip(hops.iter_mut()).zip(frames.each()).enumerate();
-    for (index, ((meta, hop), (frame, _))) in each {
-        if routed.wrapping_shr(index as u32) & 1 == 0 {
-            continue;
-        }
-        let exit = context.other(hop.exit).and_then(|network| network.routing.as_ref());
-        if exit.is_some_and(|routing| routing.leasing.is_some())
-            && way((frames.head(index), frame.len), meta.inside, |_| false) == Some(Way::ToClient)
-        {
-            meta.verdict = Verdict::Drop(DHCP_OTHER_SERVER, context.sender.place.slot);
-            meta.offload = false; // nobody will look at what it claims
-            *hop = Hop::NONE;
-            left &= !(1 << index);
-        }
-    }
-    left
+/// Returns whether a packet is DHCP to a client, in a frame of `len` bytes that begins so.
+pub(super) fn is_to_client((head, len): (&[u8], u32), inside: Inside) -> bool {
+    way((head, len), inside, |_| false) == Some(Way::ToClient)
 }
 
-/// Returns where IP starts in a frame that names no VLAN. Tags that name none have a priority, and
-/// receivers take off any number of them.
-fn start_of(head: &[u8], inside: Inside) -> Option<usize> {
+/// Returns where IP starts in a frame that names no VLAN; behind tags, IP of this type. Tags that
+/// name none have a priority, and receivers take off any number of them.
+pub(super) fn start_of(head: &[u8], inside: Inside, ethertype: u16) -> Option<usize> {
     match inside {
         Inside::Ip { at, vlan: 0 } => Some(at.into()),
         Inside::HiddenIp => {
             let mut tags = Ethernet::parse(head).ok()?.tags();
             let in_none = tags.by_ref().all(|tag| tag.vlan() == 0);
             // Those that go on beyond the bytes at hand may lead to it.
-            let leads = tags.ethertype() == ethernet::IPV4 || ethernet::is_vlan(tags.ethertype());
+            let leads = tags.ethertype() == ethertype || ethernet::is_vlan(tags.ethertype());
             (in_none && leads).then(|| head.len() - tags.rest().len())
         }
         _ => None,
@@ -172,7 +164,7 @@ fn way(
     inside: Inside,
     serves: impl Fn(Ipv4Addr) -> bool,
 ) -> Option<Way> {
-    let packet = head.get(start_of(head, inside)?..)?;
+    let packet = head.get(start_of(head, inside, ethernet::IPV4)?..)?;
     let cut = (head.len() < len as usize).then_some(Way::ToClient);
     let Some(header) = packet.first_chunk::<{ ipv4::MIN_LEN }>() else { return cut };
     let &[first, _, _, _, _, _, f0, f1, _, protocol, _, _, _, _, _, _, to @ ..] = header;
@@ -204,7 +196,7 @@ pub(super) fn serve(
 ) -> Result<(), DropReason> {
     let routing = context.entry.routing.as_ref().ok_or(DHCP_NO_LEASE)?;
     let leasing = routing.leasing.as_ref().ok_or(DHCP_NO_LEASE)?;
-    let at = start_of(batch.frames.head(index), meta.inside).ok_or(BAD_DHCP)?;
+    let at = start_of(batch.frames.head(index), meta.inside, ethernet::IPV4).ok_or(BAD_DHCP)?;
     is_from_itself(batch.frames.head(index), at, meta, context)?;
     if answers.is_full() {
         return Err(no_room);

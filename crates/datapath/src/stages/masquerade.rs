@@ -5,22 +5,34 @@
 //! destination was translated. What passes is traced and mirrored as it goes on. RFC 1812, 5.3.1
 //! (time to live); RFC 1624 (checksum); RFC 8200, 3 (hop limit).
 
-use butterfly_packet::translate::{End, Ends, Side, ends, is_error};
+use std::net::IpAddr;
+
+use butterfly_packet::{
+    Error,
+    icmp::v4::ECHO_REQUEST,
+    protocol::{ICMP, TCP},
+    tcp::RST,
+    translate::{End, Ends, Side, ends, is_error},
+};
 use butterfly_vhost::ring::HEAD_MAX;
 
 use crate::engine::{
     batch::{Batch, Hop, Meta, Verdict},
     reason::{DropReason, ReasonInfo},
 };
-use crate::ip::is_v4;
+use crate::ip::{Address, is_v4};
 use crate::stages::{
     context::Context,
     outward::NAT_NO_RULE,
     stage::{Stage, StageConfig},
-    translate::{self, NAT_QUOTE, NAT_UNTRANSLATED, packet_of, ports_of},
+    translate::{
+        self, NAT_FRAGMENT, NAT_PORTS_FULL, NAT_PROTOCOL, NAT_QUOTE, NAT_SHARE, NAT_UNTRANSLATED,
+        kind_of, packet_of, ports_of, said_of,
+    },
 };
 use crate::world::{
     nat::Translations,
+    ports::NoPort,
     rules::{address as ip_of, number as number_of_ip},
 };
 
@@ -40,7 +52,7 @@ impl Stage for Masquerade {
     #[inline(always)]
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
         if batch.outward {
-            put_back(batch);
+            put_back(batch, context);
             outwards(batch, context);
         }
         if batch.crossed() != 0 {
@@ -54,10 +66,29 @@ fn passes(verdict: Verdict) -> bool {
     matches!(verdict, Verdict::Deliver(_) | Verdict::Tunnel(_))
 }
 
-/// Gives frames from outside that do not pass the destinations back with which they came.
+/// Notes that a session's other end, outside, ended a connection that came to a port that machines
+/// share. To a vnic without filters anybody may have sent it, so that says nothing.
+fn ended(batch: &Batch<'_>, index: usize, outside: (Address, u16), context: &Context<'_>) {
+    let Some(Meta { verdict: Verdict::Deliver(slot), .. }) = batch.metas().get(index) else {
+        return;
+    };
+    let is_filtered = context.snapshot.vnics.get(*slot).is_some_and(|to| !to.rules.bypass);
+    let routing = context.entry.routing.as_ref().and_then(|routing| routing.outside.as_ref());
+    let Ok(found) = ends(packet_of(batch, index)) else { return };
+    if let (Some(of), TCP, Some([_, port]), true, None) =
+        (routing, found.protocol, found.ports, is_filtered, context.assumed)
+        && said_of(batch, index, &found).is_some_and(|said| said.flags & RST != 0)
+        && let Some((_, translations)) = of.nat.owner_of(outside.0)
+    {
+        translations.ended(outside, (number_of_ip(found.destination), port));
+    }
+}
+
+/// Gives frames from outside that do not pass the destinations back with which they came, and notes
+/// those that pass.
 #[cold]
 #[inline(never)]
-fn put_back(batch: &mut Batch<'_>) {
+fn put_back(batch: &mut Batch<'_>, context: &Context<'_>) {
     for index in 0..batch.frames.len() {
         let (Some(outside), Some(meta)) = (batch.outside(index), batch.metas().get(index).copied())
         else {
@@ -68,8 +99,19 @@ fn put_back(batch: &mut Batch<'_>) {
             let end = if quote.is_some() { End { port: None, ..outside } } else { outside };
             // What was translated one way is translated the other.
             let _ = translate::rewrite(batch, (index, &meta), Side::Destination, &end, quote);
+        } else if let Some(port) = outside.port {
+            ended(batch, index, (number_of_ip(outside.address), port), context);
         }
     }
+}
+
+/// Returns the source that a packet has now.
+fn source_of(packet: &[u8]) -> Option<Address> {
+    let ip = match packet.first()? >> 4 {
+        6 => IpAddr::from(*packet.get(8..)?.first_chunk::<16>()?),
+        _ => IpAddr::from(*packet.get(12..)?.first_chunk::<4>()?),
+    };
+    Some(number_of_ip(ip))
 }
 
 /// Translates sources of what leaves by outsides.
@@ -85,19 +127,16 @@ fn outwards(batch: &mut Batch<'_>, context: &Context<'_>) {
         let is_routed = batch.exits().is_routed(index);
         let Some(outside) = outside.filter(|_| is_routed && passes(meta.verdict)) else { continue };
         let public = context.entry.routing.as_ref().is_some_and(|routing| routing.public);
-        let source = |batch: &Batch<'_>| {
-            ends(packet_of(batch, index)).ok().map(|ends| number_of_ip(ends.source))
-        };
-        let before = source(batch);
-        let left = match outside.nat.of(meta.destination) {
-            Some(translations) => leave(batch, (index, &meta), translations, (public, tells)),
-            None => Ok(()), // `route` looked whether it may
-        };
-        let left = left.and_then(|()| {
-            let after = source(batch).ok_or(NAT_UNTRANSLATED)?;
+        let left = ends(packet_of(batch, index)).map_err(|_| NAT_UNTRANSLATED).and_then(|found| {
+            // Without, `route` looked whether it may.
+            if let Some(translations) = outside.nat.of(meta.destination) {
+                let who = (public, tells);
+                leave(batch, (index, &meta), &found, translations, who, context)?;
+            }
+            let after = source_of(packet_of(batch, index)).ok_or(NAT_UNTRANSLATED)?;
             // An address outside is only known as what a machine inside has by its router.
             let is_known = match outside.nat.has(after) {
-                true => before != Some(after),
+                true => number_of_ip(found.source) != after,
                 false => public || !is_v4(after),
             };
             if is_known { Ok(()) } else { Err(NAT_UNTRANSLATED) }
@@ -114,23 +153,34 @@ fn outwards(batch: &mut Batch<'_>, context: &Context<'_>) {
 fn leave(
     batch: &mut Batch<'_>,
     (index, meta): (usize, &Meta),
+    found: &Ends,
     translations: &Translations,
     (public, tells): (bool, bool),
+    context: &Context<'_>,
 ) -> Result<(), DropReason> {
-    let found = ends(packet_of(batch, index)).map_err(|_| NAT_UNTRANSLATED)?;
     let of = |inside, protocol, port| {
         let outside = translations.outside_of(number_of_ip(inside), protocol, port);
         outside.map(|(outside, port)| End { address: ip_of(outside), port })
     };
     let stays = public || found.source.is_ipv6();
-    let [port, _] = ports_of(&found);
+    let [port, _] = ports_of(found);
     let own = of(found.source, found.protocol, port);
-    let quoted = translate::quoted(batch, index)?;
+    let quoted = translate::quoted(batch, index, found)?;
     let may_tell = |quoted: &Ends| tells || quoted.destination == found.source;
     let quoted_own = quoted.filter(may_tell).and_then(|quoted| {
         let [_, port] = ports_of(&quoted);
-        of(quoted.destination, quoted.protocol, port)
+        of(quoted.destination, quoted.protocol, port).or_else(|| {
+            let end = (number_of_ip(quoted.destination), quoted.protocol, port?);
+            let (address, port) = translations.shared_of(end, context.now)?;
+            Some(End { address: ip_of(address), port: Some(port) })
+        })
     });
+    if own.is_none() && !stays && quoted.is_none() && !translations.pool().is_empty() {
+        return share(batch, (index, meta), (found, port), translations, context);
+    }
+    if found.fragment && quoted_own.is_some_and(|end| end.port.is_some()) {
+        return Err(NAT_FRAGMENT); // what follows would not pass
+    }
     // A machine on the way has no address outside; the one that it tells of has (RFC 5508, 4.2).
     let end = own.or(quoted_own.map(|end| End { port: None, ..end }));
     match (end, quoted) {
@@ -141,6 +191,47 @@ fn leave(
         (None, Some(_)) if tells => Err(NAT_QUOTE),
         (None, _) => Err(NAT_NO_RULE),
     }
+}
+
+/// Translates the source of a packet whose machine shares an address and its ports outside.
+fn share(
+    batch: &mut Batch<'_>,
+    (index, meta): (usize, &Meta),
+    (found, port): (&Ends, Option<u16>),
+    translations: &Translations,
+    context: &Context<'_>,
+) -> Result<(), DropReason> {
+    if found.fragment {
+        return Err(NAT_FRAGMENT);
+    }
+    let port = port.ok_or(NAT_PROTOCOL)?;
+    // Replies belong to an identifier of somebody outside, who cannot have asked.
+    if found.protocol == ICMP && kind_of(batch, index, found) != Some(ECHO_REQUEST) {
+        return Err(NAT_PROTOCOL);
+    }
+    if said_of(batch, index, found).is_none() {
+        batch.frames.extend_head(index);
+    }
+    let said = said_of(batch, index, found);
+    let said = said.ok_or_else(|| translate::reason(batch, index, Error::Truncated))?;
+    let end = (number_of_ip(found.source), found.protocol, port);
+    // What cannot be translated, here to itself, opens nothing.
+    let mut unfit = None;
+    let same = End { address: found.source, port: Some(port) };
+    let can_leave = || {
+        let tried = translate::rewrite(batch, (index, meta), Side::Source, &same, None);
+        unfit = tried.err();
+        unfit.is_none()
+    };
+    let (address, port) = match translations.share(end, said, context.sharing(), can_leave) {
+        Some(Ok(given)) => given,
+        Some(Err(NoPort::Share)) => return Err(NAT_SHARE),
+        Some(Err(NoPort::Full)) => return Err(NAT_PORTS_FULL),
+        Some(Err(NoPort::Unfit)) => return Err(unfit.unwrap_or(NAT_PROTOCOL)),
+        None => return Err(NAT_PROTOCOL),
+    };
+    let outside = End { address: ip_of(address), port: Some(port) };
+    translate::rewrite(batch, (index, meta), Side::Source, &outside, None)
 }
 
 /// Rewrites the headers of packets that pass; all other frames stay as they are.

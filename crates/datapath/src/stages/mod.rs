@@ -17,6 +17,7 @@ pub(crate) mod forward;
 pub(crate) mod headers;
 pub(crate) mod join;
 pub(crate) mod leases;
+pub(crate) mod leases6;
 pub(crate) mod leave;
 pub(crate) mod leaving;
 pub(crate) mod masquerade;

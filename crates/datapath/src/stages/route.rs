@@ -41,7 +41,7 @@ use crate::stages::{
     far,
     filter::read::read as read_packet,
     forward::{MAC_CLAIMED, ROUTER_MAC, place_of},
-    leases,
+    leases, leases6,
     leave::ANSWER,
     outward::{Barred, is_no_hairpin, may_enter, may_pass},
     stage::{Stage, StageConfig},
@@ -200,6 +200,9 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     if let Some(leasing) = &routing.leasing {
         leases::hear(batch, (routing, leasing), context);
     }
+    if let Some(leasing) = &routing.leasing6 {
+        leases6::hear(batch, (routing, leasing), context);
+    }
     let mut ways = Ways::default();
     let mut extended = false;
     loop {
@@ -239,7 +242,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
         }
         batch.outward |= ways.leaves;
         if ways.leases {
-            routed = leases::stop_others(batch, routed, context);
+            routed = leases6::stop_others(batch, routed, context);
         }
         batch.route(routed);
         batch.answers |= answers;

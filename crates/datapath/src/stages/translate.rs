@@ -6,6 +6,8 @@
 
 use butterfly_packet::{
     Error, ethernet,
+    icmp::v4::ECHO_REPLY,
+    protocol::{ICMP, ICMPV6, TCP},
     translate::{End, Ends, Side, Transport, ends, is_error, quote, translate_quote},
 };
 use butterfly_vhost::net::NetHeader;
@@ -24,6 +26,7 @@ use crate::stages::{
 use crate::world::{
     nat::Translations,
     outside::Outside,
+    ports::Said,
     rules::{address as ip_of, number as number_of_ip},
 };
 
@@ -41,6 +44,34 @@ drop_reasons! { 15;
         remedy: "nothing for a few; else find the machine that sends them",
         charged: "the sender",
     }
+    /// To the outside from a machine that shares an address there, by a vnic that has as many of
+    /// its ports as one may have.
+    NAT_SHARE = "nat-share" {
+        cause: "a machine that makes very many conversations at once, or scans: 4,096 ports of an address outside are the most that a vnic has at once",
+        remedy: "find out what it does; a machine that needs as many gets a floating address of its own",
+        charged: "the sender",
+    }
+    /// To the outside from a machine that shares an address there: none of the ports that it could
+    /// have is free.
+    NAT_PORTS_FULL = "nat-ports-full" {
+        cause: "too many machines behind one address outside: from nine tenths of its ports on, some find none",
+        remedy: "add an address: `butterfly snat add`; or give busy machines floating addresses",
+        charged: "the sender",
+    }
+    /// To the outside from a machine that shares an address there, of a protocol without ports that
+    /// are shared: those of TCP, UDP and requests of ICMP echo are.
+    NAT_PROTOCOL = "nat-protocol" {
+        cause: "tunnels such as ESP and GRE, SCTP, or an echo reply that nobody outside asked for",
+        remedy: "give the machine a floating address, by which every protocol passes",
+        charged: "the sender",
+    }
+    /// Fragment to the outside from a machine that shares an address there: only a whole packet
+    /// tells its ports.
+    NAT_FRAGMENT = "nat-fragment" {
+        cause: "a machine that sends packets larger than the MTU of its network",
+        remedy: "have it send smaller packets, or give it a floating address, by which fragments pass",
+        charged: "the sender",
+    }
     /// To the outside from an address inside that was not translated, or from one that a router
     /// there translates. This is a last look, which mostly nothing comes to.
     NAT_UNTRANSLATED = "nat-untranslated" {
@@ -49,6 +80,10 @@ drop_reasons! { 15;
         charged: "the sender",
     }
 }
+
+/// Offset of the length of IPv4, and in a header of TCP that of its own, before the flags.
+const LENGTH: usize = 2;
+const TCP_OFFSET: usize = 12;
 
 /// Offset of IP behind Ethernet.
 const L3: usize = ethernet::HEADER_LEN;
@@ -103,7 +138,7 @@ fn translate(batch: &mut Batch<'_>, (outside, wire): (&Outside, u64), context: &
         if meta.destination != mac && meta.destination != wire {
             continue; // to another router, which has no such address
         }
-        match inwards(batch, (index, &meta), &found, translations) {
+        match inwards(batch, (index, &meta), &found, (mac, translations), context) {
             Ok(was) => batch.translate(index, mac, was),
             Err(reason) => {
                 let Some(meta) = batch.parts().1.get_mut(index) else { return };
@@ -120,23 +155,43 @@ fn inwards(
     batch: &mut Batch<'_>,
     (index, meta): (usize, &Meta),
     found: &Ends,
-    translations: &Translations,
+    (router, translations): (u64, &Translations),
+    context: &Context<'_>,
 ) -> Result<End, DropReason> {
     let outside = found.destination;
+    let shared = |protocol, port| {
+        let end =
+            translations.sharer_of(number_of_ip(outside), (protocol, port), context.sharing());
+        // A machine of a public network leaves as it is, whatever it shared before.
+        let gateway = context.entry.routing.as_ref().and_then(|routing| routing.by_mac(router))?;
+        end.filter(|(inside, _)| !gateway.router.is_known_outside(*inside, context.entry.vni))
+    };
     let inside = |protocol, port| {
-        let inside = translations.inside_of(number_of_ip(outside), protocol, port);
+        let own = translations.inside_of(number_of_ip(outside), protocol, port);
+        let inside = own.or_else(|| {
+            let (inside, own) = shared(protocol, port?)?;
+            Some((inside, Some(own)))
+        });
         inside.map(|(inside, port)| End { address: ip_of(inside), port })
     };
-    let (end, was, quote) = match quoted(batch, index)? {
+    let (end, was, quote) = match quoted(batch, index, found)? {
         Some(quoted) => {
             let [port, _] = ports_of(&quoted);
             let end = inside(quoted.protocol, port).filter(|_| quoted.source == outside);
             let end = end.ok_or(NAT_QUOTE)?;
+            if found.fragment && end.port.is_some() {
+                return Err(NAT_FRAGMENT); // what follows would not pass
+            }
             (End { port: None, ..end }, end.port.and(port), Some(end))
         }
         None => {
             let [_, port] = ports_of(found);
             let end = inside(found.protocol, port).ok_or(NAT_NO_MAPPING)?;
+            // Identifiers are shared by who asks: nobody outside does by them.
+            let is_shared = found.protocol == ICMP && end.port.is_some();
+            if is_shared && kind_of(batch, index, found) != Some(ECHO_REPLY) {
+                return Err(NAT_NO_MAPPING);
+            }
             (end, end.port.and(port), None)
         }
     };
@@ -153,14 +208,37 @@ pub(super) fn ports_of(found: &Ends) -> [Option<u16>; 2] {
     }
 }
 
+/// Returns the first byte of a packet's transport header: the type of a message of ICMP.
+pub(super) fn kind_of(batch: &Batch<'_>, index: usize, found: &Ends) -> Option<u8> {
+    packet_of(batch, index).get(found.transport?).copied()
+}
+
+/// Returns what a packet of TCP over IPv4 says of its connection; of another protocol nothing is
+/// needed. `None` if that is not at hand.
+pub(super) fn said_of(batch: &Batch<'_>, index: usize, found: &Ends) -> Option<Said> {
+    if found.protocol != TCP {
+        return Some(Said::default());
+    }
+    let packet = packet_of(batch, index);
+    let at = found.transport?;
+    let [offset, flags] = packet.get(at + TCP_OFFSET..)?.first_chunk().copied()?;
+    let len = usize::from(u16::from_be_bytes(packet.get(LENGTH..)?.first_chunk().copied()?));
+    Some(Said { flags, has_payload: len > at + usize::from(offset >> 4) * 4 })
+}
+
 /// Returns the packet of a frame, as far as it is at hand.
 pub(crate) fn packet_of<'b>(batch: &'b Batch<'_>, index: usize) -> &'b [u8] {
     batch.frames.head(index).get(L3..).unwrap_or_default()
 }
 
 /// Returns the ends of the packet that a frame quotes, if it is an ICMP error.
-pub(super) fn quoted(batch: &mut Batch<'_>, index: usize) -> Result<Option<Ends>, DropReason> {
-    if !is_error(packet_of(batch, index)) {
+pub(super) fn quoted(
+    batch: &mut Batch<'_>,
+    index: usize,
+    found: &Ends,
+) -> Result<Option<Ends>, DropReason> {
+    let may_be = matches!(found.protocol, ICMP | ICMPV6);
+    if !may_be || !is_error(packet_of(batch, index)) {
         return Ok(None);
     }
     // The more of the quoted packet is at hand, the more of its sums are right again.
@@ -202,7 +280,7 @@ pub(super) fn rewrite(
 }
 
 /// Returns the reason for which a packet that cannot be translated is dropped.
-fn reason(batch: &Batch<'_>, index: usize, error: Error) -> DropReason {
+pub(super) fn reason(batch: &Batch<'_>, index: usize, error: Error) -> DropReason {
     let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len as usize);
     let is_whole = batch.frames.head(index).len() >= len;
     let is_fragment = ends(packet_of(batch, index)).is_ok_and(|ends| ends.fragment);

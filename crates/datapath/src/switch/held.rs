@@ -18,7 +18,10 @@ use butterfly_vhost::{
 };
 
 use crate::endpoint::open::{Outlasting, PACKETS};
-use crate::plane::AddError;
+use crate::plane::{
+    AddError,
+    ports::{KeptPorts, PORTS},
+};
 
 /// The holder, and what a dead process left of vnics and devices that nobody took up yet.
 pub struct Hold {
@@ -61,6 +64,20 @@ fn side(role: Role) -> client::Role {
     }
 }
 
+impl KeptPorts for Hold {
+    fn take(&self, name: &str) -> Option<OwnedFd> {
+        self.device(name)
+    }
+
+    fn keep(&self, name: &str, ports: BorrowedFd<'_>) -> std::io::Result<()> {
+        self.lease.deposit(name, ports)
+    }
+
+    fn forget(&self, name: &str) {
+        self.forget_device(name);
+    }
+}
+
 impl Hold {
     /// Makes it of the lease, the vnics that were held, and those of `parts` that are devices or of
     /// the uplink.
@@ -71,7 +88,9 @@ impl Hold {
     ) -> Hold {
         let all = std::mem::take(parts).into_iter();
         let (devices, others) = all.partition(|(name, _)| {
-            [TAP, butterfly_uplink::xdp::PARTS, PACKETS].iter().any(|kind| name.starts_with(kind))
+            [TAP, butterfly_uplink::xdp::PARTS, PACKETS, PORTS]
+                .iter()
+                .any(|kind| name.starts_with(kind))
         });
         *parts = others;
         Hold {
@@ -83,7 +102,7 @@ impl Hold {
         }
     }
 
-    /// A TAP device that a dead process left.
+    /// A TAP device, or another of its parts, that a dead process left.
     pub(crate) fn device(&self, name: &str) -> Option<OwnedFd> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner).remove(name)
     }
@@ -188,9 +207,13 @@ impl Hold {
 
     /// Has everything let go that was held for vnics that nobody declared again. Returns their ids.
     pub(crate) fn let_go(&self) -> Vec<String> {
-        let devices =
-            std::mem::take(&mut *self.devices.lock().unwrap_or_else(PoisonError::into_inner));
-        devices.keys().for_each(|name| self.forget_device(name));
+        // Rules of an external that is not in effect yet want their ports when it is.
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = std::mem::take(&mut *devices).into_iter();
+        let (ports, gone): (_, BTreeMap<_, _>) = all.partition(|(name, _)| name.starts_with(PORTS));
+        *devices = ports;
+        drop(devices);
+        gone.keys().for_each(|name| self.forget_device(name));
         let gone = std::mem::take(&mut *self.former());
         for (id, held) in &gone {
             self.forget(id);

@@ -28,6 +28,7 @@ use std::{
     thread::JoinHandle,
 };
 
+use butterfly_guest::GuestWatch;
 use butterfly_mem::blackbox::BlackBox;
 use butterfly_model::{External, Vni};
 use butterfly_vhost::control::Device;
@@ -70,6 +71,8 @@ pub struct Switch {
     held: Mutex<HeldRings>,
     /// Externals in effect. Held while one changes.
     wires: Mutex<BTreeMap<Vni, External>>,
+    /// Guests behind the wires of externals, by the ids of their ports. Never held for long.
+    wire_guests: Mutex<BTreeMap<String, GuestWatch>>,
 }
 
 impl Switch {
@@ -137,6 +140,7 @@ impl Switch {
             side: None,
             changing_peers: Mutex::default(),
             wires: Mutex::default(),
+            wire_guests: Mutex::default(),
         };
         if let (Some(spec), Some(rest)) = (switch.config.tunnel.clone(), rest) {
             switch.side = Some(EndpointSide::start(
@@ -209,6 +213,10 @@ impl Switch {
 
     fn wires(&self) -> MutexGuard<'_, BTreeMap<Vni, External>> {
         self.wires.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wire_guests(&self) -> MutexGuard<'_, BTreeMap<String, GuestWatch>> {
+        self.wire_guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn vnics(&self) -> MutexGuard<'_, BTreeMap<String, Declared>> {

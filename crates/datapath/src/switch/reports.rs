@@ -11,7 +11,7 @@ use crate::plane::sessions::{SessionFilter, SessionRow, SessionTable};
 use crate::report::{
     drops::{DropReport, drop_report},
     explain::{Explanation, NoAnswer, Question, explain},
-    observe::{Observation, observe},
+    observe::{Observation, observe, observe_wire},
     taps::Taps,
     tunnel::{TunnelReport, UplinkReport, tunnel, uplink},
 };
@@ -114,7 +114,9 @@ impl Switch {
 
     /// Reads all counters. Takes some microseconds per vnic, and holds up no other thread.
     pub fn observe(&self) -> Observation {
-        observe(self.plane(), self.workers(), self.side())
+        let guests: Vec<_> = self.wire_guests().clone().into_iter().collect();
+        let wires = guests.iter().filter_map(|(id, guest)| observe_wire(id, guest)).collect();
+        Observation { wires, ..observe(self.plane(), self.workers(), self.side()) }
     }
 
     pub(crate) fn side(&self) -> Option<&EndpointSide> {

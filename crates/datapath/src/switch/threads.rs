@@ -59,6 +59,8 @@ pub(super) fn housekeeping(
     /// tick looks at so many of them.
     const SWEEPS: u64 = 20;
     const SESSIONS: u64 = 50_000;
+    /// Ticks in which every port that machines share is looked at once.
+    const PORT_SWEEPS: usize = 200;
     let mut ticks = 0u32;
     let inner_mtu = || plane.shared.tunnel.as_ref().map(|tunnel| tunnel.inner_mtu());
     let mut mtu = inner_mtu();
@@ -73,6 +75,7 @@ pub(super) fn housekeeping(
             watch.look(plane, events);
         }
         plane.sweep(part, parts);
+        plane.sweep_ports(ticks as usize % PORT_SWEEPS, PORT_SWEEPS);
         part += 1;
         if part >= parts {
             (part, parts) = (0, sweeps());

@@ -12,7 +12,7 @@ use butterfly_vhost::{
 };
 
 use crate::checkpoint::moved::{self, ExportedVnic, Imported, Moved, MovedVnic};
-use crate::plane::{AddError, moves::NotAHost};
+use crate::plane::{AddError, moves::NotAHost, vnics::is_wire};
 use crate::switch::{
     Switch,
     declared::{Declared, VnicSpec},
@@ -71,6 +71,9 @@ impl Switch {
         let port = vnic.shared.port.clone();
         match ready.open(&spec, port, offered, link, told, self.hold.as_ref()) {
             Ok(open) => {
+                if let Some(guest) = open.guest.as_ref().filter(|_| is_wire(&spec.id)) {
+                    self.wire_guests().insert(spec.id.clone(), guest.watch());
+                }
                 vnics.insert(spec.id.clone(), Declared { spec, open });
                 Ok(())
             }
@@ -150,6 +153,7 @@ impl Switch {
     pub fn remove_vnic(&self, id: &str) -> bool {
         let mut vnics = self.vnics();
         let Some(declared) = vnics.remove(id) else { return false };
+        self.wire_guests().remove(id);
         declared.open.close();
         if let Some(hold) = &self.hold {
             declared.spec.front.forget(id, declared.spec.birth, hold);

@@ -6,7 +6,7 @@
 //! where the former one left it.
 
 use butterfly_guest::{Machine, WireConfig};
-use butterfly_model::{External, Nat, Vni, WireDevice};
+use butterfly_model::{External, Vni, WireDevice};
 use butterfly_packet::Mac;
 
 use crate::plane::{
@@ -18,9 +18,6 @@ use crate::world::{outside::WirePlace, policy::VnicPolicy};
 
 /// Largest IP packet of a TAP device for which none is declared, in bytes.
 const USUAL_MTU: u32 = 1500;
-
-/// Reason why an address that machines share outside is refused.
-const SHARED: &str = "this version translates no ports of machines that share an address outside; give them floating addresses, or declare their network public";
 
 /// Means to open a wire.
 struct Opening {
@@ -35,8 +32,9 @@ fn id_of(external: &External) -> String {
 
 impl Switch {
     /// Changes what is routed. Returns when no packet goes by the old state any more. Fails for a
-    /// wire that this host cannot have, and for addresses that machines share. Nothing has changed
-    /// then, but a former wire may be lost ([`leads_out`](Self::leads_out)): the error says so.
+    /// wire that this host cannot have, and for addresses that machines share without memory for
+    /// their ports. Nothing has changed then, but a former wire may be lost
+    /// ([`leads_out`](Self::leads_out)): the error says so.
     pub fn change_routing(&self, change: RoutingChange) -> Result<(), NotInEffect> {
         match change {
             RoutingChange::DeclareWire(external) => self.declare_wire(external),
@@ -45,21 +43,12 @@ impl Switch {
                 if let Some(old) = wires.remove(&vni) {
                     self.remove_vnic(&id_of(&old));
                 }
-                self.plane().change_routing(RoutingChange::RemoveWire(vni))
+                self.plane().change_routing(RoutingChange::RemoveWire(vni), &())
             }
-            RoutingChange::DeclareNat(_, _, ref rules) => {
-                self.can_translate(rules)?;
-                self.plane().change_routing(change)
-            }
-            other => self.plane().change_routing(other),
-        }
-    }
-
-    /// Checks that this version translates so, whether the external is in effect or not.
-    pub fn can_translate(&self, rules: &[Nat]) -> Result<(), NotInEffect> {
-        match rules.iter().any(|rule| matches!(rule, Nat::Snat { .. })) {
-            true => Err(NotInEffect(SHARED.to_owned())),
-            false => Ok(()),
+            other => match &self.hold {
+                Some(hold) => self.plane().change_routing(other, hold),
+                None => self.plane().change_routing(other, &()),
+            },
         }
     }
 
@@ -84,7 +73,7 @@ impl Switch {
         if stays {
             let place = opening.as_ref().map(|opening| opening.place);
             self.plane().set_wire(vni, place);
-            self.plane().change_routing(RoutingChange::DeclareWire(new.clone()))?;
+            self.plane().change_routing(RoutingChange::DeclareWire(new.clone()), &())?;
             wires.insert(vni, new);
             return Ok(());
         }
@@ -101,7 +90,7 @@ impl Switch {
                     .as_ref()
                     .map(|old| self.opening(old).and_then(|opening| self.open_wire(old, opening)));
                 match back {
-                    None => self.plane().change_routing(RoutingChange::RemoveWire(vni))?,
+                    None => self.plane().change_routing(RoutingChange::RemoveWire(vni), &())?,
                     Some(Ok(())) => {}
                     Some(Err(again)) => {
                         wires.remove(&vni);
@@ -119,7 +108,7 @@ impl Switch {
     fn open_wire(&self, external: &External, opening: Option<Opening>) -> Result<(), NotInEffect> {
         let place = opening.as_ref().map(|opening| opening.place);
         self.plane().set_wire(external.vni(), place);
-        self.plane().change_routing(RoutingChange::DeclareWire(external.clone()))?;
+        self.plane().change_routing(RoutingChange::DeclareWire(external.clone()), &())?;
         let Some(Opening { spec, .. }) = opening else { return Ok(()) };
         self.add_vnic(spec)
             .map_err(|why| NotInEffect(format!("external {} gets no wire: {why}", external.id())))

@@ -79,6 +79,7 @@ impl Shared {
             notes,
             budget: Cell::new(Budget::WHOLE),
             room: Cell::new(None),
+            assumed: None,
         }
     }
 

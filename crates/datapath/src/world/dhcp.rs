@@ -47,6 +47,8 @@ pub(crate) struct DhcpState {
     pub unfiltered: Pace,
     /// Requests that its network answers.
     pub leased: Pace,
+    /// Those of IPv6.
+    pub leased6: Pace,
     /// Clients that may be answered, if a rule makes the vnic a server.
     pub clients: OnceLock<Clients>,
 }
@@ -112,6 +114,7 @@ impl DhcpState {
             ruled: self.ruled.copy(),
             unfiltered: self.unfiltered.copy(),
             leased: self.leased.copy(),
+            leased6: self.leased6.copy(),
             clients,
         }
     }

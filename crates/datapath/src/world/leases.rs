@@ -71,7 +71,7 @@ impl Leasing {
             subnets,
             lease: dhcp.lease(),
             mtu: network.mtu(),
-            dns: dhcp.dns().iter().flat_map(Ipv4Addr::octets).collect(),
+            dns: dhcp.dns().iter().filter_map(four).flat_map(|ip| ip.octets()).collect(),
             search: search_list(search.iter().map(String::as_str)).unwrap_or_default().into(),
             domain: search.first().map(|domain| domain.as_bytes().into()).unwrap_or_default(),
             next_server: dhcp.next_server().unwrap_or(Ipv4Addr::UNSPECIFIED),
@@ -113,6 +113,13 @@ impl Leasing {
             next_server: self.next_server,
             boot_file: &self.boot_file,
         }
+    }
+}
+
+fn four(address: &std::net::IpAddr) -> Option<Ipv4Addr> {
+    match address {
+        std::net::IpAddr::V4(ip) => Some(*ip),
+        std::net::IpAddr::V6(_) => None,
     }
 }
 

@@ -1,14 +1,49 @@
 //! Translations: the addresses that machines of a router have outside of an external.
 
-use std::net::IpAddr;
+use std::{
+    cell::Cell,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+};
 
 use butterfly_model::Nat;
 
-use crate::ip::Address;
-use crate::world::rules::number;
+use crate::engine::place::PortRef;
+use crate::ip::{Address, is_v4};
+use crate::world::{
+    ports::{InsideEnd, NoPort, PortProtocol, PortTable, Said},
+    rules::number,
+    steering::mix,
+};
+
+/// Digits of pi. They say which address outside a machine has, so they never change.
+const OF_MACHINE: [u64; 2] = [0x082e_fa98_ec4e_6c89, 0x4528_21e6_38d0_1377];
 
 /// Port of an address: the address, a protocol and its port.
 type PortKey = (Address, u8, u16);
+
+/// Address outside that machines share.
+#[derive(Clone, Debug)]
+pub(crate) struct Pool {
+    pub address: Ipv4Addr,
+    pub ports: Arc<PortTable>,
+}
+
+/// Port that a packet would get that is not sent: its answer finds its way by it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Assumed {
+    outside: (Address, u16),
+    inside: InsideEnd,
+}
+
+/// Sender of a packet that looks for a port, and the second in which it does. Packets that are not
+/// sent change nothing, and what they would get is noted.
+#[derive(Clone, Copy)]
+pub(crate) struct Sharing<'a> {
+    pub vnic: PortRef,
+    pub now: u32,
+    pub assumed: Option<&'a Cell<Option<Assumed>>>,
+}
 
 /// Translations of one router at one external.
 #[derive(Debug, Default)]
@@ -21,6 +56,8 @@ pub(crate) struct Translations {
     forwards: Box<[(PortKey, (Address, u16))]>,
     /// The same, by the ports inside.
     answers: Box<[(PortKey, (Address, u16))]>,
+    /// Addresses outside that its machines share.
+    pool: Box<[Pool]>,
 }
 
 /// Returns what stands beside a number in an ascending list.
@@ -37,8 +74,8 @@ fn sorted<K: Ord + Copy, V: Ord + Copy>(mut pairs: Vec<(K, V)>) -> Box<[(K, V)]>
 }
 
 impl Translations {
-    /// Makes the translations of rules.
-    pub fn new(rules: &[Nat]) -> Translations {
+    /// Makes the translations of rules. `ports` are those of the addresses that machines share.
+    pub fn new(rules: &[Nat], ports: impl Fn(Ipv4Addr) -> Option<Arc<PortTable>>) -> Translations {
         let floating = rules.iter().filter_map(|rule| match rule {
             Nat::Floating { outside, inside, .. } => Some((number(*outside), number(*inside))),
             _ => None,
@@ -56,7 +93,12 @@ impl Translations {
         let answers = forwards.iter().map(|((outside, protocol, port), (inside, to_port))| {
             ((*inside, *protocol, *to_port), (*outside, *port))
         });
+        let pool = rules.iter().filter_map(|rule| match *rule {
+            Nat::Snat { outside: address, .. } => Some(Pool { address, ports: ports(address)? }),
+            _ => None,
+        });
         Translations {
+            pool: pool.collect(),
             answers: sorted(answers.collect()),
             forwards: sorted(forwards),
             inward: sorted(inward),
@@ -91,6 +133,131 @@ impl Translations {
         let answer = || find(&self.answers, (inside, protocol, port?));
         whole.or_else(|| answer().map(|(outside, port)| (outside, Some(port))))
     }
+
+    /// Returns the addresses outside that its machines share.
+    pub fn pool(&self) -> &[Pool] {
+        &self.pool
+    }
+
+    /// Returns the address outside that a machine shares: always the same one (RFC 4787, REQ-2),
+    /// and the one that it would share without that. When one goes its machines alone move, and
+    /// when one comes those that move to it shared the second one before (rendezvous hashing).
+    fn pools_of(&self, inside: u32) -> (Option<&Pool>, Option<&Pool>) {
+        if let [only] = &*self.pool {
+            return (Some(only), None);
+        }
+        let score = |pool: &Pool| {
+            let address = pool.address.to_bits();
+            let of = [u64::from(address) << 32 | u64::from(inside), inside.into()];
+            (mix(OF_MACHINE, of), address)
+        };
+        self.pool.iter().fold((None, None), |(first, second), pool| {
+            let beats = |other: Option<&Pool>| other.is_none_or(|it| score(pool) > score(it));
+            match (beats(first), beats(second)) {
+                (true, _) => (Some(pool), first),
+                (false, true) => (first, Some(pool)),
+                _ => (first, second),
+            }
+        })
+    }
+
+    /// Returns whether a port of an address outside is forwarded.
+    fn is_forwarded(&self, outside: Ipv4Addr, protocol: u8, port: u16) -> bool {
+        !self.forwards.is_empty()
+            && find(&self.forwards, (number(outside.into()), protocol, port)).is_some()
+    }
+
+    /// Returns the address and port outside by which a packet of a machine leaves that shares one.
+    /// It gets a port if it has none and `can_leave` says that the packet can be translated. `None`
+    /// if no machine of the router shares one.
+    pub fn share(
+        &self,
+        (inside, protocol, port): (Address, u8, u16),
+        said: Said,
+        sharing: Sharing<'_>,
+        can_leave: impl FnMut() -> bool,
+    ) -> Option<Result<(Address, u16), NoPort>> {
+        let end = Self::end((inside, protocol, port))?;
+        let (pool, former) = self.pools_of(end.address);
+        let pool = pool?;
+        let (vnic, now) = (sharing.vnic, sharing.now);
+        let taken_at = |pool: &Pool| {
+            let address = pool.address;
+            move |port| self.is_forwarded(address, protocol, port)
+        };
+        let taken = taken_at(pool);
+        // What it has elsewhere, since before this address came, stays.
+        let kept = former.filter(|_| pool.ports.outside_of(end, now, taken).is_none());
+        let kept = kept.and_then(|former| {
+            let port = match sharing.assumed {
+                None => former.ports.keep(end, said, (vnic, now), taken_at(former)),
+                Some(_) => former.ports.outside_of(end, now, taken_at(former)),
+            };
+            Some((former, port?))
+        });
+        let (at, given) = match (kept, sharing.assumed) {
+            (Some((former, port)), _) => (former, Ok(port)),
+            (None, None) => (pool, pool.ports.give(end, said, (vnic, now), taken, can_leave)),
+            (None, Some(_)) => (pool, pool.ports.would_give(end, vnic, now, taken)),
+        };
+        let outside = number(at.address.into());
+        if let (Some(assumed), Ok(port)) = (sharing.assumed, given) {
+            assumed.set(Some(Assumed { outside: (outside, port), inside: end }));
+        }
+        Some(given.map(|port| (outside, port)))
+    }
+
+    /// Returns the address and port outside that an end of a machine shares, if it has one.
+    pub fn shared_of(&self, of: (Address, u8, u16), now: u32) -> Option<(Address, u16)> {
+        let end = Self::end(of)?;
+        let (pool, former) = self.pools_of(end.address);
+        pool.into_iter().chain(former).find_map(|pool| {
+            let taken = |port| self.is_forwarded(pool.address, of.1, port);
+            let port = pool.ports.outside_of(end, now, taken)?;
+            Some((number(pool.address.into()), port))
+        })
+    }
+
+    fn end((inside, protocol, port): (Address, u8, u16)) -> Option<InsideEnd> {
+        let address = Some(inside as u32).filter(|_| is_v4(inside))?;
+        Some(InsideEnd { address, port, protocol: PortProtocol::of(protocol)? })
+    }
+
+    /// Returns the end inside that shares an address outside by this port of it, and would leave by
+    /// it: one that got an address of its own, or a forward, since has lost it.
+    pub fn sharer_of(
+        &self,
+        outside: Address,
+        (protocol, port): (u8, u16),
+        sharing: Sharing<'_>,
+    ) -> Option<(Address, u16)> {
+        let kind = PortProtocol::of(protocol)?;
+        let pool = self.pool_at(outside)?;
+        let found = pool.ports.inside_of(kind, port, sharing.now).or_else(|| {
+            let assumed = sharing.assumed?.get()?;
+            let is_it = assumed.outside == (outside, port) && assumed.inside.protocol == kind;
+            is_it.then_some(assumed.inside)
+        })?;
+        let inside = number(Ipv4Addr::from_bits(found.address).into());
+        let (own, former) = self.pools_of(found.address);
+        let leaves = own.into_iter().chain(former).any(|own| own.address == pool.address)
+            && self.outside_of(inside, protocol, Some(found.port)).is_none();
+        leaves.then_some((inside, found.port))
+    }
+
+    fn pool_at(&self, outside: Address) -> Option<&Pool> {
+        self.pool.iter().find(|pool| number(pool.address.into()) == outside)
+    }
+
+    /// Notes that the other end of a session of TCP ended a connection that comes to this port of a
+    /// shared address.
+    pub fn ended(&self, outside: (Address, u16), inside: (Address, u16)) {
+        let end =
+            InsideEnd { address: inside.0 as u32, port: inside.1, protocol: PortProtocol::Tcp };
+        if let Some(pool) = self.pool_at(outside.0) {
+            pool.ports.ended(end, outside.1);
+        }
+    }
 }
 
 /// Translations at an external: those of all its routers.
@@ -105,7 +272,11 @@ pub(crate) struct NatTable {
 
 impl NatTable {
     /// Makes the table of routers, by their MAC addresses, and their rules.
-    pub fn new<'a>(routers: impl Iterator<Item = (u64, &'a [Nat])>) -> NatTable {
+    /// `ports` are those of the addresses that machines of a router share.
+    pub fn new<'a>(
+        routers: impl Iterator<Item = (u64, &'a [Nat])>,
+        ports: impl Fn(u64, Ipv4Addr) -> Option<Arc<PortTable>>,
+    ) -> NatTable {
         let mut all: Vec<(u64, &[Nat])> = routers.collect();
         all.sort_by_key(|(mac, _)| *mac);
         let places = (0_u32..).zip(&all);
@@ -114,7 +285,10 @@ impl NatTable {
             .collect();
         owners.sort_unstable();
         owners.dedup_by_key(|(address, _)| *address);
-        let routers = all.into_iter().map(|(mac, rules)| (mac, Translations::new(rules)));
+        let routers = all.into_iter().map(|(mac, rules)| {
+            let translations = Translations::new(rules, |address| ports(mac, address));
+            (mac, translations)
+        });
         NatTable { routers: routers.collect(), owners: owners.into() }
     }
 
@@ -135,6 +309,11 @@ impl NatTable {
         let at = self.owners.binary_search_by_key(&outside, |(it, _)| *it).ok()?;
         let (_, at) = self.owners.get(at)?;
         self.routers.get(*at as usize).map(|(mac, translations)| (*mac, translations))
+    }
+
+    /// Returns all addresses that machines share.
+    pub fn pools(&self) -> impl Iterator<Item = &Pool> {
+        self.routers.iter().flat_map(|(_, translations)| translations.pool())
     }
 
     /// Returns what the router with this MAC address translates.
@@ -167,7 +346,7 @@ mod tests {
     fn each_router_has_its_own() {
         let one = [floating("192.0.2.80", "10.0.0.10"), floating("2001:db8::8", "fd00::8")];
         let other = [floating("192.0.2.81", "10.0.0.10")];
-        let table = NatTable::new([(7, &one[..]), (3, &other[..])].into_iter());
+        let table = NatTable::new([(7, &one[..]), (3, &other[..])].into_iter(), |_, _| None);
         assert!(!table.is_empty() && NatTable::default().is_empty());
         let owner = |text| table.owner_of(ip(text)).map(|(mac, _)| mac);
         assert_eq!([owner("192.0.2.80"), owner("192.0.2.81")], [Some(7), Some(3)]);
@@ -197,7 +376,7 @@ mod tests {
             forward(ForwardProtocol::Udp, "192.0.2.9:443", "10.0.0.11:443"),
             forward(ForwardProtocol::Tcp, "192.0.2.9:80", "10.0.0.10:8443"),
         ];
-        let translations = Translations::new(&rules);
+        let translations = Translations::new(&rules, |_| None);
         let inside = |protocol, port| translations.inside_of(ip("192.0.2.9"), protocol, port);
         assert_eq!(inside(6, Some(443)), Some((ip("10.0.0.10"), Some(8443))));
         assert_eq!(inside(17, Some(443)), Some((ip("10.0.0.11"), Some(443))));

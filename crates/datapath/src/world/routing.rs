@@ -5,10 +5,14 @@ use std::{collections::BTreeSet, fmt, sync::Arc};
 use butterfly_model as model;
 use butterfly_packet::Mac;
 
-use crate::engine::{mac::number, reserved::TRANSLATED};
-use crate::ip::{Address, is_v4};
+use crate::engine::{
+    mac::{address as mac_of, number},
+    reserved::TRANSLATED,
+};
+use crate::ip::{Address, discovery::link_local, is_v4};
 use crate::world::{
     leases::Leasing,
+    leases6::Leasing6,
     outside::Outside,
     prefixes::{PrefixBuilder, Prefixes},
     rules::{address as ip_of, number as number_of_ip},
@@ -232,6 +236,8 @@ pub(crate) struct Routing {
     pub mtu: u32,
     /// DHCP of the network, if it is declared.
     pub leasing: Option<Box<Leasing>>,
+    /// DHCPv6 and advertisements, if it has a subnet of IPv6 and is no external.
+    pub leasing6: Option<Box<Leasing6>>,
     /// Its outside, if it is an external.
     pub outside: Option<Box<Outside>>,
     /// Its IPv4 addresses leave by externals untranslated.
@@ -257,13 +263,21 @@ impl Routing {
         let each = (0_u32..).zip(gateways.iter());
         let mut addresses: Vec<(Address, u32)> =
             each.flat_map(|(at, it)| it.addresses.iter().map(move |own| (*own, at))).collect();
+        let outside = outside(&gateways).map(Box::new);
+        let joined: Vec<_> = gateways.iter().map(|it| (it.mac, &*it.addresses)).collect();
+        let leasing6 = Leasing6::new(network, &joined).filter(|_| outside.is_none());
+        if leasing6.is_some() {
+            // By these machines know the routers that advertise themselves.
+            let local = |it: &Gateway| link_local(mac_of(it.mac));
+            addresses.extend((0..).zip(gateways.iter()).map(|(at, it)| (local(it), at)));
+        }
         addresses.sort_unstable();
         addresses.dedup_by_key(|(address, _)| *address);
-        let outside = outside(&gateways).map(Box::new);
         let declared = network.mtu().map_or(u32::MAX, u32::from);
         Routing {
             networks: networks.into_iter().collect(),
             leasing: Leasing::new(network, &gateways).map(Box::new),
+            leasing6: leasing6.map(Box::new),
             public: network.is_public(),
             gateways,
             addresses: addresses.into(),

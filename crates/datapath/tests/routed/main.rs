@@ -9,6 +9,7 @@ mod explained;
 mod hostile;
 mod hosts;
 mod leases;
+mod leases6;
 mod moves;
 mod nat;
 mod net;

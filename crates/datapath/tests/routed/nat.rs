@@ -18,7 +18,7 @@ use butterfly_packet::{
     build::{self, Checksum, Ip, Tcp},
     icmp::v6,
     neighbour,
-    tcp::{ACK, SYN},
+    tcp::{ACK, FIN, RST, SYN},
 };
 use butterfly_vhost::net::NetHeader;
 
@@ -206,8 +206,14 @@ fn groups_see_addresses_inside() {
     net.passes(X, &back, A, &back_came);
     assert_eq!(net.sessions(), 1);
     let rows = net.host.sessions(&SessionFilter::default(), 10).1;
-    let ends: Vec<String> = rows.iter().map(|row| format!("{row:?}")).collect();
-    assert!(ends[0].contains("10.0.0.10") && !ends[0].contains(OUTSIDE), "{ends:?}");
+    let [opener, responder] = [&rows[0].opener, &rows[0].responder];
+    assert_eq!(opener.address.to_string(), "10.0.0.10");
+    let outside = opener.outside.as_ref().unwrap();
+    assert_eq!(
+        (outside.vni, outside.address.to_string(), outside.port),
+        (77, OUTSIDE.into(), 1000)
+    );
+    assert_eq!((responder.address.to_string(), &responder.outside), (WORLD.into(), &None));
     // Another port, which only a rule lets in.
     let [opens, came] = into(WORLD, OUTSIDE, "10.0.0.10", |ip| ip.udp(7, 8, b"opens"));
     net.drops_at(X, &opens, A, "ingress-denied");
@@ -635,4 +641,373 @@ fn what_is_hard_to_read_is_translated_or_dropped() {
     net.passes(X, &sent, A, &arrives);
     let [sent, arrives] = out(INSIDE_V6, OUTSIDE_V6, WORLD_V6, long);
     net.passes(A, &sent, X, &arrives);
+}
+
+/// Makes a packet of a header.
+type Make<'a> = &'a dyn Fn(Ip) -> Vec<u8>;
+
+/// Address outside that the machines of router `r` share.
+const SHARED: &str = "192.0.2.9";
+
+fn snat(outside: &str) -> Nat {
+    Nat::snat(outside.parse().unwrap()).unwrap()
+}
+
+/// [`A`] and [`C`] behind one address.
+fn shared(bypass: bool) -> Net {
+    let net = net(bypass);
+    translate(&net, "r", &[snat(SHARED)]);
+    net
+}
+
+fn text(machine: Machine) -> String {
+    IpAddr::from(machine.3).to_string()
+}
+
+/// A packet of a machine inside, to the world.
+fn sent(from: Machine, make: &dyn Fn(Ip) -> Vec<u8>) -> Vec<u8> {
+    make(ip((from.1, router_mac("r")), &text(from), WORLD))
+}
+
+/// Sends a packet of a machine inside. Returns the port, or identifier, by which it leaves.
+#[track_caller]
+fn leaves(net: &mut Net, from: Machine, to: &str, kind: u8, port: u16) -> u16 {
+    let gateway = router_mac("r");
+    let make = |ip: Ip, port| match kind {
+        6 => ip.tcp(&Tcp::new(port, 80, SYN), b""),
+        17 => ip.udp(port, 53, b"?"),
+        _ => ip.ping(port, 1, b"x"),
+    };
+    let got = net.send(from, &make(ip((from.1, gateway), &text(from), to), port));
+    let [frame] = &got[X.0][..] else { panic!("{got:?}") };
+    let at = if kind == 1 { 38 } else { 34 };
+    let left = u16::from_be_bytes([frame[at], frame[at + 1]]);
+    // All else, with all sums, is as if it had been sent so.
+    assert_eq!(frame, &make(ip((gateway, X.1), SHARED, to).ttl(63), left));
+    let moved = net.host.moved();
+    assert!(!moved.keys().any(|name| name.contains(".drop.")), "{moved:?}");
+    left
+}
+
+/// Sends the world's answer to what left by `left`. Asserts that the machine gets it by its own
+/// port.
+#[track_caller]
+fn answered(net: &mut Net, to: Machine, kind: u8, (left, port): (u16, u16)) {
+    let gateway = router_mac("r");
+    let make = |ip: Ip, port| match kind {
+        6 => ip.tcp(&Tcp { acknowledgement: 1, ..Tcp::new(80, port, SYN | ACK) }, b""),
+        17 => ip.udp(53, port, b"!"),
+        _ => ip.icmp(0, 0, u32::from(port) << 16 | 1, b"x"),
+    };
+    let comes = make(ip((X.1, gateway), WORLD, SHARED), left);
+    let came = make(ip((gateway, to.1), WORLD, &text(to)).ttl(63), port);
+    net.passes(X, &comes, to, &came);
+}
+
+/// Two machines use the same port at once, and each gets its own answers.
+#[test]
+fn machines_share_an_address_outside() {
+    for bypass in [true, false] {
+        let mut net = shared(bypass);
+        for kind in [6, 17, 1] {
+            let of_a = leaves(&mut net, A, WORLD, kind, 5000);
+            let of_c = leaves(&mut net, C, WORLD, kind, 5000);
+            assert_eq!(of_a, 5000, "the first one keeps its port");
+            assert_ne!(of_c, 5000);
+            if kind == 17 {
+                assert_eq!(of_c % 2, 0, "of the same parity");
+            }
+            answered(&mut net, C, kind, (of_c, 5000));
+            answered(&mut net, A, kind, (of_a, 5000));
+            // To whomever it is, a port inside is one outside.
+            let others = ["198.51.100.10", "203.0.113.5"];
+            for to in others {
+                assert_eq!(leaves(&mut net, C, to, kind, 5000), of_c);
+            }
+        }
+        assert!(leaves(&mut net, A, WORLD, 17, 53) >= 1024);
+    }
+}
+
+/// Sessions and groups decide of filtered machines; of others anybody outside uses a port.
+#[test]
+fn nobody_outside_makes_a_mapping() {
+    for bypass in [true, false] {
+        let mut net = shared(bypass);
+        let gateway = router_mac("r");
+        let comes = |from: &str, port| ip((X.1, gateway), from, SHARED).udp(53, port, b"!");
+        net.drops(X, &comes(WORLD, 5000), "nat-no-mapping");
+        let syn = ip((X.1, gateway), WORLD, SHARED).tcp(&Tcp::new(80, 5000, SYN), b"");
+        net.drops(X, &syn, "nat-no-mapping");
+        assert_eq!(leaves(&mut net, A, WORLD, 17, 5000), 5000);
+        let other = comes("203.0.113.5", 5000);
+        match bypass {
+            true => {
+                let came = ip((gateway, A.1), "203.0.113.5", "10.0.0.10").ttl(63);
+                net.passes(X, &other, A, &came.udp(53, 5000, b"!"));
+            }
+            false => net.drops_at(X, &other, A, "ingress-denied"),
+        }
+        net.drops(X, &comes(WORLD, 5001), "nat-no-mapping");
+        // An echo is answered by who asked: its identifier is no way in.
+        assert_eq!(leaves(&mut net, A, WORLD, 1, 6000), 6000);
+        let ping = ip((X.1, gateway), WORLD, SHARED).ping(6000, 1, b"x");
+        net.drops(X, &ping, "nat-no-mapping");
+        // The machine's other traffic has no port to share.
+        let kinds: [(Make<'_>, &str); 5] = [
+            (&|ip| ip.payload(50, b"encrypted"), "nat-protocol"),
+            (&|ip| ip.sctp((1, 2), 3, 0, b"chunk"), "nat-protocol"),
+            (&|ip| ip.icmp(0, 0, 6001 << 16, b"x"), "nat-protocol"),
+            (
+                &|ip| ip.fragment(9, 0, true).payload(17, &[0, 7, 0, 53, 0, 99, 0, 0]),
+                "nat-fragment",
+            ),
+            (
+                &|ip| ip.fragment(9, 8, false).payload(17, &[0, 7, 0, 53, 0, 0, 0, 0]),
+                "nat-fragment",
+            ),
+        ];
+        if bypass {
+            for (make, reason) in kinds {
+                net.drops(A, &sent(A, make), reason);
+            }
+        }
+        // IPv6 is nobody's to share.
+        let six = |link, ttl| ip(link, INSIDE_V6, WORLD_V6).ttl(ttl).udp(1, 2, b"x");
+        net.passes(A, &six((A.1, gateway), 64), X, &six((gateway, X.1), 63));
+    }
+}
+
+/// Errors find the machine by what they quote, in both directions.
+#[test]
+fn errors_find_the_machine_that_shares() {
+    let mut net = shared(true);
+    let gateway = router_mac("r");
+    for kind in [17, 6, 1] {
+        assert_eq!(leaves(&mut net, A, WORLD, kind, 5000), 5000);
+        let left = leaves(&mut net, C, WORLD, kind, 5000);
+        let make = |ip: Ip, port| match kind {
+            6 => ip.tcp(&Tcp::new(port, 80, SYN), b""),
+            17 => ip.udp(port, 53, b"a question"),
+            _ => ip.ping(port, 1, b"x"),
+        };
+        let quote = |from: &str, port| make(ip((X.1, X.1), from, WORLD), port)[14..].to_vec();
+        let hop = "203.0.113.7";
+        let comes = |quoted: Vec<u8>| ip((X.1, gateway), hop, SHARED).icmp(11, 0, 0, &quoted);
+        let came = ip((gateway, C.1), hop, "10.0.0.11").ttl(63);
+        let came = came.icmp(11, 0, 0, &quote("10.0.0.11", 5000));
+        net.passes(X, &comes(quote(SHARED, left)), C, &came);
+        net.drops(X, &comes(quote(SHARED, left.wrapping_add(1))), "nat-quote");
+    }
+    // C tells of an answer that it got by its port outside.
+    let left = leaves(&mut net, C, WORLD, 17, 5000);
+    let quote = |to: &str, port| ip((X.1, X.1), WORLD, to).udp(53, port, b"!")[14..].to_vec();
+    let told = |quoted: Vec<u8>| ip((C.1, gateway), "10.0.0.11", WORLD).icmp(3, 3, 0, &quoted);
+    let tells = ip((gateway, X.1), SHARED, WORLD).ttl(63).icmp(3, 3, 0, &quote(SHARED, left));
+    net.passes(C, &told(quote("10.0.0.11", 5000)), X, &tells);
+    net.drops(C, &told(quote("10.0.0.11", 5001)), "nat-quote");
+}
+
+/// A port goes when its time is over, and not by what comes from outside.
+#[test]
+fn ports_outside_are_given_for_a_time() {
+    let mut net = shared(true);
+    let gateway = router_mac("r");
+    let comes = |port| ip((X.1, gateway), WORLD, SHARED).udp(53, port, b"!");
+    assert_eq!(leaves(&mut net, A, WORLD, 17, 5000), 5000);
+    net.host.pass(200);
+    answered(&mut net, A, 17, (5000, 5000));
+    net.host.pass(90);
+    answered(&mut net, A, 17, (5000, 5000));
+    net.host.pass(30);
+    net.drops(X, &comes(5000), "nat-no-mapping");
+    // TCP whose machine acknowledged an answer lasts for two hours, else four minutes.
+    assert_eq!(leaves(&mut net, A, WORLD, 6, 5000), 5000);
+    assert_eq!(leaves(&mut net, A, WORLD, 6, 5002), 5002);
+    answered(&mut net, A, 6, (5002, 5002));
+    answered(&mut net, A, 6, (5000, 5000));
+    let says = |flags, payload: &[u8]| {
+        ip((A.1, gateway), "10.0.0.10", WORLD)
+            .tcp(&Tcp { acknowledgement: 1, ..Tcp::new(5000, 80, flags) }, payload)
+    };
+    assert_eq!(net.send(A, &says(ACK, b""))[X.0].len(), 1);
+    net.host.pass(7400);
+    answered(&mut net, A, 6, (5000, 5000));
+    let late = ip((X.1, gateway), WORLD, SHARED).tcp(&Tcp::new(80, 5002, SYN | ACK), b"");
+    net.drops(X, &late, "nat-no-mapping");
+    // Anybody outside may send a reset to a machine without filters: that ends nothing.
+    let reset = ip((X.1, gateway), WORLD, SHARED).tcp(&Tcp::new(80, 5000, RST), b"");
+    assert_eq!(net.send(X, &reset)[A.0].len(), 1);
+    assert_eq!(net.send(A, &says(ACK, b""))[X.0].len(), 1);
+    net.host.pass(300);
+    answered(&mut net, A, 6, (5000, 5000));
+    // Its own end does, and what acknowledges the other's end does not undo that.
+    for flags in [FIN | ACK, ACK] {
+        assert_eq!(net.send(A, &says(flags, b""))[X.0].len(), 1);
+    }
+    net.host.pass(300);
+    let late = ip((X.1, gateway), WORLD, SHARED).tcp(&Tcp::new(80, 5000, SYN | ACK), b"");
+    net.drops(X, &late, "nat-no-mapping");
+    // Another machine may have it then.
+    assert_eq!(leaves(&mut net, C, WORLD, 6, 5002), 5002);
+}
+
+/// A machine has its share of the ports, and nobody else suffers.
+#[test]
+fn a_machine_that_scans_has_its_share() {
+    let mut net = shared(true);
+    for port in 0..4096 {
+        leaves(&mut net, A, WORLD, 17, 10_000 + port);
+    }
+    let more = sent(A, &|ip| ip.udp(9000, 53, b"?"));
+    net.drops(A, &more, "nat-share");
+    assert_eq!(leaves(&mut net, C, WORLD, 17, 9000), 9000);
+    assert_eq!(leaves(&mut net, A, WORLD, 17, 10_000), 10_000);
+    net.host.pass(400);
+    assert_eq!(leaves(&mut net, A, WORLD, 17, 9000), 9000);
+}
+
+/// A machine has one of several addresses; when a rule goes, nothing leaves by it any more.
+#[test]
+fn a_pool_that_shrinks_takes_its_machines_along() {
+    let mut net = shared(true);
+    let gateway = router_mac("r");
+    assert_eq!(leaves(&mut net, A, WORLD, 17, 5000), 5000);
+    let there = sent(A, &|ip| ip.udp(5000, 53, b"?"));
+    let forward = Nat::forward(
+        ForwardProtocol::Udp,
+        "192.0.2.9:5000".parse().unwrap(),
+        "10.0.0.11:53".parse().unwrap(),
+    );
+    // A forwarded port is nobody's to share, and what else was declared stays.
+    translate(&net, "r", &[snat(SHARED), forward.unwrap()]);
+    let moved = leaves(&mut net, A, WORLD, 17, 5000);
+    assert_ne!(moved, 5000);
+    let to_c = |ip: Ip| ip.udp(7, 53, b"x");
+    let comes = ip((X.1, gateway), WORLD, SHARED).udp(7, 5000, b"x");
+    net.passes(X, &comes, C, &to_c(ip((gateway, C.1), WORLD, "10.0.0.11").ttl(63)));
+    translate(&net, "r", &[snat(SHARED)]);
+    answered(&mut net, A, 17, (moved, 5000));
+    // From inside it is not reached by its address outside.
+    let turned = ip((C.1, gateway), "10.0.0.11", SHARED).udp(7, moved, b"x");
+    net.drops(C, &turned, "nat-hairpin");
+    translate(&net, "r", &[]);
+    net.drops(A, &there, "nat-no-rule");
+    net.drops(X, &ip((X.1, gateway), WORLD, SHARED).udp(53, moved, b"!"), "no-route");
+    // One that comes again knows nothing of before, once everybody has let go of it.
+    net.host.pass(1);
+    translate(&net, "r", &[snat(SHARED)]);
+    net.drops(X, &ip((X.1, gateway), WORLD, SHARED).udp(53, moved, b"!"), "nat-no-mapping");
+    // Of several addresses a machine has one, for all its ports.
+    translate(&net, "r", &["192.0.2.9", "192.0.2.10", "192.0.2.11"].map(snat));
+    let outside = |net: &mut Net, port| {
+        let got = net.send(A, &sent(A, &|ip: Ip| ip.udp(port, 53, b"?")));
+        got[X.0][0][26..30].to_vec()
+    };
+    let first = outside(&mut net, 5000);
+    assert!((5001..5050).all(|port| outside(&mut net, port) == first));
+}
+
+/// When an address comes, what a machine has by another one goes on; new ends have the new one.
+#[test]
+fn an_address_that_comes_ends_no_conversation() {
+    let mut net = shared(true);
+    let gateway = router_mac("r");
+    let outside = |net: &mut Net, port| {
+        let got = net.send(A, &sent(A, &|ip: Ip| ip.udp(port, 53, b"?")));
+        got[X.0][0][26..30].to_vec()
+    };
+    assert_eq!(leaves(&mut net, A, WORLD, 17, 5000), 5000);
+    let mut rules = vec![snat(SHARED)];
+    // One of several comes to be the machine's own.
+    let moved = (20..200).find(|n| {
+        rules.push(snat(&format!("192.0.2.{n}")));
+        translate(&net, "r", &rules);
+        if outside(&mut net, 7000 + n) == [192, 0, 2, *n as u8] {
+            return true;
+        }
+        rules.pop();
+        translate(&net, "r", &rules);
+        false
+    });
+    assert!(moved.is_some());
+    assert_eq!(leaves(&mut net, A, WORLD, 17, 5000), 5000);
+    answered(&mut net, A, 17, (5000, 5000));
+    // An error about it finds its way, and once it is over it begins at the new one.
+    let quoted = ip((X.1, X.1), SHARED, WORLD).udp(5000, 53, b"a question")[14..].to_vec();
+    let error = ip((X.1, gateway), "203.0.113.7", SHARED).icmp(11, 0, 0, &quoted);
+    assert_eq!(net.send(X, &error)[A.0].len(), 1);
+    net.host.pass(400);
+    assert_eq!(outside(&mut net, 5000), [192, 0, 2, moved.unwrap() as u8]);
+}
+
+/// A machine that gets an address of its own, or whose vnic goes, is not reached by what it shared.
+#[test]
+fn who_has_lost_a_port_gets_nothing_by_it() {
+    let mut net = shared(true);
+    let gateway = router_mac("r");
+    let comes = |port| ip((X.1, gateway), WORLD, SHARED).udp(53, port, b"!");
+    assert_eq!(leaves(&mut net, A, WORLD, 17, 5000), 5000);
+    translate(&net, "r", &[snat(SHARED), floating(OUTSIDE, "10.0.0.10")]);
+    net.drops(X, &comes(5000), "nat-no-mapping");
+    translate(&net, "r", &[snat(SHARED)]);
+    answered(&mut net, A, 17, (5000, 5000));
+    // The next machine with its address hears nothing of its conversations.
+    net.host.remove(A.0);
+    let heir: Machine = ("heir", Mac([2, 0, 0, 0, 0, 0x33]), A.2, A.3);
+    net.host.vnic(heir.0, heir.1, heir.2, &policy(heir.3, true)).unwrap();
+    net.host.settle();
+    net.host.moved();
+    net.drops(X, &comes(5000), "nat-no-mapping");
+}
+
+/// A packet that cannot be translated opens nothing.
+#[test]
+fn what_cannot_be_translated_opens_nothing() {
+    let mut net = shared(true);
+    let mut tiny = sent(A, &|ip: Ip| ip.udp(5000, 53, b"?"));
+    tiny.truncate(38); // its header is cut behind the ports
+    tiny[16..18].copy_from_slice(&24_u16.to_be_bytes());
+    tiny[24..26].copy_from_slice(&[0, 0]);
+    let sum = butterfly_packet::checksum::Sum::of(&tiny[14..34]).checksum();
+    tiny[24..26].copy_from_slice(&sum.to_be_bytes());
+    net.drops(A, &tiny, "malformed-ip");
+    let comes = ip((X.1, router_mac("r")), WORLD, SHARED).udp(53, 5000, b"!");
+    net.drops(X, &comes, "nat-no-mapping");
+}
+
+/// An explanation tells the port that a packet would get, and takes none.
+#[test]
+fn an_explanation_tells_the_port_outside() {
+    let mut net = shared(false);
+    let to = Target::Address(WORLD.parse().unwrap());
+    let told = net.host.explain(&Question { to, ..question(true) }).unwrap();
+    let [there, back] = &told.walks[..] else { panic!("{told:?}") };
+    assert_eq!(there.fate, Fate::Delivered(X.0.into()), "{there:?}");
+    assert_eq!(back.fate, Fate::Delivered(A.0.into()), "{back:?}");
+    let step = there.steps.iter().find(|step| step.stage == "masquerade").unwrap();
+    let (_, port) = step.text.rsplit_once(", as 192.0.2.9 port ").unwrap();
+    let port: u16 = port.parse().unwrap();
+    let gateway = router_mac("r");
+    let comes = ip((X.1, gateway), WORLD, SHARED).udp(53, port, b"!");
+    net.drops(X, &comes, "nat-no-mapping");
+}
+
+/// The successor of a host that died gives the same ports, and lets in what answers.
+#[test]
+fn shared_ports_outlast_a_crash() {
+    let mut first = Kept::new(3, None);
+    translate(&first.net, "r", &[snat(SHARED)]);
+    assert_eq!(leaves(&mut first.net, A, WORLD, 17, 5000), 5000);
+    let left = leaves(&mut first.net, C, WORLD, 17, 5000);
+    let mut second = Kept::new(4, Some(&first));
+    second.net.host.moved();
+    second.net.host.take_ports(&first.net.host).unwrap();
+    translate(&second.net, "r", &[snat(SHARED)]);
+    answered(&mut second.net, C, 17, (left, 5000));
+    answered(&mut second.net, A, 17, (5000, 5000));
+    assert_eq!(leaves(&mut second.net, C, WORLD, 17, 5000), left);
+    assert_eq!(second.net.host.kept_ports(), 1);
+    translate(&second.net, "r", &[]);
+    assert_eq!(second.net.host.kept_ports(), 0, "they go with their rule");
 }

@@ -15,11 +15,22 @@ pub fn question(arguments: &Arguments) -> Result<ExplainReq, Failure> {
     let text = |name: &str| arguments.value(name).map(str::to_owned);
     let from = text("from").filter(|from| from != OUTSIDE);
     let vni = arguments.parsed::<u32>("vni", "a number from 0 to 16777215")?;
-    if from.is_none() && vni.is_none() {
-        return Err(Failure::usage("--vni is mandatory with --from outside"));
-    }
-    if from.is_some() && vni.is_some() {
-        return Err(Failure::usage("--vni goes with --from outside: a NIC is in its own network"));
+    let external = text("external");
+    match (&from, vni, &external) {
+        (None, None, None) => {
+            return Err(Failure::usage("--from outside needs --vni, or --external"));
+        }
+        (None, Some(_), Some(_)) => {
+            return Err(Failure::usage(
+                "--vni and --external say the same, where a packet comes from: give one of them",
+            ));
+        }
+        (Some(_), None, None) | (None, ..) => {}
+        (Some(_), ..) => {
+            return Err(Failure::usage(
+                "--vni and --external go with --from outside: a NIC is in its own network",
+            ));
+        }
     }
     if from.is_none() && arguments.value("src").is_none() {
         return Err(Failure::usage("--src is mandatory with --from outside"));
@@ -47,6 +58,7 @@ pub fn question(arguments: &Arguments) -> Result<ExplainReq, Failure> {
         icmp_type,
         icmp_code,
         length: arguments.parsed::<u16>("size", port)?.map(u32::from),
+        external,
         reply: Some(arguments.has("reply")).filter(|reply| *reply),
         ..ExplainReq::default()
     })
@@ -87,6 +99,7 @@ pub fn words(question: &ExplainReq) -> String {
         }
     };
     add("vni", question.vni.map(|n| n.to_string()));
+    add("external", question.external.clone());
     add("src", question.source.clone());
     add("src-mac", question.source_mac.clone());
     add("to", question.to_address.clone().or(question.to_nic.clone()));

@@ -14,6 +14,7 @@ pub fn json(answers: &[(String, ExplainReq, ExplainRes)]) -> Value {
             "endpoint": Some(endpoint).filter(|endpoint| !endpoint.is_empty()),
             "allowed": answer.allowed(),
             "vni": answer.vni(),
+            "external": answer.external,
             "destination_mac": answer.destination_mac(),
             "walks": answer.walk.iter().map(walk).collect::<Value>(),
         })
@@ -46,7 +47,7 @@ fn walk(way: &ExplainWalk) -> Value {
     json!({
         "packet": way.packet(),
         "steps": steps.collect::<Value>(),
-        "routed": way.routed.as_ref().map(|way| json!({ "vni": way.vni(), "source_mac": way.source_mac(), "destination_mac": way.destination_mac() })),
+        "routed": way.routed.as_ref().map(|way| json!({ "vni": way.vni(), "external": way.external, "source_mac": way.source_mac(), "destination_mac": way.destination_mac() })),
         "egress": admission(&way.egress),
         "ingress": admission(&way.ingress),
         "fate": fate,

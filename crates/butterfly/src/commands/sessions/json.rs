@@ -53,7 +53,10 @@ fn session(session: &Session) -> Value {
 }
 
 fn end(end: &End) -> Value {
-    json!({ "nic_id": end.nic_id, "address": end.address, "port": end.port() })
+    let outside = end.outside.as_ref().map(|outside| {
+        json!({ "external": outside.external, "address": outside.address(), "port": outside.port() })
+    });
+    json!({ "nic_id": end.nic_id, "address": end.address, "port": end.port(), "outside": outside })
 }
 
 /// Returns the rule that lets a session's packets out or in.

@@ -109,16 +109,23 @@ pub fn row(session: &Session) -> [String; 11] {
 }
 
 fn end(session: &Session, end: &End, opener: bool) -> String {
-    let address = safe(end.address());
-    let place = match session.protocol() {
-        TCP | UDP | SCTP if address.contains(':') => format!("[{address}]:{}", end.port()),
-        TCP | UDP | SCTP => format!("{address}:{}", end.port()),
-        ICMP | ICMPV6 if opener => format!("{address} id {}", end.port()),
-        _ => address,
+    let place = |address: &str, port: u32| {
+        let address = safe(address);
+        match session.protocol() {
+            TCP | UDP | SCTP if address.contains(':') => format!("[{address}]:{port}"),
+            TCP | UDP | SCTP => format!("{address}:{port}"),
+            ICMP | ICMPV6 if opener => format!("{address} id {port}"),
+            _ => address,
+        }
     };
-    match &end.nic_id {
-        Some(id) => format!("{} {place}", safe(id)),
-        None => place,
+    let own = place(end.address(), end.port());
+    let own = match &end.nic_id {
+        Some(id) => format!("{} {own}", safe(id)),
+        None => own,
+    };
+    match end.outside.as_ref() {
+        Some(outside) => format!("{own} ({} outside)", place(outside.address(), outside.port())),
+        None => own,
     }
 }
 

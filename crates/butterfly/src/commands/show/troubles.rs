@@ -2,12 +2,13 @@
 
 use super::Overview;
 use crate::commands::drops::{last, lately};
+use crate::commands::external::trouble as trouble_of;
 use crate::commands::nic::{State, trouble};
 use crate::commands::tunnels;
 use crate::text::table::{counted, duration};
 use butterfly_api::proto::drop_list_res::{Drop, Place};
 use butterfly_api::proto::{
-    AppHealthRes, DropListRes, NicShow, SessionTable, TunnelShow, UplinkShow,
+    AppHealthRes, DropListRes, External, NicShow, SessionTable, TunnelShow, UplinkShow,
 };
 
 /// Most lines of a kind; beyond that only their number is shown.
@@ -31,6 +32,7 @@ pub fn troubles(found: &Overview) -> Vec<String> {
         .into_iter()
         .chain(uplink)
         .chain(held)
+        .chain(some(of_externals(&found.externals), "`butterfly external list`"))
         .chain(full)
         .chain(some(of_nics(&broken), "`butterfly nic list --wide`"))
         .chain(some(of_peers(found.tunnels.as_ref()), "`butterfly tunnels`"))
@@ -115,6 +117,14 @@ fn of_nics(nics: &[&NicShow]) -> Vec<String> {
     nics.iter().filter_map(|nic| Some(format!("NIC {}: {}", nic.id(), trouble(nic)?))).collect()
 }
 
+/// Returns a line for each external by which nothing passes.
+fn of_externals(externals: &[External]) -> Vec<String> {
+    let told = |external: &External| {
+        Some(format!("external {}: {}", external.id(), trouble_of(external)?))
+    };
+    externals.iter().filter_map(told).collect()
+}
+
 fn of_peers(tunnels: Option<&TunnelShow>) -> Vec<String> {
     let peers = tunnels.into_iter().flat_map(|show| &show.peers);
     peers
@@ -142,6 +152,7 @@ fn of_drop((place, drop): (&Place, &Drop)) -> String {
 
 fn name(place: &Place) -> String {
     match (&place.nic_id, place.vni) {
+        (Some(id), _) if id.starts_with("wire/") => id.clone(),
         (Some(id), _) => format!("NIC {id}"),
         (None, Some(vni)) => format!("network {vni}"),
         (None, None) => "uplink".into(),

@@ -30,6 +30,9 @@ pub fn take(
     existing: &BTreeSet<String>,
     session: &mut Session,
 ) -> Result<Detail, Failure> {
+    if nic.is_wire {
+        return Ok(Detail::default());
+    }
     let filter = SessionFilter { nic_id: Some(id.to_owned()), ..SessionFilter::default() };
     let list = SessionListReq {
         filter: MessageField::some(filter),

@@ -33,7 +33,7 @@ fn page(board: &Board) -> String {
             Some([
                 safe(id),
                 nic.vni.to_string(),
-                if nic.attached { "attached" } else { "-" }.to_owned(),
+                nic.behind().to_owned(),
                 short(rates.from.0),
                 short(rates.from.1 * 8.0),
                 short(rates.to.0),
@@ -64,7 +64,7 @@ pub fn summary(board: &Board) -> String {
     let (used, capacity) = now.sessions;
     format!(
         "{}  {} packets/s  {}bit/s  {} drops/s  sessions {used} of {capacity}  workers {:.0} % busy",
-        counted(now.nics.len() as u64, "NIC"),
+        counted(now.nics.values().filter(|nic| !nic.is_wire).count() as u64, "NIC"),
         short(sum(&|rates| rates.from.0)),
         short(sum(&|rates| rates.from.1 * 8.0)),
         short(sum(&|rates| rates.drops)),
@@ -80,6 +80,7 @@ fn json(board: &Board) -> Value {
             "id": id,
             "vni": nic.vni,
             "attached": nic.attached,
+            "is_wire": nic.is_wire,
             "in_packets_per_second": rates.from.0,
             "in_bytes_per_second": rates.from.1,
             "out_packets_per_second": rates.to.0,

@@ -120,7 +120,7 @@ fn row(id: &str, nic: &NicCounts, rates: &Rates, bars: String) -> [Text<'static>
     [
         safe(id).into(),
         right(nic.vni.to_string()),
-        if nic.attached { "attached" } else { "-" }.into(),
+        nic.behind().into(),
         right(short(rates.from.0)),
         right(short(rates.from.1 * 8.0)),
         right(short(rates.to.0)),
@@ -147,7 +147,7 @@ fn opened(
                 "{}  VNI {}  {}",
                 safe(id),
                 nic.vni,
-                if nic.attached { "attached" } else { "no machine" }
+                if nic.behind() == "-" { "no machine" } else { nic.behind() }
             ),
             BOLD,
         ),
@@ -180,6 +180,9 @@ fn opened(
     }
     lines.push(Line::styled("rules, and the sessions that they admitted", BOLD));
     match (nic.filtered, detail.rules.is_empty()) {
+        (false, _) if nic.is_wire => {
+            lines.push(Line::from("  none: a wire is not filtered, the NICs behind routers are"));
+        }
         (false, _) => lines.push(Line::from("  not filtered")),
         (true, true) => lines.push(Line::from("  none: nothing may reach it")),
         (true, false) => {

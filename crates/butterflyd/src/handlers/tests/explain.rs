@@ -26,7 +26,7 @@ fn a_question_is_passed_on_and_its_answer_told() {
         reply: true,
     };
     assert_eq!(host.fake().question.take(), Some(question));
-    let step = r#"step { stage: "lookup" mark: NOTE text: "because" detail: "more" } egress { kind: DEFAULT_EGRESS }"#;
+    let step = r#"step { stage: "lookup" mark: NOTE text: "because of VNI 51" detail: "more of VNI 510, VNI 51: VNI x" } egress { kind: DEFAULT_EGRESS }"#;
     let drop = |of: &str| format!(r#"drop {{ reason: "bad-chain"{of} description: "#);
     assert!(
         answer.starts_with(&format!(

@@ -20,10 +20,11 @@ use butterfly_datapath::{
     AddError, Admission, DeviceStatus, DropPlace, DropReport, DropRow, DroppedPacket, Explanation,
     ExportedVnic, Fate, FdbKind, FdbRow, Features, Front, GroupChange, GroupRow, GuestReport,
     Imported, Mac, Machine, Mark, Moved, MovedVnic, Negotiated, NeighbourRow, NetworkReport,
-    NoAnswer, NotAHost, NotInEffect, PeerReport, Peers, Pings, PlaceDrops, Question, Queue,
-    Refused, RemoteMac, Rewritten, RingStatus, RoutingChange, SessionEnd, SessionFilter,
+    NoAnswer, NotAHost, NotInEffect, OutsideEnd, PeerReport, Peers, Pings, PlaceDrops, Question,
+    Queue, Refused, RemoteMac, Rewritten, RingStatus, RoutingChange, SessionEnd, SessionFilter,
     SessionRow, SessionTable, SoughtNeighbour, SoughtState, Step, Target, Timeouts, Times,
-    TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, Walk, WorkerReport,
+    TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, Walk, WireReport,
+    WorkerReport,
 };
 use butterfly_model::{
     Cidr, Direction, External, GroupName, Nat, Neighbour, Network, Router, RouterId, Rule,
@@ -54,12 +55,14 @@ pub(super) struct Fake {
     pub(super) neighbours: BTreeMap<(Vni, IpAddr), Neighbour>,
     pub(super) wires: BTreeMap<Vni, External>,
     pub(super) nats: BTreeMap<(RouterId, Vni), Vec<Nat>>,
+    /// Report of the guest behind every wire.
+    pub(super) wire: Option<WireReport>,
+    /// End outside of the opener of all sessions.
+    pub(super) outside: Option<OutsideEnd>,
     /// An interface that this host does not have.
     pub(super) no_interface: Option<String>,
     /// True if a wire that cannot be had costs the former one.
     pub(super) loses_wires: bool,
-    /// True if machines share no address outside.
-    pub(super) no_snat: bool,
     /// Router that translates nothing.
     pub(super) no_nat_of: Option<&'static str>,
     /// Last query about sessions, and its limit.
@@ -291,8 +294,9 @@ impl Dataplane for Fake {
                 refused: 9,
                 state: butterfly_datapath::StationState::Up,
             }),
-            // The port of an external is no vnic that anybody asks for.
-            Front::Inside(Machine::Wire(_) | Machine::WireTap { .. }) => None,
+            Front::Inside(Machine::Wire(_) | Machine::WireTap { .. }) => {
+                self.wire.clone().map(GuestReport::Wire)
+            }
             Front::Inside(Machine::Echo) => Some(GuestReport::Bench(Pings::default())),
             Front::Inside(Machine::Ping { .. }) => {
                 let micros = Duration::from_micros;
@@ -391,6 +395,7 @@ impl Dataplane for Fake {
             nic: nic.map(str::to_owned),
             address: address.parse().unwrap(),
             port,
+            outside: None,
         };
         let block = Cidr::new("1.2.3.0", 24).unwrap();
         let rule =
@@ -399,7 +404,10 @@ impl Dataplane for Fake {
             vni: 1,
             vlan: Some(2),
             protocol: 17,
-            opener: end(Some("n"), "10.0.0.1", 4000),
+            opener: SessionEnd {
+                outside: self.outside.clone(),
+                ..end(Some("n"), "10.0.0.1", 4000)
+            },
             responder: end(None, "::1:0", 53),
             state: "answered",
             age: 3,
@@ -654,13 +662,6 @@ impl Dataplane for Fake {
         Ok(())
     }
 
-    fn can_translate(&self, nats: &[Nat]) -> Result<(), NotInEffect> {
-        match self.no_snat && nats.iter().any(|nat| matches!(nat, Nat::Snat { .. })) {
-            true => Err(NotInEffect("machines share no address".to_owned())),
-            false => Ok(()),
-        }
-    }
-
     fn leads_out(&self, vni: Vni) -> bool {
         self.wires.contains_key(&vni)
     }
@@ -815,8 +816,8 @@ fn explanation() -> Explanation {
     let step = Step {
         stage: "lookup",
         mark: Mark::Note,
-        text: "because".into(),
-        details: vec!["more".into()],
+        text: "because of VNI 51".into(),
+        details: vec!["more of VNI 510, VNI 51: VNI x".into()],
     };
     let flooded = Fate::Flooded {
         here: vec!["n".into()],

@@ -423,24 +423,6 @@ fn a_wire_that_is_missing_is_declared_and_not_in_effect() {
     assert_eq!(state(&mut third), (1, 0, 0, vec![], 0));
 }
 
-/// Rules that the data path never takes are not kept for later, either.
-#[test]
-fn what_is_never_translated_is_refused_while_the_wire_is_missing() {
-    let bytes = host().envelope.handler_mut().declaration_bytes().unwrap();
-    let mut host = Host::new();
-    (host.fake().no_interface, host.fake().no_snat) = (Some("eth1".into()), true);
-    host.envelope.handler_mut().take_up_bytes(&bytes).unwrap();
-    host.succeeds(&format!("nat_add {{ {FLOATING} }}"));
-    let before = listed(&mut host);
-    let (why, _) = host.fails(&format!("nat_add {{ {SNAT} }}"));
-    assert_eq!(why, "machines share no address");
-    let (why, _) = host.fails(&format!("apply {{ nat {{ {SNAT} }} network {{ vni: 50 }} }}"));
-    assert_eq!(why, "translation \"192.0.2.9\": machines share no address");
-    assert_eq!(listed(&mut host), before);
-    let calls = host.fake().take_calls();
-    assert!(!calls.iter().any(|call| call.contains("network 50")), "{calls:?}");
-}
-
 /// The others lead out, and the external is not told to be in effect before the last one does.
 #[test]
 fn a_router_that_cannot_lead_out_stops_no_other() {

@@ -1,7 +1,11 @@
 //! Pages of made-up observations.
 
 use super::*;
-use crate::{host::listen::NotListening, metrics::Troubles};
+use crate::{
+    host::listen::NotListening,
+    metrics::{RoutedCounts, Troubles},
+};
+use butterfly_control::NatCounts;
 use butterfly_datapath::{NetworkObservation, NetworkTunnel, VnicObservation, reasons};
 use std::collections::BTreeSet;
 
@@ -24,6 +28,10 @@ fn vnic(id: &str, vni: u32) -> VnicObservation {
         sessions: 8,
         drops: vec![("ring-full", 9)],
     }
+}
+
+fn wire(external: &str, state: WireState) -> WireObservation {
+    WireObservation { external: external.into(), state, losses: vec![("wire-tx-full", 8)] }
 }
 
 fn peer(n: u32, named: bool) -> PeerObservation {
@@ -65,6 +73,7 @@ fn full() -> Observation {
             states: vec![("tcp", "new", 1), ("udp", "new", 1)],
         },
         updates: vec![("nic-added", 1)],
+        wires: vec![wire("office", WireState::Up), wire("wide", WireState::NoCarrier)],
         uplink: Some(UplinkObservation {
             kind: "tap".into(),
             up: true,
@@ -90,7 +99,20 @@ fn text(observed: &Observation) -> String {
     missing.endpoint("tcp://192.0.2.1:9999");
     missing.metrics("192.0.2.1:9998");
     let condition = Condition::new(missing);
-    condition.tell(Troubles { degraded: true, upgrade_failed: true, ..Troubles::default() });
+    let nats = NatCounts { pools: 1, floating: 2, forwards: 3 };
+    let externals = vec![
+        ("missing".to_owned(), false),
+        ("office".to_owned(), true),
+        ("wide".to_owned(), true),
+        ("wireless".to_owned(), true),
+    ];
+    let routed = RoutedCounts { routers: (4, 5), nats, externals };
+    condition.tell(Troubles {
+        degraded: true,
+        upgrade_failed: true,
+        routed,
+        ..Troubles::default()
+    });
     page(observed, &Requests::default(), 1_700_000_000, Some(&service), &condition).unwrap()
 }
 
@@ -110,7 +132,17 @@ fn everything_that_is_declared_is_there() {
         "butterfly_may_come_again_frames 17",
         "butterfly_degraded 1",
         "butterfly_changes_refused 0",
-        "butterfly_externals_down 0",
+        "butterfly_externals_down 2",
+        "butterfly_external_up{external=\"missing\"} 0",
+        "butterfly_external_up{external=\"office\"} 1",
+        "butterfly_external_up{external=\"wide\"} 0",
+        "butterfly_external_up{external=\"wireless\"} 1",
+        "butterfly_external_lost_packets_total{external=\"office\",reason=\"wire-tx-full\"} 8",
+        "butterfly_routers 4",
+        "butterfly_routes 5",
+        "butterfly_translations{kind=\"snat\"} 1",
+        "butterfly_translations{kind=\"floating\"} 2",
+        "butterfly_translations{kind=\"forward\"} 3",
         "butterfly_upgrade_failed 1",
         "butterfly_upgrade_uncommitted 0",
         "butterfly_not_listening 1",

@@ -9,6 +9,8 @@ use crate::ip::Dhcp;
 
 /// Transaction of requests.
 const TRANSACTION: u32 = 0x00b0_77e2;
+/// An association of addresses, number 1, that names none (RFC 8415, 21.4).
+const WISH: [u8; 16] = [0, 3, 0, 12, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
 /// Hop limit of discovery; with another one it is invalid (RFC 4861, 7.1).
 const HOP_LIMIT: u8 = 255;
 /// Flags of an advertisement that answers, and that replaces older knowledge (RFC 4861, 4.4).
@@ -28,12 +30,19 @@ pub(super) fn dhcp(
     }
     let transaction = TRANSACTION.to_be_bytes();
     if v6 {
-        // SOLICIT with a client identifier made of the MAC address (RFC 8415, 11.4) and the time
-        // elapsed.
+        // SOLICIT with a client identifier made of the MAC address (RFC 8415, 11.4), the time
+        // elapsed, and a wish for addresses.
         let [_, transaction @ ..] = transaction;
         return Some(
-            [&[1][..], &transaction, &[0, 1, 0, 10, 0, 3, 0, 1], &mac.0, &[0, 8, 0, 2, 0, 0]]
-                .concat(),
+            [
+                &[1][..],
+                &transaction,
+                &[0, 1, 0, 10, 0, 3, 0, 1],
+                &mac.0,
+                &[0, 8, 0, 2, 0, 0],
+                &WISH,
+            ]
+            .concat(),
         );
     }
     // DISCOVER, or REQUEST with the client's address (RFC 2131, figure 1 and 4.3.2).

@@ -10,6 +10,7 @@ mod question;
 mod recorder;
 mod scratch;
 mod told;
+mod told6;
 mod tried;
 
 use std::net::IpAddr;

@@ -14,6 +14,7 @@ use super::{
     probe::{Event, Probe},
     scratch::World,
     told::{self, FilterGrounds, Known},
+    told6,
 };
 use crate::engine::{
     batch::{Batch, Consumed, Metas, Verdict},
@@ -105,6 +106,10 @@ pub(super) fn record(
                 (Verdict::Consumed(_), Some(Verdict::Drop(reason, slot))) => {
                     steps.push(told::dropped("answer", reason));
                     Fate::Dropped(refused((reason, slot), &context))
+                }
+                (Verdict::Consumed(Consumed::Dhcp6 | Consumed::Solicitation), _) => {
+                    steps.push(told6::answered(&probe.answer(), &context));
+                    Fate::Answered
                 }
                 (Verdict::Consumed(Consumed::Dhcp), _) => {
                     steps.push(told::leases(&probe.answer(), &context));

@@ -25,6 +25,7 @@ use crate::world::{
     asking::Asking,
     bindings::Bindings,
     fdb::Fdb,
+    nat::Assumed,
     rules::Cells,
     snapshot::{Budgets, Network, Snapshot, Vnic, VnicShared},
 };
@@ -46,6 +47,8 @@ pub(super) struct World<'a> {
     asking: Asking,
     notes: TapNotes,
     shares: Shares,
+    /// The port outside that the packet would get.
+    assumed: std::cell::Cell<Option<Assumed>>,
     /// Writes the counters of the copies, which have this one writer.
     writer: WorkerId,
 }
@@ -76,6 +79,7 @@ impl<'a> World<'a> {
             asking: shared.asking.copy(),
             notes: TapNotes::default(),
             shares: shared.shares.copy(),
+            assumed: std::cell::Cell::new(None),
             writer: WorkerId::new(0),
         })
     }
@@ -180,6 +184,7 @@ impl<'a> World<'a> {
             notes: &self.notes,
             budget: std::cell::Cell::new(Budget::UNBOUNDED),
             room: std::cell::Cell::new(None),
+            assumed: Some(&self.assumed),
         }
     }
 }

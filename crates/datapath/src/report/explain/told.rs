@@ -1,5 +1,6 @@
 //! Texts about the stages' decisions, for the operator.
 
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr};
 
 use butterfly_model::Direction;
@@ -49,7 +50,7 @@ use crate::world::{
     ways::Leads,
 };
 
-fn step(stage: &'static str, mark: Mark, text: impl Into<String>) -> Step {
+pub(super) fn step(stage: &'static str, mark: Mark, text: impl Into<String>) -> Step {
     Step { stage, mark, text: text.into(), details: Vec::new() }
 }
 
@@ -243,9 +244,11 @@ pub(super) fn masquerade(
     let Rewritten { source: from, destination: to, .. } = rewritten(batch, context)?;
     let mut text = format!("it goes on from {from} to {to}, with a hop less to go");
     let left = batch.outward.then(|| packet_of(batch, 0));
-    let source = left.and_then(|packet| ends(packet).ok()).map(|ends| ends.source);
-    if let Some(source) = source.filter(|source| Some(number_of_ip(*source)) != was) {
-        text.push_str(&format!(", as {source}"));
+    let left = left.and_then(|packet| ends(packet).ok());
+    if let Some(left) = left.filter(|left| Some(number_of_ip(left.source)) != was) {
+        let shares = context.assumed.and_then(Cell::get).is_some();
+        let port = left.ports.map(|[port, _]| port).filter(|_| shares);
+        text.push_str(&format!(", as {}", end((left.source, port))));
     }
     Some(step("masquerade", Mark::Pass, text))
 }
@@ -319,7 +322,10 @@ pub(super) fn lookup(
         Verdict::Consumed(Consumed::Waits) => {
             "it waits for the answer, three seconds at most".to_owned()
         }
-        Verdict::Consumed(Consumed::Dhcp) => {
+        Verdict::Consumed(Consumed::Solicitation) => {
+            format!("VNI {} tells its vnics of its routers itself", context.sender.vni)
+        }
+        Verdict::Consumed(Consumed::Dhcp | Consumed::Dhcp6) => {
             format!("VNI {} gives its vnics their addresses itself", context.sender.vni)
         }
         Verdict::Consumed(_) => format!("the router of VNI {} answers", context.sender.vni),

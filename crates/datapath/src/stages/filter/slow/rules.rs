@@ -11,7 +11,7 @@ use crate::stages::filter::dhcp::{self, ToClient};
 use crate::stages::filter::reasons::{EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, SPOOFED_IP};
 use crate::world::bindings::Voice;
 use crate::world::routing::Routing;
-use crate::world::snapshot::Vnic;
+use crate::world::snapshot::{PortKind, Vnic};
 use butterfly_packet::icmp::{v4, v6};
 use butterfly_packet::protocol::{ICMP, ICMPV6, IGMP, UDP};
 use std::net::Ipv4Addr;
@@ -255,6 +255,7 @@ pub(super) fn may_speak_as(
     let routing = network.and_then(|network| network.routing.as_ref());
     let is_gateway = |routing: &Arc<Routing>| routing.answers_for(address).is_some();
     match vnic.rules.bypass {
+        _ if matches!(vnic.kind, PortKind::Router) => Ok(()), // of this host
         false if vnic.rules.owns(address) => Ok(()),
         false => Err(SPOOFED_IP),
         true if !vnic.is_trunk() && routing.is_some_and(is_gateway) => Err(IP_CLAIMED),

@@ -1,0 +1,168 @@
+//! Leases of IPv6: what a network gives its vnics by DHCPv6, and says in advertisements.
+//!
+//! All of it is made when something is declared, as [`crate::world::leases`] is.
+
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    ops::RangeInclusive,
+};
+
+use arrayvec::ArrayVec;
+use butterfly_model as model;
+use butterfly_packet::{
+    Mac,
+    advert::{AdvertTerms, message},
+    dhcp::search_list,
+    dhcp6::Terms6,
+};
+
+use crate::engine::mac::{address, number};
+use crate::ip::{Address, discovery::link_local, is_v4};
+use crate::world::rules::number as number_of_ip;
+
+/// Most addresses that a vnic gets.
+pub(crate) const MAX_LEASED: usize = 8;
+/// Most routers that are told of in a network.
+const MAX_ROUTERS: usize = 4;
+/// Seconds for which a router is one: three times as long as the longest time between two
+/// advertisements (RFC 4861, 6.2.1). Servers and domains hold as long (RFC 8106, 5.1).
+const LIFETIME: u16 = 1800;
+/// Seconds for which blocks are of the network.
+const VALID: u32 = 86_400;
+const PREFERRED: u32 = 14_400;
+
+/// Advertisement of a router, or of a network without one.
+#[derive(Debug)]
+pub(crate) struct RouterAdvert {
+    /// MAC address and link-local address of its sender.
+    pub from: (Mac, Ipv6Addr),
+    /// Seconds for which it is a router; 0 if it is none.
+    pub lifetime: u16,
+    /// The message, without its sum.
+    pub message: Box<[u8]>,
+}
+
+/// DHCPv6 and advertisements of a network.
+#[derive(Debug)]
+pub(crate) struct Leasing6 {
+    subnets: Box<[RangeInclusive<Address>]>,
+    /// Addresses of gateways, which no vnic gets.
+    gateways: Box<[Address]>,
+    lease: u32,
+    dns: Box<[u8]>,
+    search: Box<[u8]>,
+    /// One at least: the first is of the server.
+    adverts: ArrayVec<RouterAdvert, MAX_ROUTERS>,
+}
+
+impl RouterAdvert {
+    /// Makes the last one of a router that left: it is none any more (RFC 4861, 6.2.5).
+    pub fn farewell(mac: Mac) -> RouterAdvert {
+        let from = (mac, link_local(mac).into());
+        RouterAdvert { from, lifetime: 0, message: message(mac, &AdvertTerms::NONE).into() }
+    }
+}
+
+impl Leasing6 {
+    /// Makes what a network gives that these routers join, each with its MAC address, as
+    /// [`number`], and its addresses there: nothing unless DHCP and a subnet of IPv6 are declared.
+    pub fn new(network: &model::Network, gateways: &[(u64, &[Address])]) -> Option<Leasing6> {
+        let dhcp = network.dhcp()?;
+        let of_six = || network.subnets().iter().filter(|it| it.cidr().network().is_ipv6());
+        let subnets: Box<[_]> = of_six().map(|subnet| block(&subnet.cidr())).collect();
+        if subnets.is_empty() {
+            return None;
+        }
+        let declared: Vec<Address> =
+            of_six().filter_map(model::Subnet::gateway).map(number_of_ip).collect();
+        let has_any =
+            |(_, own): &(u64, &[Address]), of: &[Address]| of.iter().any(|it| own.contains(it));
+        let speaks = |(_, own): &&(u64, &[Address])| own.iter().any(|it| !is_v4(*it));
+        // Those that the subnets name come before others.
+        let named = gateways.iter().any(|gateway| has_any(gateway, &declared));
+        let routers = gateways.iter().filter(speaks);
+        let routers = routers.filter(|gateway| !named || has_any(gateway, &declared));
+        let servers: Vec<Ipv6Addr> = dhcp.dns().iter().filter_map(six).collect();
+        let domains = dhcp.search().iter().map(String::as_str);
+        let search: Box<[u8]> = search_list(domains).unwrap_or_default().into();
+        let prefixes: Vec<(Ipv6Addr, u8)> = of_six()
+            .map(model::Subnet::cidr)
+            .filter_map(|cidr| Some((six(&cidr.network())?, cidr.mask_size())))
+            .collect();
+        let advert = |mac: Mac, lifetime| {
+            let terms = AdvertTerms {
+                lifetime,
+                mtu: network.mtu(),
+                prefixes: &prefixes,
+                valid: VALID,
+                preferred: PREFERRED,
+                dns: &servers,
+                search: &search,
+                told: LIFETIME.into(),
+            };
+            RouterAdvert {
+                from: (mac, link_local(mac).into()),
+                lifetime,
+                message: message(mac, &terms).into(),
+            }
+        };
+        let mut adverts: ArrayVec<RouterAdvert, MAX_ROUTERS> =
+            routers.take(MAX_ROUTERS).map(|router| advert(address(router.0), LIFETIME)).collect();
+        if adverts.is_empty() {
+            let is_taken = |mac| gateways.iter().any(|gateway| gateway.0 == number(Mac(mac)));
+            adverts.push(advert(Mac(model::service_mac(network.vni(), is_taken)), 0));
+        }
+        let own = gateways.iter().flat_map(|gateway| gateway.1.iter().copied());
+        Some(Leasing6 {
+            subnets,
+            gateways: own.chain(declared).collect(),
+            lease: dhcp.lease(),
+            dns: servers.iter().flat_map(Ipv6Addr::octets).collect(),
+            search,
+            adverts,
+        })
+    }
+
+    /// Returns the advertisements of its routers, or the one that says that there is none.
+    pub fn adverts(&self) -> &[RouterAdvert] {
+        &self.adverts
+    }
+
+    /// Returns MAC address and link-local address of the server.
+    pub fn server(&self) -> Option<(Mac, Ipv6Addr)> {
+        self.adverts.first().map(|advert| advert.from)
+    }
+
+    /// Returns those of a vnic's addresses that it gets: in a subnet, and no gateway's.
+    pub fn leased(&self, own: &[Address]) -> ArrayVec<Ipv6Addr, MAX_LEASED> {
+        let may_have = |address: &Address| {
+            self.subnets.iter().any(|block| block.contains(address))
+                && !self.gateways.contains(address)
+        };
+        own.iter().copied().filter(may_have).take(MAX_LEASED).map(Ipv6Addr::from).collect()
+    }
+
+    /// Returns the terms of an answer to a client with this MAC address and link-local address.
+    pub fn terms<'a>(
+        &'a self,
+        from: (Mac, Ipv6Addr),
+        to: (Mac, Ipv6Addr),
+        addresses: &'a [Ipv6Addr],
+    ) -> Terms6<'a> {
+        let Leasing6 { lease, dns, search, .. } = self;
+        Terms6 { from, to, addresses, lease: *lease, dns, search }
+    }
+}
+
+/// Returns the addresses of a block of IPv6.
+fn block(cidr: &model::Cidr) -> RangeInclusive<Address> {
+    let first = number_of_ip(cidr.network());
+    first..=first | Address::MAX.checked_shr(cidr.mask_size().into()).unwrap_or(0)
+}
+
+fn six(address: &IpAddr) -> Option<Ipv6Addr> {
+    match address {
+        IpAddr::V6(ip) => Some(*ip),
+        IpAddr::V4(_) => None,
+    }
+}
