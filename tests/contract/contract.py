@@ -232,7 +232,7 @@ def networks_are_joined_by_routers():
         client.ask(network_add={"vni": 42, "subnet": [four], "dns": ["9.9.9.9"], "dhcp": told})
         (network,) = client.ask(network_list=True).network_list
         same((list(network.dns), network.dhcp.lease, network.dhcp.route[0].via), (["9.9.9.9"], 600, "10.0.0.7"), "as it was said")
-        why = "DHCP of network 42 needs an IPv4 subnet with a gateway, from whose address it answers: declare one (--subnet, --gateway)"
+        why = "DHCP of network 42 needs an IPv4 subnet with a gateway, from whose address it answers, or an IPv6 subnet: declare one (--subnet, --gateway)"
         same(client.refused(network_add={"vni": 42, "dhcp": {}}), why)
         client.ask(network_del=42)
         same(len(client.ask(network_list=True).network_list) + len(client.ask(router_list=True).router_list), 0)

@@ -284,7 +284,7 @@ fn questions_without_an_answer_are_errors() {
         ("--from a", "--to is mandatory"),
         ("--from nobody --to a", "NIC does not exist with id nobody"),
         ("--from a --to nobody", "NIC does not exist with id nobody"),
-        ("--from outside --to a", "--vni is mandatory"),
+        ("--from outside --to a", "needs --vni, or --external"),
         ("--from outside --vni 1 --to a", "--src is mandatory"),
         ("--from outside --vni 1 --src 10.0.0.9 --to a", "without an uplink"),
         ("--from a --to a --proto tcp", "needs a destination port"),

@@ -20,7 +20,7 @@ use butterfly_tests::{
 };
 
 use crate::{
-    lasting::{Place, is_attached, pair},
+    lasting::{Place, is_attached, pair, processes_with},
     upgrade::{SIZES, folder, put, refused},
 };
 
@@ -209,6 +209,10 @@ fn a_store_of_another_time_is_left_alone() {
     assert!(store(&host).ends_with(", layout 3"), "a new one has the newest layout");
     host.daemon_mut().quit();
     eventually("the holder ends", || place.holder().is_none());
+    // The writer closes the file behind the daemon.
+    let state = place.state();
+    let writes = ["--write-store", state.to_str().unwrap()];
+    eventually("the writer ends", || processes_with(&writes).is_empty());
     let file = place.state().join("declared.redb");
     let content = fs::read(&file).unwrap();
     let mut host = start(&place, &old);

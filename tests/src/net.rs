@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, net::Ipv6Addr};
 
 use butterfly_api::proto::Request;
 use butterfly_guest_driver::GuestConfig;
-use butterfly_packet::build::{self, Ip};
+use butterfly_packet::{
+    build::{self, Ip},
+    mac::Mac,
+};
 
 use crate::{
     daemon::Daemon,
@@ -84,6 +87,8 @@ pub struct Net {
     /// The stations by the ids of their vnics.
     pub stations: BTreeMap<String, Station>,
     before: BTreeMap<String, u64>,
+    /// Guests that came back: the switch announces them, at moments of its own.
+    returned: Vec<Mac>,
 }
 
 impl Net {
@@ -107,7 +112,7 @@ impl Net {
 
     /// Returns a net without vnics on a host that runs already.
     pub fn of(host: Host) -> Net {
-        Net { before: host.counters(), host, stations: BTreeMap::new() }
+        Net { before: host.counters(), host, stations: BTreeMap::new(), returned: Vec::new() }
     }
 
     /// Declares one more vnic and attaches a guest with rings of 1,024 descriptors.
@@ -117,6 +122,17 @@ impl Net {
         config.guest = GuestConfig { ..config.guest }.rings(1024);
         self.stations.insert(nic.id.clone(), self.host.station(nic, &config));
         self.before = self.host.counters();
+    }
+
+    /// The guest of a vnic dies and comes back with a new front end. Its announcements are no
+    /// frames that anybody expects.
+    #[track_caller]
+    pub fn comes_back(&mut self, id: &str) {
+        let gone = self.stations.remove(id).unwrap_or_else(|| panic!("there is no vnic {id}"));
+        let mut station = gone.crash().back();
+        station.vm.connection.sync().unwrap();
+        self.returned.push(station.mac());
+        self.stations.insert(id.to_owned(), station);
     }
 
     /// Makes a request that must succeed.
@@ -199,7 +215,14 @@ impl Net {
         let sender =
             self.stations.get_mut(from).unwrap_or_else(|| panic!("there is no vnic {from}"));
         self.host.settle(&mut [sender]);
-        let pending = self.stations.iter_mut().map(|(id, station)| (id.clone(), station.pending()));
+        let announces = |frame: &[u8]| {
+            let is_from = |mac: &Mac| frame.get(6..12) == Some(&mac.0[..]);
+            frame.first().is_some_and(|byte| byte & 1 == 1) && self.returned.iter().any(is_from)
+        };
+        let pending = self.stations.iter_mut().map(|(id, station)| {
+            let frames = station.pending().into_iter().filter(|frame| !announces(frame));
+            (id.clone(), frames.collect::<Vec<_>>())
+        });
         pending.filter(|(_, frames)| !frames.is_empty()).collect()
     }
 

@@ -45,6 +45,13 @@ impl Missing {
     }
 }
 
+/// A place in the changes that wait for the store.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark {
+    changes: usize,
+    replaced: usize,
+}
+
 /// Makes the content of a record: of the object `key` of a state.
 pub type Encoded = fn(&Key, &Desired) -> Option<Vec<u8>>;
 
@@ -223,11 +230,14 @@ impl Keeper {
 
     /// Hands all changes to the store.
     pub fn hand_over(&mut self, desired: &Desired) {
+        // What this host does not take stays declared.
+        let missing = self.missing.as_ref().map(|missing| missing.state.clone());
+        let state = missing.as_ref().unwrap_or(desired);
         if self.raising.is_some() {
-            return self.send_all(desired);
+            return self.send_all(state);
         }
         let keys: BTreeSet<Key> = self.changes.iter().flat_map(|it| self.keys_of(it)).collect();
-        let edits = keys.into_iter().map(|key| self.edit(key, desired)).collect();
+        let edits = keys.into_iter().map(|key| self.edit(key, state)).collect();
         self.send(false, edits);
     }
 
@@ -367,14 +377,27 @@ impl Keeper {
 
     /// The births as they were before the changes.
     pub fn restore_births(&mut self) {
-        for (id, old) in std::mem::take(&mut self.replaced).into_iter().rev() {
+        self.take_back(Mark { changes: 0, replaced: 0 });
+        self.raising = None;
+    }
+
+    /// The end of the changes, for [`take_back`](Self::take_back).
+    pub fn mark(&self) -> Mark {
+        Mark { changes: self.changes.len(), replaced: self.replaced.len() }
+    }
+
+    /// Drops the changes since `mark`, with their births.
+    pub fn take_back(&mut self, mark: Mark) {
+        let since = self.replaced.len().min(mark.replaced);
+        for (id, old) in self.replaced.split_off(since).into_iter().rev() {
             match old {
                 Some(birth) => drop(self.births.insert(id, birth)),
                 None => drop(self.births.remove(&id)),
             }
         }
-        self.changes.clear();
-        self.raising = None;
+        let dropped = self.changes.len().saturating_sub(mark.changes);
+        self.changes.truncate(mark.changes);
+        self.made = self.made.saturating_sub(dropped as u64);
     }
 
     /// True if waiting for it at the start would not help.

@@ -138,6 +138,14 @@ impl Host {
         Pid::from_raw(writers[0]).unwrap()
     }
 
+    fn holder(&self) -> Pid {
+        let is_holder = |pid: &Pid| {
+            let line = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero()));
+            String::from_utf8_lossy(&line.unwrap_or_default()).contains("--hold")
+        };
+        self.processes().into_iter().find(is_holder).expect("a holder")
+    }
+
     /// Asks until the answer contains `wanted`.
     fn until(&self, request: &str, wanted: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
@@ -298,6 +306,36 @@ fn a_locked_store_refuses_changes_until_it_is_free() {
     host.power_loss();
     let declared = host.declared();
     assert!(declared[0].contains("\"a\"") && declared[0].contains("\"b\""), "{declared:?}");
+}
+
+/// Without the holder a vnic can be made in no way: neither as it is to be, nor as it was. It stays
+/// declared as it was, in the store too, and is made again when the holder is there again.
+#[test]
+fn what_cannot_be_made_again_stays_declared() {
+    let mut host = Host::start();
+    host.add("n", 1);
+    let whole = |vni, mac| format!("id: \"n\" mac: \"02:00:00:00:00:{mac:02x}\" vni: {vni}");
+    let mut refused = 0;
+    for (round, request) in ["nic_add", "apply { nic", "nic_add", "apply { nic"].iter().enumerate()
+    {
+        let before = host.until("nic_details: \"\"", "id: \"n\"");
+        host.until("app_health: true", "holder_gone: false");
+        let holder = host.holder();
+        kill_process(holder, Signal::KILL).unwrap();
+        let end = if request.contains('{') { "} }" } else { "}" };
+        let answer = host.ask(&format!("{request} {{ {} {end}", whole(round + 2, round + 2)));
+        // Killed as one who knows best kills it: what the store has counts.
+        host.crash();
+        let after = host.until("nic_details: \"\"", "id: \"n\"");
+        match answer.contains("status: true") {
+            true => assert_ne!(after, before),
+            false => {
+                refused += 1;
+                assert_eq!(after, before, "{answer}");
+            }
+        }
+    }
+    println!("{refused} refused");
 }
 
 #[test]

@@ -72,8 +72,9 @@ fn sessions_are_listed() {
             .clone()
     };
     let tcp = one(6);
-    assert_eq!(tcp["opener"], json!({ "nic_id": "a", "address": "10.0.0.1", "port": 5000 }));
-    assert_eq!(tcp["responder"], json!({ "nic_id": "b", "address": "10.0.0.2", "port": 80 }));
+    let end = |nic: &str, address: &str, port: u16| json!({ "nic_id": nic, "address": address, "port": port, "outside": null });
+    assert_eq!(tcp["opener"], end("a", "10.0.0.1", 5000));
+    assert_eq!(tcp["responder"], end("b", "10.0.0.2", 80));
     assert_eq!(
         (&tcp["vni"], &tcp["state"], &tcp["vlan"]),
         (&json!(1), &json!("established"), &Value::Null)

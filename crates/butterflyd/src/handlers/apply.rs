@@ -1,7 +1,12 @@
 //! A whole state in one request: planned, then carried out as a whole or not at all.
 
 use super::Daemon;
-use crate::{dataplane::Dataplane, handlers::convert, host::limits};
+use crate::{
+    dataplane::Dataplane,
+    handlers::convert,
+    host::limits,
+    keeper::{Keeper, Mark},
+};
 use butterfly_api::{
     Answer, Failure,
     proto::{self, ApplyReq, ApplyRes, Response, apply_res},
@@ -208,6 +213,7 @@ impl<D: Dataplane> Daemon<D> {
             return Ok(());
         }
         let before = self.desired.clone();
+        let kept = self.keeper.as_ref().map(Keeper::mark);
         let mark = self.events.mark(REQUEST);
         let again = come_again(&changes);
         let mut cut = BTreeSet::new();
@@ -220,7 +226,8 @@ impl<D: Dataplane> Daemon<D> {
             // A change that was refused before it cut anything leaves the VM attached.
             cut.extend(cuts.filter(|id| outcome.is_ok() || !self.is_attached(id)));
             if let Err(failure) = outcome {
-                return Err(self.restored(&before, mark, cut, about.failure(failure)));
+                let back = Back { state: &before, kept, mark };
+                return Err(self.restored(back, cut, about.failure(failure)));
             }
         }
         Ok(())
@@ -248,15 +255,19 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Goes back to an earlier state, and adds to `failure` what came of that. `mark`: the newest
-    /// event of before; `cut`: the vnics that lost their VMs on the way to the new one.
+    /// Goes back to an earlier state, and adds to `failure` what came of that. `cut`: the vnics
+    /// that lost their VMs on the way to the new one.
     fn restored(
         &mut self,
-        before: &Desired,
-        mark: u64,
+        Back { state: before, kept, mark }: Back<'_>,
         mut cut: BTreeSet<String>,
         failure: Failure,
     ) -> Failure {
+        // The store never hears of the way there, nor of the way back.
+        if let (Some(keeper), Some(kept)) = (&mut self.keeper, kept) {
+            keeper.take_back(kept);
+            keeper.silent = true;
+        }
         self.missing_wires.restoring = true;
         let back = plan(&self.desired, before);
         let again = come_again(&back);
@@ -272,6 +283,11 @@ impl<D: Dataplane> Daemon<D> {
             }
         }
         self.missing_wires.restoring = false;
+        if let Some(keeper) = &mut self.keeper {
+            keeper.silent = false;
+            keeper.missing = None;
+        }
+        let again = !lost.is_empty() && self.is_missing(before.clone(), lost.clone());
         // If something is left of it, both directions stay in the record as they are.
         if lost.is_empty() {
             self.events.take_back(mark, REQUEST);
@@ -292,7 +308,8 @@ impl<D: Dataplane> Daemon<D> {
                     0 => String::new(),
                     more => format!("; and {more} more"),
                 };
-                format!("this could not be restored: {}{rest}", lost.join("; "))
+                let again = if again { ", and is tried again" } else { "" };
+                format!("this could not be restored{again}: {}{rest}", lost.join("; "))
             }
         };
         let help = match failure.help {
@@ -301,6 +318,15 @@ impl<D: Dataplane> Daemon<D> {
         };
         Failure { help: Some(help), ..failure }
     }
+}
+
+/// Way back to the state before a plan.
+struct Back<'a> {
+    state: &'a Desired,
+    /// Changes that wait for the store since before it.
+    kept: Option<Mark>,
+    /// The newest event of before.
+    mark: u64,
 }
 
 /// Returns the VNIs that a request names.

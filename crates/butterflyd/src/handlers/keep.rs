@@ -216,6 +216,7 @@ impl<D: Dataplane> Daemon<D> {
         self.events.note(Note::new(Kind::StoreTrouble, text));
         let Some(keeper) = &mut self.keeper else { return refused(why) };
         keeper.silent = false;
+        keeper.missing = None;
         if lost.is_empty() {
             return refused(&format!("the store failed: {why}"));
         }
@@ -284,6 +285,16 @@ impl<D: Dataplane> Daemon<D> {
         let text = format!("{count} objects declared from the store in {path}, commit {sequence}");
         info!("{text}");
         self.events.note(Note::new(Kind::StoreOpened, text));
+    }
+
+    /// Notes that this host has not all of `state`, which stays declared, and that it is tried
+    /// again. False if nothing is kept, so that what is lost is gone.
+    pub(super) fn is_missing(&mut self, state: Desired, lost: Vec<String>) -> bool {
+        match &mut self.keeper {
+            Some(keeper) => keeper.missing = Some(Missing::of(state, lost)),
+            None => return false,
+        }
+        true
     }
 
     /// Declares what this host did not take, if it is time.

@@ -74,9 +74,12 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     fn everything(&self) -> ApplyReq {
-        let mut vnics: Vec<_> = self.desired.vnics().iter().collect();
+        // What this host does not take is declared all the same.
+        let missing = self.keeper.as_ref().and_then(|keeper| keeper.missing.as_ref());
+        let state = missing.map_or(&self.desired, |missing| &missing.state);
+        let mut vnics: Vec<_> = state.vnics().iter().collect();
         // Of several with one MAC address, the first has it.
-        vnics.sort_by_key(|nic| self.desired.vnics().order(nic));
+        vnics.sort_by_key(|nic| state.vnics().order(nic));
         let peer = |peer: butterfly_control::TunnelPeer| TunnelPeer {
             address: Some(canonical(peer.address())),
             vni: peer.vni().map(|vni| vni.number()),
@@ -84,13 +87,13 @@ impl<D: Dataplane> Daemon<D> {
         };
         ApplyReq {
             nic: vnics.into_iter().map(|nic| self.details(nic)).collect(),
-            security_group: self.desired.groups().values().map(convert::group_details).collect(),
-            peer: self.desired.peers().iter().map(peer).collect(),
-            network: self.desired.routed().networks().map(convert::network_details).collect(),
-            router: self.desired.routed().routers().map(convert::router_details).collect(),
-            external: self.desired.routed().externals().map(convert::external_details).collect(),
-            nat: self.desired.routed().all_nats().map(|it| convert::nat_details(&it)).collect(),
-            neighbour: self.desired.routed().neighbours().map(convert::neighbour_details).collect(),
+            security_group: state.groups().values().map(convert::group_details).collect(),
+            peer: state.peers().iter().map(peer).collect(),
+            network: state.routed().networks().map(convert::network_details).collect(),
+            router: state.routed().routers().map(convert::router_details).collect(),
+            external: state.routed().externals().map(convert::external_details).collect(),
+            nat: state.routed().all_nats().map(|it| convert::nat_details(&it)).collect(),
+            neighbour: state.routed().neighbours().map(convert::neighbour_details).collect(),
             ..Default::default()
         }
     }

@@ -409,16 +409,21 @@ impl<D: Dataplane> Daemon<D> {
             Some(Err(why)) => {
                 let text = format!("could be neither changed nor restored: {why}");
                 error!(NIC = id, VNI = new.vni.number(), "nic {id} {text}");
-                self.note_nic(EventKind::NicRemoved, &new, text);
+                self.note_nic(EventKind::NicRemoved, &new, text.clone());
+                let before = self.desired.clone();
                 if let Ok(gone) = self.desired.prepare(Change::RemoveVnic(new.id.clone())) {
-                    self.commit(gone);
+                    self.desired.commit(gone);
                 }
+                let again = self.is_missing(before, vec![format!("nic {id:?} {text}")]);
                 self.recorder.forget(id);
                 if let (Some(old), [beside_old, _]) = (&old, &waited) {
                     self.tell_of_turns(old, beside_old);
                 }
-                failure
-                    .with_help(format!("the nic could not be restored either and is gone: {why}"))
+                let what = "the nic could not be restored either";
+                failure.with_help(match again {
+                    true => format!("{what} and is made again as soon as it can be: {why}"),
+                    false => format!("{what} and is gone: {why}"),
+                })
             }
             None => failure,
         })

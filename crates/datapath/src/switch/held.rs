@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Display,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
     sync::{
@@ -189,6 +190,14 @@ impl Hold {
         })
     }
 
+    /// Checks that something could be given to the holder.
+    pub(crate) fn may_keep(&self) -> Result<(), AddError> {
+        match self.lease.holder_lives() {
+            true => Ok(()),
+            false => Err(silent("it is gone")),
+        }
+    }
+
     /// Has everything let go that is held for a vnic.
     pub(crate) fn forget(&self, id: &str) {
         if let Err(error) = self.lease.forget(id) {
@@ -282,7 +291,7 @@ fn notes(
         .ok()
 }
 
-fn silent(error: std::io::Error) -> AddError {
+fn silent(error: impl Display) -> AddError {
     failed(format!(
         "the holder, which keeps the sockets of vnics, refuses: {error}; if it is gone, restart the daemon, which starts another one"
     ))

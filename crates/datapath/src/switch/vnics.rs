@@ -89,7 +89,16 @@ impl Switch {
     pub fn may_replace(&self, spec: &VnicSpec) -> Result<(), AddError> {
         let old = self.vnics().get(&spec.id).map(|declared| declared.spec.front.clone());
         let old = old.ok_or_else(|| AddError::Unknown(spec.id.clone()))?;
+        self.may_keep(spec)?;
         spec.front.may_replace(&old, spec, self.host())
+    }
+
+    /// Checks that the holder is there, if a vnic's socket is to be given to it.
+    fn may_keep(&self, spec: &VnicSpec) -> Result<(), AddError> {
+        match (&spec.front, &self.hold) {
+            (Front::Socket { .. }, Some(hold)) => hold.may_keep(),
+            _ => Ok(()),
+        }
     }
 
     /// Checks whether a vnic could be added, as far as that can be tried while others that go
@@ -102,6 +111,7 @@ impl Switch {
             }
             Front::Inside(_) => false,
         };
+        self.may_keep(spec)?;
         spec.front.may_open(spec, self.host(), taken)
     }
 

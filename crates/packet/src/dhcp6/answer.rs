@@ -139,7 +139,8 @@ fn write(
                     }
                     // Those that it names are not its own any more (18.3.4, 18.3.5).
                     Association::Addresses
-                        if matches!(request.kind, Kind6::Renew | Kind6::Rebind) =>
+                        if matches!(request.kind, Kind6::Renew | Kind6::Rebind)
+                            && identity.addresses().next().is_some() =>
                     {
                         writer.assign(identity, &[], terms)?;
                     }
