@@ -218,6 +218,8 @@ fn wait(seat: &mut Seat, wire: &mut Wire, counts: &WireCounts) -> Result<(), End
     let name = wire.config.interface.clone();
     let mac = wire.xdp.info().mac;
     tracing::warn!(name, "the interface of a wire is gone: nothing passes until it is back");
+    // The switch may send at any time, and that is no reason to look.
+    let mut looked: Option<Instant> = None;
     loop {
         if seat.stopping() {
             return Err(End::Stopped);
@@ -227,6 +229,12 @@ fn wait(seat: &mut Seat, wire: &mut Wire, counts: &WireCounts) -> Result<(), End
         if lost > 0 {
             continue;
         }
+        let rest = looked.and_then(|looked| LOOK.checked_sub(looked.elapsed()));
+        if let Some(rest) = rest {
+            seat.sleep(None, Some(rest))?;
+            continue;
+        }
+        looked = Some(Instant::now());
         if wire.config.look().is_ok_and(|(found, _)| found == mac)
             && let Ok(opened) = Wire::open(&wire.config)
         {
@@ -235,7 +243,6 @@ fn wait(seat: &mut Seat, wire: &mut Wire, counts: &WireCounts) -> Result<(), End
             counts.is_now(WireState::Up);
             return Ok(());
         }
-        seat.sleep(None, Some(LOOK))?;
     }
 }
 

@@ -21,6 +21,7 @@ pub(crate) mod place;
 pub(crate) mod quota;
 pub(crate) mod reason;
 pub(crate) mod reserved;
+pub(crate) mod sip;
 pub(crate) mod slab;
 pub(crate) mod tap;
 pub(crate) mod writer;

@@ -8,7 +8,7 @@
 
 use butterfly_mem::cpu::{Aes, FlowWords, RoundKeys};
 
-use crate::session::key::Key;
+use crate::{engine::sip::sip13, session::key::Key};
 
 /// Secret of the hash. Without it, an attacker cannot choose flows that collide.
 #[derive(Clone, Copy)]
@@ -98,37 +98,6 @@ fn sip(HashKey([k0, k1, ..]): HashKey, key: &Key) -> u64 {
     let [a, b, c, d, ports, _] =
         if ascending { [a, b, c, d, ports, ends] } else { key.reversed().words() };
     sip13([k0, k1], [a, b, c, d, ports, ends & FLOW])
-}
-
-fn sip13([k0, k1]: [u64; 2], words: FlowWords) -> u64 {
-    let mut v = [
-        k0 ^ 0x736f_6d65_7073_6575,
-        k1 ^ 0x646f_7261_6e64_6f6d,
-        k0 ^ 0x6c79_6765_6e65_7261,
-        k1 ^ 0x7465_6462_7974_6573,
-    ];
-    const LENGTH: u64 = (size_of::<FlowWords>() as u64) << 56;
-    for word in words.into_iter().chain([LENGTH]) {
-        let [v0, v1, v2, v3] = v;
-        let [v0, v1, v2, v3] = sip_round([v0, v1, v2, v3 ^ word]);
-        v = [v0 ^ word, v1, v2, v3];
-    }
-    let [v0, v1, v2, v3] = v;
-    let [v0, v1, v2, v3] = sip_round(sip_round(sip_round([v0, v1, v2 ^ 0xff, v3])));
-    v0 ^ v1 ^ v2 ^ v3
-}
-
-fn sip_round([v0, v1, v2, v3]: [u64; 4]) -> [u64; 4] {
-    let v0 = v0.wrapping_add(v1);
-    let v1 = v1.rotate_left(13) ^ v0;
-    let v0 = v0.rotate_left(32);
-    let v2 = v2.wrapping_add(v3);
-    let v3 = v3.rotate_left(16) ^ v2;
-    let v0 = v0.wrapping_add(v3);
-    let v3 = v3.rotate_left(21) ^ v0;
-    let v2 = v2.wrapping_add(v1);
-    let v1 = v1.rotate_left(17) ^ v2;
-    [v0, v1, v2.rotate_left(32), v3]
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use std::{
 use butterfly_mem::words::Words;
 use butterfly_packet::{protocol, tcp};
 
-use crate::engine::place::PortRef;
+use crate::engine::{place::PortRef, sip::sip13};
 
 /// Ports of a protocol.
 const PORTS: usize = 1 << 16;
@@ -38,7 +38,7 @@ const TIME: u64 = 0x3fff;
 const AHEAD: u64 = 16;
 /// Seconds that TCP lasts which was answered (RFC 5382, REQ-5): no port lasts longer.
 const LONGEST: u32 = 7_440;
-/// Most ports of one vnic.
+/// Most ports of a protocol that one vnic has.
 const SHARE: u32 = 4096;
 /// Part of a protocol's free ports that a vnic has at most: the fuller the table is, the less. So
 /// no number of them leaves nothing to others.
@@ -70,6 +70,10 @@ pub(crate) enum PortProtocol {
 }
 
 impl PortProtocol {
+    /// All, by their numbers here.
+    pub const ALL: [PortProtocol; PROTOCOLS] =
+        [PortProtocol::Tcp, PortProtocol::Udp, PortProtocol::Echo];
+
     /// Returns the one with this number; `None` for protocols whose ports are not shared.
     pub fn of(number: u8) -> Option<PortProtocol> {
         match number {
@@ -206,35 +210,6 @@ fn next(state: PortState, said: Said) -> PortState {
     }
 }
 
-/// Hashes a word with a key: SipHash-1-3 of its eight bytes, by Aumasson and Bernstein. Nobody who
-/// sees ports foretells others.
-fn keyed_hash([k0, k1]: [u64; 2], word: u64) -> u64 {
-    let mut a = k0 ^ 0x736f_6d65_7073_6575;
-    let mut b = k1 ^ 0x646f_7261_6e64_6f6d;
-    let mut c = k0 ^ 0x6c79_6765_6e65_7261;
-    let mut d = k1 ^ 0x7465_6462_7974_6573;
-    // The length is a word, too.
-    let words = [Some(word), Some((size_of::<u64>() as u64) << 56), None, None, None];
-    for (n, word) in words.into_iter().enumerate() {
-        if n == 2 {
-            c ^= 0xff;
-        }
-        d ^= word.unwrap_or_default();
-        a = a.wrapping_add(b);
-        b = b.rotate_left(13) ^ a;
-        a = a.rotate_left(32);
-        c = c.wrapping_add(d);
-        d = d.rotate_left(16) ^ c;
-        a = a.wrapping_add(d);
-        d = d.rotate_left(21) ^ a;
-        c = c.wrapping_add(b);
-        b = b.rotate_left(17) ^ c;
-        c = c.rotate_left(32);
-        a ^= word.unwrap_or_default();
-    }
-    a ^ b ^ c ^ d
-}
-
 /// Vnic that ports are given to, as tables note it: a place 14, and a number 18 that tells those of
 /// one place apart. Nobody is 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -250,13 +225,13 @@ impl Holder {
     }
 }
 
-/// Counts of ports by vnic: whose each port is, and how many each vnic has. Each change of the one
+/// Counts of ports by vnic: whose each port is, and how many of a protocol each vnic has. Each change of the one
 /// changes the other by as much, so none of them drifts. A vnic that comes to another's place
 /// begins at 0, and what the other one still has counts no more.
 #[derive(Debug)]
 struct Holders {
     of: Box<[AtomicU32]>,
-    /// By place: the vnic 32, its ports 32.
+    /// By protocol and place: the vnic 32, its ports 32.
     counts: Box<[AtomicU64]>,
 }
 
@@ -264,17 +239,17 @@ impl Holders {
     fn new() -> Holders {
         Holders {
             of: (0..PROTOCOLS * PORTS).map(|_| AtomicU32::new(0)).collect(),
-            counts: (0..COUNTERS).map(|_| AtomicU64::new(0)).collect(),
+            counts: (0..PROTOCOLS * COUNTERS).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
-    fn cell(&self, holder: Holder) -> Option<&AtomicU64> {
-        self.counts.get(holder.0 as usize % COUNTERS)
+    fn cell(&self, protocol: PortProtocol, holder: Holder) -> Option<&AtomicU64> {
+        self.counts.get(protocol as usize * COUNTERS + holder.0 as usize % COUNTERS)
     }
 
-    /// Returns how many ports a vnic has.
-    fn count(&self, holder: Holder) -> u32 {
-        let word = self.cell(holder).map_or(0, |cell| cell.load(Relaxed));
+    /// Returns how many ports of a protocol a vnic has.
+    fn count(&self, protocol: PortProtocol, holder: Holder) -> u32 {
+        let word = self.cell(protocol, holder).map_or(0, |cell| cell.load(Relaxed));
         if word >> 32 == u64::from(holder.0) { word as u32 } else { 0 }
     }
 
@@ -292,15 +267,15 @@ impl Holders {
             return;
         }
         let from = Holder(of.swap(to.0, Relaxed));
-        self.change(from, |count| count.saturating_sub(1));
-        self.change(to, |count| count.saturating_add(1));
+        self.change(protocol, from, |count| count.saturating_sub(1));
+        self.change(protocol, to, |count| count.saturating_add(1));
     }
 
-    fn change(&self, holder: Holder, change: impl Fn(u32) -> u32) {
+    fn change(&self, protocol: PortProtocol, holder: Holder, change: impl Fn(u32) -> u32) {
         if holder == Holder::NOBODY {
             return;
         }
-        let Some(cell) = self.cell(holder) else { return };
+        let Some(cell) = self.cell(protocol, holder) else { return };
         let own = u64::from(holder.0) << 32;
         let _ = cell.fetch_update(Relaxed, Relaxed, |word| match word >> 32 << 32 == own {
             true => Some(own | u64::from(change(word as u32))),
@@ -394,7 +369,8 @@ impl PortTable {
     /// Returns the lines in which an end has candidates: as many as have [`CANDIDATES`] ports that
     /// suit it. The step is odd and there are 126 times 64 lines, so no line comes twice.
     fn lines(&self, end: InsideEnd) -> impl Iterator<Item = u16> {
-        let hash = keyed_hash(self.key, end.owner() | (end.protocol as u64) << 48);
+        // Nobody who sees ports foretells others.
+        let hash = sip13(self.key, [end.owner() | (end.protocol as u64) << 48]);
         let (first, step) = (hash & 0xffff_ffff, hash >> 32 | 1);
         let suit = if end.protocol == PortProtocol::Udp { LINE / 2 } else { LINE };
         (0..(CANDIDATES / suit) as u64).map(move |n| {
@@ -418,17 +394,24 @@ impl PortTable {
     }
 
     /// Looks through all candidates of an end, in one go, for its own port, and for one that nobody
-    /// has: the same port, or one of the line that has most of them. So nearly all ports are given
-    /// away before somebody finds none. `taken` tells which ports are forwarded: they belong to
-    /// nobody here.
-    fn look(&self, end: InsideEnd, now: u64, taken: &impl Fn(u16) -> bool) -> Candidate<'_> {
+    /// has, if `wants_free`: the same port, or one of the line that has most of them. So nearly all
+    /// ports are given away before somebody finds none. `taken` tells which ports are forwarded:
+    /// they belong to nobody here.
+    fn look(
+        &self,
+        end: InsideEnd,
+        now: u64,
+        taken: &impl Fn(u16) -> bool,
+        wants_free: bool,
+    ) -> Candidate<'_> {
         // Most ports are others'. Who forwards is asked about the rest alone.
         let looked_at = |port: u16| {
             let place = self.word(end.protocol, port)?;
             let word = place.load(SeqCst);
             let used = PortUse::read(word);
             let own = used.filter(|used| used.owner == end.owner());
-            let is_free = own.is_none() && !used.is_some_and(|it| it.lasts(end.protocol, now));
+            let is_free =
+                wants_free && own.is_none() && !used.is_some_and(|it| it.lasts(end.protocol, now));
             let counts = (own.is_some() || is_free) && !taken(port);
             counts.then_some(((port, place, word), own))
         };
@@ -457,7 +440,7 @@ impl PortTable {
 
     /// Returns the port outside that an end has, if it has one. Changes nothing.
     pub fn outside_of(&self, end: InsideEnd, now: u32, taken: impl Fn(u16) -> bool) -> Option<u16> {
-        match self.look(end, time(now), &taken) {
+        match self.look(end, time(now), &taken, false) {
             Candidate::Own((port, ..), own) => own.lasts(end.protocol, time(now)).then_some(port),
             _ => None,
         }
@@ -471,28 +454,19 @@ impl PortTable {
         now: u32,
         taken: impl Fn(u16) -> bool,
     ) -> Result<u16, NoPort> {
-        match self.look(end, time(now), &taken) {
-            Candidate::Own((port, ..), _) => Ok(port),
-            free => self.may_have(free, end.protocol, Holder::of(vnic)).map(|(port, ..)| port),
+        let may_have = self.has_share(end.protocol, Holder::of(vnic));
+        match self.look(end, time(now), &taken, may_have) {
+            Candidate::Own((port, ..), _) | Candidate::Free((port, ..)) => Ok(port),
+            Candidate::None if may_have => Err(NoPort::Full),
+            Candidate::None => Err(NoPort::Share),
         }
     }
 
-    /// Returns the free port that a vnic may have.
-    fn may_have<'a>(
-        &self,
-        found: Candidate<'a>,
-        protocol: PortProtocol,
-        holder: Holder,
-    ) -> Result<Place<'a>, NoPort> {
+    /// Returns whether a vnic may have one more port of a protocol.
+    fn has_share(&self, protocol: PortProtocol, holder: Holder) -> bool {
         let used = self.used().get(protocol as usize).copied().unwrap_or_default();
         let free = (LINES as u32 * LINE as u32).saturating_sub(used);
-        match found {
-            Candidate::Free(_) if self.holders.count(holder) >= SHARE.min(free / PART) => {
-                Err(NoPort::Share)
-            }
-            Candidate::Free(place) => Ok(place),
-            _ => Err(NoPort::Full),
-        }
+        self.holders.count(protocol, holder) < SHARE.min(free / PART)
     }
 
     /// Returns the port by which a packet of an end leaves that a vnic sends, and notes that it is
@@ -515,20 +489,20 @@ impl PortTable {
             _ => PortState::New,
         };
         for _ in 0..AGAIN {
-            let ((port, place, word), new, is_new) = match self.look(end, now, &taken) {
+            let may_have = self.has_share(end.protocol, holder);
+            let ((port, place, word), new, is_new) = match self.look(end, now, &taken, may_have) {
                 Candidate::Own(found, own) => {
                     let lasts = own.lasts(end.protocol, now);
                     let before = if lasts { own.state } else { PortState::New };
                     (found, PortUse { state: next(before), time: now, ..own }, false)
                 }
-                free => {
-                    let found = self.may_have(free, end.protocol, holder)?;
-                    if !can_leave() {
-                        return Err(NoPort::Unfit);
-                    }
+                Candidate::Free(_) if !can_leave() => return Err(NoPort::Unfit),
+                Candidate::Free(found) => {
                     let state = next(PortState::New);
                     (found, PortUse { owner: end.owner(), state, time: now }, true)
                 }
+                Candidate::None if may_have => return Err(NoPort::Full),
+                Candidate::None => return Err(NoPort::Share),
             };
             let new = new.word();
             if new == word {
@@ -604,7 +578,7 @@ impl PortTable {
     /// Frees the ports of a vnic that went: what comes for them is for nobody else.
     pub fn release(&self, vnic: PortRef) {
         let holder = Holder::of(vnic);
-        if self.holders.count(holder) == 0 {
+        if PortProtocol::ALL.iter().all(|it| self.holders.count(*it, holder) == 0) {
             return;
         }
         for at in 0..PROTOCOLS * PORTS {
@@ -681,7 +655,7 @@ impl PortTable {
 
 /// Returns the protocol and port of a word.
 fn place_of(at: usize) -> Option<(PortProtocol, u16)> {
-    let protocol = *[PortProtocol::Tcp, PortProtocol::Udp, PortProtocol::Echo].get(at / PORTS)?;
+    let protocol = *PortProtocol::ALL.get(at / PORTS)?;
     Some((protocol, (at % PORTS) as u16))
 }
 
