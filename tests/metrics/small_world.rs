@@ -1,7 +1,7 @@
 //! A host that moves most metrics: an uplink with a peer behind it, vnics with and without filter
 //! and, later, every kind of trouble.
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{net::Ipv4Addr, process::Command, time::Duration};
 
 use butterfly_guest_driver::{GuestConfig, Refill, Vm, VmConfig};
 use butterfly_packet::{
@@ -153,6 +153,14 @@ impl SmallWorld {
         self.host.daemon().client_ok(&["peer", "add", "42.0.0.99"]);
         self.wire.take().unwrap().detach().unwrap();
         (0..10).for_each(|number| self.a.send(&numbered(mac(1), mac(20), 1, number, 60)));
+        // An external by an interface that somebody turned off.
+        let interface = format!("ex{}", std::process::id() % 100_000);
+        let uplink = format!("tap:{interface}");
+        let external = ["external", "add", "out", "--uplink", &uplink];
+        let place = ["--address", "192.0.2.7/24", "--gateway", "192.0.2.1"];
+        self.host.daemon().client_ok(&[&external[..], &place[..]].concat());
+        let off = Command::new("ip").args(["link", "set", "dev", &interface, "down"]).status();
+        assert!(off.unwrap().success());
         // Requests that are refused.
         for _ in 0..40 {
             assert!(!self.host.daemon().client(&["nic", "show", "nobody"]).status.success());

@@ -255,10 +255,17 @@ while True:
     eventually("an answer to the other machine", || {
         b.pending().iter().any(|frame| frame.get(36..38) == Some(&5000_u16.to_be_bytes()[..]))
     });
+    let in_use = |host: &Host| {
+        let told = host.daemon().client_ok(&["nat", "list", "--json"]);
+        let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+        told["nat"][0]["udp_ports"].as_u64()
+    };
+    assert_eq!(in_use(&host), Some(4));
     for _ in 0..2 {
         die(&mut host);
         host = space.start(&place);
         assert_eq!([1000, 5000, 6000].map(|port| tells(&mut a, port)), before);
+        assert_eq!(in_use(&host), Some(4));
         assert!(is_attached(&a));
     }
     // An upgrade is one more process.

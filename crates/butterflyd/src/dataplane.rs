@@ -2,9 +2,9 @@
 
 use butterfly_datapath::{
     AddError, DropReport, Explanation, ExportedVnic, FdbRow, GroupChange, Imported, Moved,
-    MovedVnic, NoAnswer, NotAHost, NotInEffect, Question, RoutingChange, SessionFilter, SessionRow,
-    SessionTable, SoughtNeighbour, Switch, Timeouts, TunnelError, TunnelReport, UplinkReport,
-    VnicPolicy, VnicReport, VnicSpec, WorkerReport,
+    MovedVnic, NoAnswer, NotAHost, NotInEffect, PortsInUse, Question, RoutingChange, SessionFilter,
+    SessionRow, SessionTable, SoughtNeighbour, Switch, Timeouts, TunnelError, TunnelReport,
+    UplinkReport, VnicPolicy, VnicReport, VnicSpec, WorkerReport,
 };
 use butterfly_model::{GroupName, Rule, Vni};
 use std::{net::IpAddr, sync::Arc};
@@ -113,6 +113,9 @@ pub trait Dataplane {
     /// Returns machines that routers of this host found or ask for, though nobody declared them, by
     /// network and address.
     fn sought_neighbours(&self) -> Vec<SoughtNeighbour>;
+
+    /// Returns how many ports are in use of each address that machines share.
+    fn ports_in_use(&self) -> Vec<PortsInUse>;
 
     /// Gives what outlasts the process the layout in force.
     fn follow_layout(&self);
@@ -248,6 +251,10 @@ impl Dataplane for Arc<Switch> {
 
     fn sought_neighbours(&self) -> Vec<SoughtNeighbour> {
         Switch::sought_neighbours(self)
+    }
+
+    fn ports_in_use(&self) -> Vec<PortsInUse> {
+        Switch::ports_in_use(self)
     }
 
     fn follow_layout(&self) {

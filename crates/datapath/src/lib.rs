@@ -58,6 +58,7 @@ pub use engine::reason::{DropReason, ReasonInfo};
 pub use engine::writer::MAX_WORKERS;
 pub use plane::AddError;
 pub use plane::moves::{ImportedSessions, NotAHost};
+pub use plane::ports::PortsInUse;
 pub use plane::routed::{NotInEffect, RoutingChange};
 pub use plane::seek::{SoughtNeighbour, SoughtState};
 pub use plane::sessions::{

@@ -247,6 +247,7 @@ fn print_nats(arguments: &Arguments, session: &mut Session) -> Result<(), Failur
         ("kind", Align::Left),
         ("address", Align::Left),
         ("to", Align::Left),
+        ("ports in use", Align::Left),
     ];
     session.print(table(0, heading, &rows))
 }
@@ -267,7 +268,7 @@ fn protocol_of(nat: &Nat) -> Option<&'static str> {
     }
 }
 
-fn row(nat: &Nat) -> [String; 5] {
+fn row(nat: &Nat) -> [String; 6] {
     let end = |address: &str, port: Option<u32>| match port {
         Some(port) => format!("{}:{port}", safe(address)),
         None => safe(address),
@@ -278,7 +279,14 @@ fn row(nat: &Nat) -> [String; 5] {
         None => outside,
     };
     let inside = nat.inside.as_deref().map_or("-".into(), |inside| end(inside, nat.to_port));
-    [safe(nat.router()), safe(nat.external()), word_of(nat).into(), outside, inside]
+    let used = match (nat.tcp_ports, nat.udp_ports, nat.echo_ids) {
+        (None, None, None) => "-".into(),
+        (tcp, udp, echo) => {
+            let [tcp, udp, echo] = [tcp, udp, echo].map(Option::unwrap_or_default);
+            format!("tcp {tcp}, udp {udp}, icmp {echo}")
+        }
+    };
+    [safe(nat.router()), safe(nat.external()), word_of(nat).into(), outside, inside, used]
 }
 
 fn nat_json(nat: &Nat) -> Value {
@@ -291,5 +299,8 @@ fn nat_json(nat: &Nat) -> Value {
         "protocol": protocol_of(nat),
         "port": nat.port,
         "to_port": nat.to_port,
+        "tcp_ports": nat.tcp_ports,
+        "udp_ports": nat.udp_ports,
+        "echo_ids": nat.echo_ids,
     })
 }

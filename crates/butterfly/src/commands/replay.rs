@@ -8,7 +8,7 @@ use crate::line::options::{flag, word};
 use crate::line::reader::Arguments;
 use crate::line::slips::meant_word;
 use crate::tree::Node;
-use butterfly_api::proto::{External, Message, Messages, Nic, Request, Response};
+use butterfly_api::proto::{External, Message, Messages, Nat, Nic, Request, Response};
 use butterfly_api::text::{self, ParseError};
 use clap::Command;
 use protobuf::MessageField;
@@ -181,6 +181,7 @@ fn declarations(response: Response) -> impl Iterator<Item = Message> {
     let nats = response
         .nat_list
         .into_iter()
+        .map(|nat| Nat { tcp_ports: None, udp_ports: None, echo_ids: None, ..nat })
         .map(|nat| Request { nat_add: MessageField::some(nat), ..Request::default() });
     let before = networks.chain(externals).chain(routers).chain(nats).chain(neighbours);
     let before = before.chain(nics);

@@ -10,11 +10,15 @@ const EXTERNALS: &str = r#"
     external_list { id: "office" uplink: "tap:out" vlan: 7 vni: 77 mtu: 1400
         address: "198.51.100.7/24" address: "2001:db8::7/64" }"#;
 const NATS: &str = r#"
-    nat_list { router: "r1" kind: SNAT external: "internet" address: "192.0.2.9" }
+    nat_list { router: "r1" kind: SNAT external: "internet" address: "192.0.2.9"
+        tcp_ports: 5 udp_ports: 6 echo_ids: 0 }
     nat_list { router: "r1" kind: FORWARD external: "internet" address: "192.0.2.9"
         inside: "10.5.0.10" protocol: 6 port: 443 to_port: 8443 }
     nat_list { router: "r1" kind: FLOATING external: "internet" address: "192.0.2.80"
         inside: "10.5.0.10" }"#;
+
+/// The part of a list that is no declaration.
+const USED: &str = "tcp_ports: 5 udp_ports: 6 echo_ids: 0";
 
 /// The object that a command prints when the daemon answers so.
 fn printed(line: &str, response: &str) -> Value {
@@ -321,10 +325,10 @@ fn translations_are_added_listed_and_taken_back() {
             line: "nat list @",
             asks: &[&["nat_list: true"]],
             answers: &[&[NATS]],
-            out: "router  external  kind      address            to\n\
-                  r1      internet  snat      192.0.2.9          -\n\
-                  r1      internet  forward   192.0.2.9:443/tcp  10.5.0.10:8443\n\
-                  r1      internet  floating  192.0.2.80         10.5.0.10\n",
+            out: "router  external  kind      address            to              ports in use\n\
+                  r1      internet  snat      192.0.2.9          -               tcp 5, udp 6, icmp 0\n\
+                  r1      internet  forward   192.0.2.9:443/tcp  10.5.0.10:8443  -\n\
+                  r1      internet  floating  192.0.2.80         10.5.0.10       -\n",
             ..Row::default()
         },
         Row {
@@ -337,7 +341,7 @@ fn translations_are_added_listed_and_taken_back() {
     let printed = printed("nat list --json @", NATS);
     let forward = json!({ "router": "r1", "external": "internet", "kind": "forward",
         "address": "192.0.2.9", "inside": "10.5.0.10", "protocol": "tcp", "port": 443,
-        "to_port": 8443 });
+        "to_port": 8443, "tcp_ports": null, "udp_ports": null, "echo_ids": null });
     assert_eq!(printed["nat"][1], forward);
 }
 
@@ -441,7 +445,7 @@ fn a_dump_has_externals_and_translations_and_is_applied() {
         .replace("external_list {", "external {")
         .replace(" vni: 16777215", "")
         .replace("chosen: true not_in_effect: \"there is no interface \\\"eth1\\\"\"", "");
-    let nats = NATS.replace("nat_list {", "nat {");
+    let nats = NATS.replace("nat_list {", "nat {").replace(USED, "");
     let state = format!(
         "apply {{ nic {nic} prune: false dry_run: false network {{ vni: 42 }} \
          router {router} {externals} {nats} }}"

@@ -16,8 +16,9 @@ use butterfly_api::{
     proto::{self, Response},
 };
 use butterfly_control::{Change, Refused, nat_name};
-use butterfly_datapath::RoutingChange;
-use butterfly_model::{External, ExternalId, Nat, Router, RouterId, Vni};
+use butterfly_datapath::{PortsInUse, RoutingChange};
+use butterfly_model::{External, ExternalId, Nat, NatRule, Router, RouterId, Vni};
+use std::net::IpAddr;
 use tracing::{info, warn};
 
 impl<D: Dataplane> Daemon<D> {
@@ -87,8 +88,23 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     pub(super) fn nat_list(&self) -> Answer {
-        let nats = self.desired.routed().all_nats();
-        let nat_list = nats.map(|rule| convert::nat_details(&rule)).collect();
+        let routed = self.desired.routed();
+        let in_use = self.dataplane.ports_in_use();
+        let details = |rule: NatRule| {
+            let mut told = convert::nat_details(&rule);
+            let vni = routed.external(rule.external.as_str()).map(|it| it.vni().number());
+            let is_it = |it: &&PortsInUse| {
+                Some(it.vni) == vni && IpAddr::from(it.address) == rule.nat.outside()
+            };
+            let shares = matches!(rule.nat, Nat::Snat { .. });
+            if let Some(used) = in_use.iter().find(is_it).filter(|_| shares) {
+                told.tcp_ports = Some(used.tcp);
+                told.udp_ports = Some(used.udp);
+                told.echo_ids = Some(used.echo);
+            }
+            told
+        };
+        let nat_list = routed.all_nats().map(details).collect();
         Ok(Response { nat_list, ..Default::default() })
     }
 

@@ -2,7 +2,10 @@
 //! numbers of their networks, which are all that the data path knows.
 
 use super::{Daemon, report::drops};
-use crate::{dataplane::Dataplane, metrics::RoutedCounts};
+use crate::{
+    dataplane::Dataplane,
+    metrics::{ExternalCondition, RoutedCounts},
+};
 use butterfly_api::{Failure, proto};
 use butterfly_datapath::{GuestReport, VnicReport, WireLoss, WireReport, WireState};
 use butterfly_model::External;
@@ -40,7 +43,11 @@ impl<D: Dataplane> Daemon<D> {
         let routed = self.desired.routed();
         let effect = |external: &External| {
             let id = external.id();
-            (id.as_str().to_owned(), self.missing_wires.why(id).is_none())
+            ExternalCondition {
+                id: id.as_str().to_owned(),
+                vni: external.vni().number(),
+                in_effect: self.missing_wires.why(id).is_none(),
+            }
         };
         RoutedCounts {
             routers: (routed.routers().len(), routed.route_count()),

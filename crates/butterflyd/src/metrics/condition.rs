@@ -27,8 +27,17 @@ pub struct RoutedCounts {
     pub routers: (usize, usize),
     /// Translations by kind.
     pub nats: NatCounts,
-    /// Ids of all externals, and whether each is in effect. They are few.
-    pub externals: Vec<(String, bool)>,
+    /// All externals. They are few.
+    pub externals: Vec<ExternalCondition>,
+}
+
+/// An external that is declared.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExternalCondition {
+    pub id: String,
+    /// Number of its network.
+    pub vni: u32,
+    pub in_effect: bool,
 }
 
 /// Condition that the main thread writes and a scrape reads.

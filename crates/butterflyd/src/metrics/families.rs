@@ -144,6 +144,9 @@ families! {
     Routes = Gauge "butterfly_routes" [];
     /// Translations that are declared, by kind: snat, floating or forward.
     Translations = Gauge "butterfly_translations" ["kind"];
+    /// Ports of an address that machines share, in use, by protocol: of 64512 each. Of ICMP they
+    /// are identifiers of echoes.
+    SharedPorts = Gauge "butterfly_shared_ports_in_use" ["external", "address", "protocol"];
 
     /// Frames dropped on this host, by reason, those of vnics that are gone included. Every reason
     /// there is.

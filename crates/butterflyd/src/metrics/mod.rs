@@ -9,7 +9,7 @@ mod families;
 mod page;
 mod server;
 
-pub use condition::{Condition, RoutedCounts, Troubles};
+pub use condition::{Condition, ExternalCondition, RoutedCounts, Troubles};
 pub use server::{Bound, MetricsError, Server};
 
 use crate::{checkpoint::Kept, holding::Service};

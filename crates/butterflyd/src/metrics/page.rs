@@ -1,14 +1,13 @@
 //! The page that a scrape gets: what was observed, in Prometheus' text format.
 
 use super::{
-    condition::{Condition, RoutedCounts},
+    condition::{Condition, ExternalCondition, RoutedCounts},
     families::{Declaration, FAMILIES, Family, MOST_PEERS, MetricKind},
 };
 use crate::holding::Service;
 use butterfly_api::Requests;
 use butterfly_datapath::{
-    Observation, PeerObservation, SessionObservation, UplinkObservation, WireObservation,
-    WireState, WorkerReport,
+    Observation, PeerObservation, SessionObservation, UplinkObservation, WireState, WorkerReport,
 };
 use butterfly_model::canonical;
 use prometheus::{
@@ -35,7 +34,7 @@ pub fn page(
         }
     }
     page.condition(condition);
-    page.routed(&condition.troubles().routed, &observed.wires);
+    page.routed(&condition.troubles().routed, observed);
     page.nics(observed);
     page.networks(observed);
     for (info, count) in &observed.drops {
@@ -97,15 +96,22 @@ impl Page {
         self.add(Family::HolderGone, &[], condition.holder_is_gone());
     }
 
-    fn routed(&mut self, routed: &RoutedCounts, wires: &[WireObservation]) {
+    fn routed(&mut self, routed: &RoutedCounts, observed: &Observation) {
         let mut down = 0_u64;
-        for (id, in_effect) in &routed.externals {
-            let wire = wires.iter().find(|wire| wire.external == *id);
+        for ExternalCondition { id, vni, in_effect } in &routed.externals {
+            let wire = observed.wires.iter().find(|wire| wire.external == *id);
             let is_up = *in_effect && wire.is_none_or(|wire| wire.state == WireState::Up);
             down += u64::from(!is_up);
             self.add(Family::ExternalUp, &[id], is_up);
             for (reason, count) in wire.iter().flat_map(|wire| &wire.losses) {
                 self.add(Family::ExternalLost, &[id, reason], *count);
+            }
+            for used in observed.ports.iter().filter(|used| used.vni == *vni) {
+                let address = used.address.to_string();
+                for (protocol, ports) in [("tcp", used.tcp), ("udp", used.udp), ("icmp", used.echo)]
+                {
+                    self.add(Family::SharedPorts, &[id, &address, protocol], u64::from(ports));
+                }
             }
         }
         self.add(Family::ExternalsDown, &[], down);

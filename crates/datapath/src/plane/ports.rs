@@ -26,6 +26,21 @@ pub(crate) trait KeptPorts {
     fn forget(&self, name: &str);
 }
 
+/// Ports in use of an address that machines share.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PortsInUse {
+    /// Number of the external's network.
+    pub vni: u32,
+    /// The address outside.
+    pub address: Ipv4Addr,
+    /// Ports of TCP.
+    pub tcp: u32,
+    /// Ports of UDP.
+    pub udp: u32,
+    /// Identifiers of ICMP echoes.
+    pub echo: u32,
+}
+
 /// Beginning of these names.
 pub(crate) const PORTS: &str = "ports:";
 

@@ -14,7 +14,7 @@ use crate::overlay::impossible;
 use crate::plane::{
     Plane, State,
     networks::{leases, rebuild_network},
-    ports::KeptPorts,
+    ports::{KeptPorts, PortsInUse},
     routed::{NotInEffect, RoutingChange},
     secrets,
     updates::Update,
@@ -107,6 +107,24 @@ impl Plane {
         }
         self.updates.add(Update::RoutingChanged);
         Ok(())
+    }
+
+    /// Returns how many ports are in use of each address that machines share: for the operator.
+    pub fn ports_in_use(&self) -> Vec<PortsInUse> {
+        let snapshot = self.shared.snapshot.load();
+        let outsides =
+            snapshot.routings.iter().filter_map(|(vni, it)| Some((*vni, it.outside.as_ref()?)));
+        let pools = outsides.flat_map(|(vni, outside)| {
+            outside.nat.pools().map(move |pool| {
+                let [tcp, udp, echo] = pool.ports.used();
+                PortsInUse { vni, address: pool.address, tcp, udp, echo }
+            })
+        });
+        let mut all: Vec<PortsInUse> = pools.collect();
+        all.sort_unstable_by_key(|it| (it.vni, it.address));
+        // Networks behind the external know its translations, too.
+        all.dedup_by_key(|it| (it.vni, it.address));
+        all
     }
 
     /// Frees ports outside that are over, in part `n` of `parts`.

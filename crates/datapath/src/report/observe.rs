@@ -13,7 +13,7 @@ use butterfly_guest::{GuestWatch, Report, WireState};
 
 use crate::endpoint::side::EndpointSide;
 use crate::engine::{counters::Counter, reason::ReasonInfo};
-use crate::plane::{Plane, vnics::WIRE};
+use crate::plane::{Plane, ports::PortsInUse, vnics::WIRE};
 use crate::report::uplink::observe_uplink;
 use crate::report::{
     counts::{happened, pair},
@@ -42,6 +42,8 @@ pub struct Observation {
     pub uplink: Option<UplinkObservation>,
     /// Wires of externals, by the externals' ids.
     pub wires: Vec<WireObservation>,
+    /// Addresses outside that machines share.
+    pub ports: Vec<PortsInUse>,
 }
 
 /// A wire of an external. Its traffic and drops are those of its port, a vnic.
@@ -203,6 +205,7 @@ pub(crate) fn observe(
         updates: plane.updates.list(),
         uplink: side.and_then(|side| observe_uplink(plane, side)),
         wires: Vec::new(),
+        ports: plane.ports_in_use(),
     }
 }
 

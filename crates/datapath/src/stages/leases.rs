@@ -54,7 +54,7 @@ drop_reasons! { 12;
     }
     /// A DHCP client looks for an address, and its vnic has none that could be leased.
     DHCP_NO_LEASE = "dhcp-no-lease" {
-        cause: "a vnic without an IPv4 address in a subnet of its network that has a gateway, or with the gateway's own",
+        cause: "a vnic without an address in a subnet of its network, for IPv4 one that has a gateway, or with the gateway's own",
         remedy: "declare one: `butterfly nic update --id NIC --ip ADDRESS..`; `butterfly network list` tells the subnets",
         charged: "the sender",
     }
@@ -67,7 +67,7 @@ drop_reasons! { 12;
     /// A DHCP client says that another machine has the address that it was given.
     DHCP_DECLINED = "dhcp-declined" {
         cause: "two machines with one address: two vnics that declare it, or a machine that was given it by hand",
-        remedy: "look for the other one with `arping` in a machine of the network, and give one of the two another address",
+        remedy: "look for the other one with `arping`, or `ndisc6` for IPv6, in a machine of the network, and give one of the two another address",
         charged: "the sender",
     }
     /// A router advertisement, in a network that tells its vnics of its routers itself; or headers

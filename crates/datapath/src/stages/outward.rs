@@ -23,7 +23,7 @@ drop_reasons! { 14;
     /// public: no answer would come back.
     NAT_NO_RULE = "nat-no-rule" {
         cause: "a machine with a private address that reaches for the outside, and a router that translates nothing for it",
-        remedy: "declare the network public if the outside has a route to it: `butterfly network add --vni VNI ... --public`; else have the router translate its addresses",
+        remedy: "declare the network public if the outside has a route to it: `butterfly network add --vni VNI ... --public`; else have the router translate its addresses: `butterfly snat add ROUTER --external EXTERNAL --address IP` for all machines, `butterfly floating add` for one",
         charged: "the sender",
     }
     /// From a machine inside to an address outside that a router of this host translates.

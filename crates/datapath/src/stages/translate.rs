@@ -47,8 +47,8 @@ drop_reasons! { 15;
     /// To the outside from a machine that shares an address there, by a vnic that has as many of
     /// its ports as one may have.
     NAT_SHARE = "nat-share" {
-        cause: "a machine that makes very many conversations at once, or scans: 4,096 ports of an address outside are the most that a vnic has at once",
-        remedy: "find out what it does; a machine that needs as many gets a floating address of its own",
+        cause: "a machine that makes very many conversations at once, or scans: a vnic has at most 4,096 ports of a protocol at once, and at most a fourth of those that are free; or the address is nearly full: `butterfly nat list` tells the ports in use",
+        remedy: "find out what it does; a machine that needs as many gets a floating address of its own; for more room add an address: `butterfly snat add`",
         charged: "the sender",
     }
     /// To the outside from a machine that shares an address there: none of the ports that it could

@@ -25,6 +25,11 @@ impl Switch {
         self.plane().sought()
     }
 
+    /// Returns how many ports are in use of each address that machines share.
+    pub fn ports_in_use(&self) -> Vec<crate::plane::ports::PortsInUse> {
+        self.plane().ports_in_use()
+    }
+
     /// Changes a security group. When this returns, no worker uses the old one. On an error nothing
     /// has changed.
     pub fn change_group(

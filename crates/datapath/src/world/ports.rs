@@ -225,9 +225,9 @@ impl Holder {
     }
 }
 
-/// Counts of ports by vnic: whose each port is, and how many of a protocol each vnic has. Each change of the one
-/// changes the other by as much, so none of them drifts. A vnic that comes to another's place
-/// begins at 0, and what the other one still has counts no more.
+/// Counts of ports by vnic: whose each port is, and how many of a protocol each vnic has. Each
+/// change of the one changes the other by as much, so none of them drifts. A vnic that comes to
+/// another's place begins at 0, and what the other one still has counts no more.
 #[derive(Debug)]
 struct Holders {
     of: Box<[AtomicU32]>,

@@ -20,11 +20,11 @@ use butterfly_datapath::{
     AddError, Admission, DeviceStatus, DropPlace, DropReport, DropRow, DroppedPacket, Explanation,
     ExportedVnic, Fate, FdbKind, FdbRow, Features, Front, GroupChange, GroupRow, GuestReport,
     Imported, Mac, Machine, Mark, Moved, MovedVnic, Negotiated, NeighbourRow, NetworkReport,
-    NoAnswer, NotAHost, NotInEffect, OutsideEnd, PeerReport, Peers, Pings, PlaceDrops, Question,
-    Queue, Refused, RemoteMac, Rewritten, RingStatus, RoutingChange, SessionEnd, SessionFilter,
-    SessionRow, SessionTable, SoughtNeighbour, SoughtState, Step, Target, Timeouts, Times,
-    TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, Walk, WireReport,
-    WorkerReport,
+    NoAnswer, NotAHost, NotInEffect, OutsideEnd, PeerReport, Peers, Pings, PlaceDrops, PortsInUse,
+    Question, Queue, Refused, RemoteMac, Rewritten, RingStatus, RoutingChange, SessionEnd,
+    SessionFilter, SessionRow, SessionTable, SoughtNeighbour, SoughtState, Step, Target, Timeouts,
+    Times, TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, Walk,
+    WireReport, WorkerReport,
 };
 use butterfly_model::{
     Cidr, Direction, External, GroupName, Nat, Neighbour, Network, Router, RouterId, Rule,
@@ -54,6 +54,8 @@ pub(super) struct Fake {
     pub(super) routers: BTreeMap<RouterId, Router>,
     pub(super) neighbours: BTreeMap<(Vni, IpAddr), Neighbour>,
     pub(super) wires: BTreeMap<Vni, External>,
+    /// Ports in use of addresses that machines share.
+    pub(super) ports: Vec<PortsInUse>,
     pub(super) nats: BTreeMap<(RouterId, Vni), Vec<Nat>>,
     /// Report of the guest behind every wire.
     pub(super) wire: Option<WireReport>,
@@ -350,6 +352,10 @@ impl Dataplane for Fake {
         };
         let all = [row(1, FdbKind::Static, None), row(2, FdbKind::Learnt, Some(7)), remote];
         all.into_iter().filter(|row| vni.is_none_or(|vni| vni == row.vni)).collect()
+    }
+
+    fn ports_in_use(&self) -> Vec<PortsInUse> {
+        self.ports.clone()
     }
 
     fn sought_neighbours(&self) -> Vec<SoughtNeighbour> {

@@ -4,6 +4,7 @@ use super::host::Host;
 use crate::handlers::{keep::encoded, records::object};
 use butterfly_api::Handler;
 use butterfly_control::{Declaration, Desired, Unnamed};
+use butterfly_datapath::PortsInUse;
 use butterfly_model::SocketDir;
 use butterfly_store::{Key, Sort};
 
@@ -116,6 +117,15 @@ fn lists_are_declarations() {
     }
     assert_eq!(host.succeeds("external_list: true"), of_chosen(16_777_215, ""));
     let nats = format!("nat_list {{ {SNAT} }} nat_list {{ {WEB} }} nat_list {{ {FLOATING} }}");
+    assert_eq!(host.succeeds("nat_list: true"), nats);
+    // A list tells how many ports are in use, and may be declared again all the same.
+    let used =
+        PortsInUse { vni: 16_777_215, address: [192, 0, 2, 9].into(), tcp: 5, udp: 6, echo: 7 };
+    host.fake().ports = vec![used, PortsInUse { vni: 1, ..used }];
+    let told = format!("{SNAT} tcp_ports: 5 udp_ports: 6 echo_ids: 7");
+    assert!(host.succeeds("nat_list: true").starts_with(&format!("nat_list {{ {told} }}")));
+    host.succeeds(&format!("nat_add {{ {told} }}"));
+    host.fake().ports.clear();
     assert_eq!(host.succeeds("nat_list: true"), nats);
     host.succeeds("external_add { id: \"lab\" vni: 77 address: \"198.51.100.7/24\" mtu: 1400 }");
     host.succeeds(

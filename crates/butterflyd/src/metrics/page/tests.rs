@@ -6,7 +6,9 @@ use crate::{
     metrics::{RoutedCounts, Troubles},
 };
 use butterfly_control::NatCounts;
-use butterfly_datapath::{NetworkObservation, NetworkTunnel, VnicObservation, reasons};
+use butterfly_datapath::{
+    NetworkObservation, NetworkTunnel, PortsInUse, VnicObservation, WireObservation, reasons,
+};
 use std::collections::BTreeSet;
 
 fn vnic(id: &str, vni: u32) -> VnicObservation {
@@ -74,6 +76,13 @@ fn full() -> Observation {
         },
         updates: vec![("nic-added", 1)],
         wires: vec![wire("office", WireState::Up), wire("wide", WireState::NoCarrier)],
+        ports: vec![PortsInUse {
+            vni: 78,
+            address: [192, 0, 2, 9].into(),
+            tcp: 5,
+            udp: 6,
+            echo: 7,
+        }],
         uplink: Some(UplinkObservation {
             kind: "tap".into(),
             up: true,
@@ -100,12 +109,13 @@ fn text(observed: &Observation) -> String {
     missing.metrics("192.0.2.1:9998");
     let condition = Condition::new(missing);
     let nats = NatCounts { pools: 1, floating: 2, forwards: 3 };
-    let externals = vec![
-        ("missing".to_owned(), false),
-        ("office".to_owned(), true),
-        ("wide".to_owned(), true),
-        ("wireless".to_owned(), true),
-    ];
+    let external = |(vni, id): (u32, &str)| ExternalCondition {
+        id: id.to_owned(),
+        vni,
+        in_effect: id != "missing",
+    };
+    let all = [(77, "missing"), (78, "office"), (79, "wide"), (80, "wireless")];
+    let externals = all.into_iter().map(external).collect();
     let routed = RoutedCounts { routers: (4, 5), nats, externals };
     condition.tell(Troubles {
         degraded: true,
@@ -141,6 +151,7 @@ fn everything_that_is_declared_is_there() {
         "butterfly_routers 4",
         "butterfly_routes 5",
         "butterfly_translations{kind=\"snat\"} 1",
+        "butterfly_shared_ports_in_use{external=\"office\",address=\"192.0.2.9\",protocol=\"icmp\"} 7",
         "butterfly_translations{kind=\"floating\"} 2",
         "butterfly_translations{kind=\"forward\"} 3",
         "butterfly_upgrade_failed 1",
