@@ -1,6 +1,6 @@
 //! Advertisements that nobody asked for (RFC 4861, 6.2.4): each vnic of a network that tells of its
 //! routers itself gets one each 200 to 600 s, one soon after it came, and one after each change. A
-//! router that left says so in one of its own (6.2.5).
+//! router that left says so in one of its own (6.2.5), also where nothing is told any more.
 //!
 //! Called once a second by the thread that looks for neighbours. What it sends in a second is
 //! bounded; vnics that are due later get theirs in a later one.
@@ -30,13 +30,22 @@ impl Plane {
         seeker.advertising.told.retain(|place, _| snapshot.vnic(*place).is_some());
         let mut room = PER_SECOND;
         for (_, network) in snapshot.networks.iter() {
+            if room == 0 {
+                break;
+            }
             let leasing = network.routing.as_ref().and_then(|it| it.leasing6.as_ref());
-            let Some(leasing) = leasing.filter(|_| room > 0) else { continue };
-            let messages: Vec<&[u8]> = leasing.adverts().iter().map(|it| &*it.message).collect();
+            let adverts = leasing.map_or(&[][..], |leasing| leasing.adverts());
+            let messages: Vec<&[u8]> = adverts.iter().map(|it| &*it.message).collect();
             let contents = seeker.advertising.hash.hash_one(messages);
+            // Where nothing is told any more, only those hear it who were told of a router.
+            let hears = |vnic: &Vnic| match adverts {
+                [] => seeker.advertising.gone(vnic.place, &[]).next().is_some(),
+                _ => true,
+            };
             let due: Vec<&Arc<Vnic>> = listeners(network, &snapshot)
+                .filter(|vnic| hears(vnic))
                 .filter(|vnic| seeker.advertising.is_due(vnic.place, contents, now))
-                .take(room / leasing.adverts().len().max(1))
+                .take(room / adverts.len().max(1))
                 .collect();
             if due.is_empty() {
                 continue;
@@ -44,10 +53,9 @@ impl Plane {
             self.make_askers(&mut self.state(), seeker, std::iter::once(network.vni));
             let Some(asker) = seeker.askers.get(&network.vni).cloned() else { continue };
             let Some(worker) = self.board.announcer(asker.place.slot) else { continue };
-            let adverts = leasing.adverts().iter();
-            let routers = adverts.filter(|it| it.lifetime > 0).map(|it| it.from.0);
+            let routers = adverts.iter().filter(|it| it.lifetime > 0).map(|it| it.from.0);
             let routers: Arc<[Mac]> = routers.collect();
-            room = room.saturating_sub(due.len() * leasing.adverts().len());
+            room = room.saturating_sub(due.len() * adverts.len());
             let mut farewells = BTreeMap::<[u8; 6], Vec<Vec<u8>>>::new();
             for vnic in &due {
                 for mac in seeker.advertising.gone(vnic.place, &routers) {
@@ -60,12 +68,15 @@ impl Plane {
                 let left = RouterAdvert::farewell(Mac(mac));
                 worker.ask(Arc::new(speaker(&asker, &left)), Arc::new(frames));
             }
-            for advert in leasing.adverts() {
+            for advert in adverts {
                 let frames = due.iter().filter_map(|vnic| frame(advert, vnic)).collect();
                 worker.ask(Arc::new(speaker(&asker, advert)), Arc::new(frames));
             }
             for vnic in due {
-                seeker.advertising.note(vnic.place, (contents, &routers), now);
+                match adverts {
+                    [] => drop(seeker.advertising.told.remove(&vnic.place)),
+                    _ => seeker.advertising.note(vnic.place, (contents, &routers), now),
+                }
             }
         }
     }

@@ -69,8 +69,9 @@ pub(super) fn hear(
     (routing, leasing): (&Routing, &Leasing6),
     context: &Context<'_>,
 ) {
-    if matches!(context.sender.kind, PortKind::Router) {
-        return; // of this host
+    // What routers of this host send is its own.
+    if !leasing.leases() || matches!(context.sender.kind, PortKind::Router) {
+        return;
     }
     let deep = judge(batch, (routing, leasing), (u64::MAX, false), context);
     if deep != 0 {
@@ -164,7 +165,9 @@ pub(super) fn stop_others(batch: &mut Batch<'_>, routed: u64, context: &Context<
         let packet = (frames.head(index), frame.len);
         let leased = exit.is_some_and(|routing| routing.leasing.is_some())
             && is_to_client_v4(packet, meta.inside);
-        let leased6 = exit.is_some_and(|routing| routing.leasing6.is_some())
+        let leased6 = exit
+            .and_then(|routing| routing.leasing6.as_ref())
+            .is_some_and(|leasing| leasing.leases())
             && is_to_client(packet, meta.inside);
         if leased || leased6 {
             meta.verdict = Verdict::Drop(DHCP_OTHER_SERVER, context.sender.place.slot);

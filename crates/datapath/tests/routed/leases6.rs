@@ -594,6 +594,66 @@ fn vnics_are_told_without_asking() {
     }
 }
 
+/// Has what is due told. Returns it, by who got it: nothing is dropped.
+fn heard(net: &mut Net) -> BTreeMap<String, Vec<Told>> {
+    net.host.seek();
+    let got = net.host.received().unwrap();
+    let moved = net.host.moved();
+    assert!(!moved.keys().any(|name| name.contains(".drop.")), "{moved:?}");
+    let tell = |frames: Vec<(NetHeader, Vec<u8>)>| {
+        frames.iter().map(|(_, frame)| told(frame)).collect::<Vec<_>>()
+    };
+    got.into_iter().map(|(id, frames)| (id, tell(frames))).collect()
+}
+
+/// Guests go on with a router until it says that it is none.
+#[test]
+fn what_is_told_no_more_is_taken_back() {
+    let four = Subnet::parse("10.0.0.0/24", Some("10.0.0.1")).unwrap();
+    let four = Network::new(vni(42), vec![four], None).unwrap().with_dhcp(Some(dhcp())).unwrap();
+    for change in [leasing(None), RoutingChange::DeclareNetwork(four)] {
+        for bypass in [true, false] {
+            let mut net = net(bypass);
+            net.host.pass(1);
+            assert_eq!(heard(&mut net).len(), 2);
+            net.host.change_routing(change.clone());
+            net.host.pass(3);
+            let got = heard(&mut net);
+            assert_eq!(got.keys().collect::<Vec<_>>(), ["a", "c"]);
+            for told in got.values() {
+                assert_eq!((told.len(), told[0].lifetime), (1, 0), "{told:?}");
+                assert_eq!(told[0].from, (gateway(), local(gateway())));
+            }
+            // Once, and nothing else any more: not to those that come either.
+            let late: Machine = ("late", Mac([2, 0, 0, 0, 0, 0x1a]), 42, [10, 0, 0, 26]);
+            net.host.vnic(late.0, late.1, late.2, &policy(late.3, bypass)).unwrap();
+            net.host.settle();
+            net.host.moved();
+            for _ in 0..700 {
+                net.host.pass(1);
+                assert_eq!(heard(&mut net), BTreeMap::new());
+            }
+        }
+    }
+}
+
+/// Guests that were given it by hand, or before `--dhcp` was taken back, look whether it is there.
+#[test]
+fn a_link_local_gateway_is_there_without_dhcp() {
+    for bypass in [true, false] {
+        let mut net = net(bypass);
+        net.host.change_routing(leasing(None));
+        let own = local(gateway());
+        let body = [&own.octets()[..], &[1, 1], &A.1.0].concat();
+        let asks = build::ethernet(A.1, gateway()).ipv6(local(A.1), own).ttl(255);
+        let frame = answer(&mut net, A, &asks.icmp(v6::NEIGHBOUR_SOLICITATION, 0, 0, &body));
+        assert_eq!(frame[..], neighbour::advertisement((A.1, local(A.1)), (gateway(), own)));
+        let body = [&own.octets()[..], &[2, 1], &C.1.0].concat();
+        let claim = to_group(C, own, ALL_NODES).ttl(255).icmp(136, 0, 0x2000_0000, &body);
+        net.drops(C, &claim, "gateway-claimed");
+    }
+}
+
 /// Advertisements of other hosts count for the network; those of this one stay here.
 #[test]
 fn other_hosts_are_no_routers_either() {
