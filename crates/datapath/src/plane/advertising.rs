@@ -3,9 +3,8 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasher, RandomState},
+    sync::{Arc, Weak},
 };
-
-use std::sync::Arc;
 
 use butterfly_packet::Mac;
 
@@ -23,6 +22,10 @@ pub(super) struct Advertising {
     pub told: HashMap<PortRef, Advertised>,
     /// Hash of what is told, and of what times are made.
     pub hash: RandomState,
+    /// Place of the network that had its turn last.
+    pub served: u32,
+    /// Frames that workers were given: they let go of them when all are sent.
+    given: Vec<Weak<Vec<Vec<u8>>>>,
 }
 
 /// Advertisements to a vnic.
@@ -44,6 +47,23 @@ impl Advertising {
             passed >= told.next.wrapping_sub(told.last)
                 || told.contents != contents && passed >= LEAST
         })
+    }
+
+    /// Returns the second in which a vnic was told last; `None` comes first.
+    pub fn last(&self, place: PortRef) -> Option<u32> {
+        self.told.get(&place).map(|told| told.last)
+    }
+
+    /// Notes that a worker is given these frames.
+    pub fn send(&mut self, frames: &Arc<Vec<Vec<u8>>>) {
+        self.given.push(Arc::downgrade(frames));
+    }
+
+    /// Returns the number of frames that workers were given and did not send yet. Of frames that
+    /// were given together all count until the last is sent.
+    pub fn under_way(&mut self) -> usize {
+        self.given.retain(|frames| frames.strong_count() > 0);
+        self.given.iter().filter_map(Weak::upgrade).map(|frames| frames.len()).sum()
     }
 
     /// Returns the routers that a vnic was told, and that are none any more.
@@ -84,6 +104,19 @@ mod tests {
             now += next.unwrap();
         }
         assert!(seen.len() > 50, "they are not all the same");
+    }
+
+    #[test]
+    fn frames_count_until_they_are_sent() {
+        let mut advertising = Advertising::default();
+        let [first, second] = [2, 3].map(|n| Arc::new(vec![vec![0_u8; 100]; n]));
+        advertising.send(&first);
+        advertising.send(&second);
+        assert_eq!(advertising.under_way(), 5);
+        drop(first);
+        assert_eq!((advertising.under_way(), advertising.given.len()), (3, 1));
+        drop(second);
+        assert_eq!((advertising.under_way(), advertising.given.len()), (0, 0));
     }
 
     #[test]

@@ -654,6 +654,114 @@ fn a_link_local_gateway_is_there_without_dhcp() {
     }
 }
 
+/// Vnics of several networks that lease addresses, and which are not told yet.
+fn crowd(networks: &[(u32, u8)]) -> Net {
+    let mut net = Net::apart(&[], true);
+    for (number, vnics) in networks {
+        for n in 0..*vnics {
+            let mac = Mac([2, 0, 0, 1, *number as u8, n]);
+            let own = policy([10, 0, 0, 100 + n], true);
+            net.host.vnic(&format!("{number}-{n}"), mac, *number, &own).unwrap();
+        }
+        let subnet = Subnet::parse("fd00:42::/64", Some("fd00:42::1")).unwrap();
+        let network = Network::new(vni(*number), vec![subnet], None).unwrap();
+        let network = network.with_dhcp(Some(dhcp())).unwrap();
+        net.host.change_routing(RoutingChange::DeclareNetwork(network));
+    }
+    net.host.settle();
+    net.host.received().unwrap();
+    net.host.moved();
+    net
+}
+
+/// Numbers of advertisements that networks heard.
+fn by_network(got: &BTreeMap<String, Vec<Told>>) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for (id, told) in got {
+        *counts.entry(id.split('-').next().unwrap().to_owned()).or_default() += told.len();
+    }
+    counts
+}
+
+/// A network with many vnics keeps no other one waiting, and takes what others leave.
+#[test]
+fn a_crowd_leaves_room_for_other_networks() {
+    let mut networks = vec![(60, 150)];
+    networks.extend((61..=66).map(|number| (number, 40)));
+    networks.push((67, 5));
+    let mut net = crowd(&networks);
+    let mut sums = BTreeMap::<String, usize>::new();
+    net.host.pass(1);
+    let got = by_network(&heard(&mut net));
+    assert_eq!(got.values().sum::<usize>(), 256, "{got:?}");
+    assert_eq!(got["67"], 5, "{got:?}");
+    assert!((61..=66).all(|number: u32| got[&number.to_string()] >= 32), "{got:?}");
+    for (network, count) in got {
+        *sums.entry(network).or_default() += count;
+    }
+    net.host.pass(1);
+    for (network, count) in by_network(&heard(&mut net)) {
+        *sums.entry(network).or_default() += count;
+    }
+    let all = networks.iter().map(|(vni, vnics)| (vni.to_string(), usize::from(*vnics)));
+    assert_eq!(sums, all.collect(), "each is told once");
+}
+
+/// The next second begins with the networks that had no turn.
+#[test]
+fn networks_take_turns() {
+    let networks: Vec<(u32, u8)> = (60..80).map(|number| (number, 20)).collect();
+    let mut net = crowd(&networks);
+    let mut heard_by = |router: &str| {
+        for (number, _) in &networks {
+            net.host.change_routing(router_of(router, *number));
+        }
+        net.host.pass(3);
+        by_network(&heard(&mut net))
+    };
+    // Each time all that is told changes, and there is room for 12 networks, and for most of one.
+    let first = heard_by("r1");
+    let second = heard_by("r2");
+    let third = heard_by("r3");
+    assert!(first.len() < 20, "{first:?}");
+    for (number, _) in &networks {
+        let number = number.to_string();
+        let turns = [&first, &second, &third].iter().filter(|it| it.contains_key(&number)).count();
+        assert!(turns >= 1, "{number}");
+    }
+}
+
+/// A router of one network, which no other has.
+fn router_of(id: &str, number: u32) -> RoutingChange {
+    router(&format!("{id}-{number}"), &[number])
+}
+
+/// A worker that has much to announce sends them as soon as it has room.
+#[test]
+fn a_worker_without_room_advertises_later() {
+    let mut net = net(true);
+    for _ in 0..600 {
+        net.host.announce_once("b").unwrap();
+    }
+    net.host.pass(1);
+    net.host.seek();
+    // Workers of tests look at their orders when others come.
+    for _ in 0..4 {
+        net.host.announce_once("b").unwrap();
+        net.host.settle();
+    }
+    let got = net.host.received().unwrap();
+    for id in ["a", "c"] {
+        let frames = got.get(id).into_iter().flatten().map(|(_, frame)| frame);
+        let adverts = frames.filter(|frame| frame.len() > 54 && frame[12..14] == [0x86, 0xdd]);
+        assert_eq!(adverts.filter(|frame| frame[54] == 134).count(), 1, "{id}");
+    }
+    // They wait no longer, and others have room.
+    net.host.moved();
+    net.host.pass(600);
+    assert_eq!(heard(&mut net).len(), 2);
+}
+
 /// Advertisements of other hosts count for the network; those of this one stay here.
 #[test]
 fn other_hosts_are_no_routers_either() {
