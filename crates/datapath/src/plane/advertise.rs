@@ -1,6 +1,7 @@
 //! Advertisements that nobody asked for (RFC 4861, 6.2.4): each vnic of a network that tells of its
 //! routers itself gets one each 200 to 600 s, one soon after it came, and one after each change. A
-//! router that left says so in one of its own (6.2.5), also where nothing is told any more.
+//! router that left says so in one of its own (6.2.5), also where nothing is told any more. Blocks
+//! that left the link are told with lifetimes of 0 for a day (6.3.4).
 //!
 //! Called once a second by the thread that looks for neighbours. What it sends in a second is
 //! bounded, and so is what waits at workers. Each network has a share before any gets more, and of
@@ -9,6 +10,7 @@
 use std::{
     collections::BTreeMap,
     hash::BuildHasher,
+    net::Ipv6Addr,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
@@ -32,6 +34,7 @@ impl Plane {
     pub(super) fn advertise(&self, seeker: &mut Seeker, now: u32) {
         let snapshot = self.shared.snapshot.load_full();
         seeker.advertising.told.retain(|place, _| snapshot.vnic(*place).is_some());
+        seeker.advertising.links.retain(|vni, _| snapshot.network(*vni).is_some());
         let mut room = PER_SECOND.saturating_sub(seeker.advertising.under_way());
         // Starts behind the last network that had its turn.
         let from = seeker.advertising.served;
@@ -66,7 +69,8 @@ impl Plane {
         let leasing = network.routing.as_ref().and_then(|it| it.leasing6.as_ref());
         let adverts = leasing.map_or(&[][..], |leasing| leasing.adverts());
         let messages: Vec<&[u8]> = adverts.iter().map(|it| &*it.message).collect();
-        let contents = seeker.advertising.hash.hash_one(messages);
+        let gone_blocks = withdrawn(network, seeker, now);
+        let contents = seeker.advertising.hash.hash_one((messages, &gone_blocks));
         // Where nothing is told any more, only those hear it who were told of a router.
         let hears = |vnic: &Vnic| match adverts {
             [] => seeker.advertising.gone(vnic.place, &[]).next().is_some(),
@@ -85,6 +89,7 @@ impl Plane {
         let Some(worker) = self.board.announcer(asker.place.slot) else { return (0, false) };
         let routers = adverts.iter().filter(|it| it.lifetime > 0).map(|it| it.from.0);
         let routers: Arc<[Mac]> = routers.collect();
+        let adverts: Vec<_> = adverts.iter().map(|it| it.without(&gone_blocks)).collect();
         let mut told: Vec<Vec<Vec<u8>>> = vec![Vec::new(); adverts.len()];
         let mut farewells = BTreeMap::<[u8; 6], (RouterAdvert, Vec<Vec<u8>>)>::new();
         let (mut sent, mut more) = (0, false);
@@ -96,14 +101,14 @@ impl Plane {
             }
             sent += gone.len() + adverts.len();
             for mac in gone {
-                let new = || (RouterAdvert::farewell(mac), Vec::new());
+                let new = || (RouterAdvert::farewell(mac).without(&gone_blocks), Vec::new());
                 let (left, frames) = farewells.entry(mac.0).or_insert_with(new);
                 frames.extend(frame(left, vnic));
             }
             for (advert, frames) in adverts.iter().zip(&mut told) {
                 frames.extend(frame(advert, vnic));
             }
-            match adverts {
+            match adverts[..] {
                 [] => drop(seeker.advertising.told.remove(&vnic.place)),
                 _ => seeker.advertising.note(vnic.place, (contents, &routers), now),
             }
@@ -116,6 +121,32 @@ impl Plane {
         }
         (sent, more)
     }
+}
+
+/// Returns the blocks that vnics of a network were told to be of the link, and that are not of it
+/// any more. A network that tells nothing any more takes back those that it does not have.
+fn withdrawn(network: &Network, seeker: &mut Seeker, now: u32) -> Vec<(Ipv6Addr, u8)> {
+    let links = &mut seeker.advertising.links;
+    let routing = network.routing.as_ref();
+    let leasing = routing.and_then(|it| it.leasing6.as_ref()).filter(|it| it.leases());
+    let link = match leasing {
+        Some(leasing) => {
+            let link = links.entry(network.vni).or_default();
+            link.look(leasing.prefixes(), now);
+            link
+        }
+        None => {
+            let Some(link) = links.get_mut(&network.vni) else { return Vec::new() };
+            let has = |block: &Ipv6Addr| routing.is_some_and(|it| it.owns(block.to_bits()));
+            link.keep(|(block, _)| has(block), now);
+            link
+        }
+    };
+    let gone = link.gone();
+    if link.is_empty() {
+        links.remove(&network.vni);
+    }
+    gone
 }
 
 /// Returns the vnics of a network whose guests run here.

@@ -1,20 +1,26 @@
 //! Times at which vnics are told of routers without asking (RFC 4861, 6.2.4).
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     hash::{BuildHasher, RandomState},
+    net::Ipv6Addr,
     sync::{Arc, Weak},
 };
 
 use butterfly_packet::Mac;
 
 use crate::engine::place::PortRef;
+use crate::world::leases6::VALID;
 
 /// Shortest and longest time between two advertisements to a vnic, in seconds (RFC 4861, 6.2.1).
 const SHORTEST: u32 = 200;
 const LONGEST: u32 = 600;
 /// Least time after which a vnic hears of a change (MIN_DELAY_BETWEEN_RAS).
 const LEAST: u32 = 3;
+/// Most blocks of a network that are taken back at a time: as many as it may have. The oldest is
+/// forgotten first.
+const WITHDRAWN: usize = 8;
+
 /// State of advertisements.
 #[derive(Default)]
 pub(super) struct Advertising {
@@ -26,6 +32,48 @@ pub(super) struct Advertising {
     pub served: u32,
     /// Frames that workers were given: they let go of them when all are sent.
     given: Vec<Weak<Vec<Vec<u8>>>>,
+    /// Blocks that networks told, by VNI.
+    pub links: HashMap<u32, OnLink>,
+}
+
+/// Blocks that the vnics of a network were told to be of the link: 16 at most, with their lengths.
+#[derive(Default)]
+pub(super) struct OnLink {
+    now: Box<[(Ipv6Addr, u8)]>,
+    /// Those that are no longer of it, and since when, the oldest first.
+    gone: VecDeque<((Ipv6Addr, u8), u32)>,
+}
+
+impl OnLink {
+    /// Notes the blocks of a network. Those that it told before are taken back for as long as a
+    /// vnic that missed it may believe them.
+    pub fn look(&mut self, prefixes: &[(Ipv6Addr, u8)], now: u32) {
+        if *self.now != *prefixes {
+            let left = self.now.iter().filter(|block| !prefixes.contains(block));
+            self.gone.extend(left.map(|block| (*block, now)));
+            self.now = prefixes.into();
+        }
+        self.gone
+            .retain(|(block, since)| !prefixes.contains(block) && now.wrapping_sub(*since) < VALID);
+        let beyond = self.gone.len().saturating_sub(WITHDRAWN);
+        self.gone.drain(..beyond);
+    }
+
+    /// Does the same for those of its blocks that the network still has.
+    pub fn keep(&mut self, has: impl Fn(&(Ipv6Addr, u8)) -> bool, now: u32) {
+        let left: Vec<_> = self.now.iter().copied().filter(has).collect();
+        self.look(&left, now);
+    }
+
+    /// Returns the blocks that are taken back.
+    pub fn gone(&self) -> Vec<(Ipv6Addr, u8)> {
+        self.gone.iter().map(|(block, _)| *block).collect()
+    }
+
+    /// Returns whether it has anything to remember.
+    pub fn is_empty(&self) -> bool {
+        self.now.is_empty() && self.gone.is_empty()
+    }
 }
 
 /// Advertisements to a vnic.
@@ -104,6 +152,32 @@ mod tests {
             now += next.unwrap();
         }
         assert!(seen.len() > 50, "they are not all the same");
+    }
+
+    #[test]
+    fn blocks_are_taken_back_for_a_day() {
+        let block = |n: u16| (Ipv6Addr::from([0xfd00, n, 0, 0, 0, 0, 0, 0]), 64);
+        let mut link = OnLink::default();
+        link.look(&[block(1), block(2)], 10);
+        assert_eq!(link.gone(), []);
+        link.look(&[block(2)], 20);
+        assert_eq!(link.gone(), [block(1)]);
+        link.look(&[block(2)], 19 + VALID);
+        assert_eq!(link.gone(), [block(1)]);
+        link.look(&[block(2)], 20 + VALID);
+        assert_eq!(link.gone(), []);
+        // One that comes back is of the link.
+        link.look(&[], 30);
+        link.look(&[block(2)], 40);
+        assert_eq!(link.gone(), []);
+        // The newest are kept.
+        for n in 3..40 {
+            link.look(&[block(n)], 50);
+        }
+        assert_eq!(link.gone(), (31..39).map(block).collect::<Vec<_>>());
+        link.look(&[], 50 + VALID);
+        link.look(&[], 50 + 2 * VALID);
+        assert!(link.is_empty());
     }
 
     #[test]

@@ -13,7 +13,7 @@ use arrayvec::ArrayVec;
 use butterfly_model as model;
 use butterfly_packet::{
     Mac,
-    advert::{AdvertTerms, message},
+    advert::{AdvertTerms, message, withdraw},
     dhcp::search_list,
     dhcp6::Terms6,
 };
@@ -30,7 +30,7 @@ const MAX_ROUTERS: usize = 4;
 /// advertisements (RFC 4861, 6.2.1). Servers and domains hold as long (RFC 8106, 5.1).
 const LIFETIME: u16 = 1800;
 /// Seconds for which blocks are of the network.
-const VALID: u32 = 86_400;
+pub(crate) const VALID: u32 = 86_400;
 const PREFERRED: u32 = 14_400;
 
 /// Advertisement of a router, or of a network without one.
@@ -55,9 +55,18 @@ pub(crate) struct Leasing6 {
     search: Box<[u8]>,
     /// The first is of the server. None: the network leases nothing and tells nothing.
     adverts: ArrayVec<RouterAdvert, MAX_ROUTERS>,
+    /// Blocks that are told to be of the link, and their lengths.
+    prefixes: Box<[(Ipv6Addr, u8)]>,
 }
 
 impl RouterAdvert {
+    /// Returns the same, which says of these blocks that they are of the link no longer.
+    pub fn without(&self, gone: &[(Ipv6Addr, u8)]) -> RouterAdvert {
+        let mut message = self.message.to_vec();
+        withdraw(&mut message, gone.iter().copied());
+        RouterAdvert { from: self.from, lifetime: self.lifetime, message: message.into() }
+    }
+
     /// Makes the last one of a router that left: it is none any more (RFC 4861, 6.2.5).
     pub fn farewell(mac: Mac) -> RouterAdvert {
         let from = (mac, link_local(mac).into());
@@ -122,6 +131,7 @@ impl Leasing6 {
             dns: servers.iter().flat_map(Ipv6Addr::octets).collect(),
             search,
             adverts,
+            prefixes: prefixes.into(),
         })
     }
 
@@ -134,6 +144,7 @@ impl Leasing6 {
             dns: Box::default(),
             search: Box::default(),
             adverts: ArrayVec::new(),
+            prefixes: Box::default(),
         }
     }
 
@@ -145,6 +156,11 @@ impl Leasing6 {
     /// Returns the advertisements of its routers, or the one that says that there is none.
     pub fn adverts(&self) -> &[RouterAdvert] {
         &self.adverts
+    }
+
+    /// Returns the blocks that it tells to be of the link, and their lengths.
+    pub fn prefixes(&self) -> &[(Ipv6Addr, u8)] {
+        &self.prefixes
     }
 
     /// Returns MAC address and link-local address of the server.

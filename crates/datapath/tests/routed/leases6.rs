@@ -654,6 +654,60 @@ fn a_link_local_gateway_is_there_without_dhcp() {
     }
 }
 
+/// Blocks of an advertisement, and for how many seconds they are of the link, and preferred.
+fn blocks(told: &Told) -> Vec<(Ipv6Addr, u32, u32)> {
+    let word = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
+    let of = |value: &[u8]| {
+        assert_eq!(value[..2], [64, 0x80]);
+        let block: [u8; 16] = value[14..30].try_into().unwrap();
+        (block.into(), word(&value[2..6]), word(&value[6..10]))
+    };
+    let options = told.options.iter().filter(|(kind, _)| *kind == 3);
+    options.map(|(_, value)| of(value)).collect()
+}
+
+/// Network 42 with these subnets of IPv6, each 64 bits long.
+fn with_blocks(numbers: &[u16], dhcp: Option<Dhcp>) -> RoutingChange {
+    let subnet =
+        |n: &u16| Subnet::parse(&format!("fd00:{n:x}::/64"), Some(&format!("fd00:{n:x}::1")));
+    let subnets = numbers.iter().map(|n| subnet(n).unwrap()).collect();
+    let network = Network::new(vni(42), subnets, None).unwrap();
+    RoutingChange::DeclareNetwork(network.with_dhcp(dhcp).unwrap())
+}
+
+/// Guests would look for machines of a former subnet on their link for a day.
+#[test]
+fn blocks_that_left_the_link_are_taken_back() {
+    let block = |n: u16| Ipv6Addr::from([0xfd00, n, 0, 0, 0, 0, 0, 0]);
+    let is_there = |n: u16| (block(n), 86_400, 14_400);
+    let is_gone = |n: u16| (block(n), 0, 0);
+    let mut net = net(true);
+    let told_of = |net: &mut Net, change: RoutingChange| {
+        net.host.change_routing(change);
+        net.host.pass(3);
+        let got = heard(net);
+        assert_eq!(got.keys().collect::<Vec<_>>(), ["a", "c"]);
+        got["a"].iter().map(blocks).collect::<Vec<_>>()
+    };
+    let first = told_of(&mut net, with_blocks(&[0x42, 0x43], Some(dhcp())));
+    assert_eq!(first, [[is_there(0x42), is_there(0x43)]]);
+    let left = told_of(&mut net, with_blocks(&[0x43], Some(dhcp())));
+    assert_eq!(left, [[is_there(0x43), is_gone(0x42)]]);
+    // Whoever comes later may have heard of it before.
+    net.host.pass(600);
+    assert_eq!(blocks(&heard(&mut net)["c"][0]), [is_there(0x43), is_gone(0x42)]);
+    let back = told_of(&mut net, with_blocks(&[0x42, 0x43], Some(dhcp())));
+    assert_eq!(back, [[is_there(0x42), is_there(0x43)]]);
+    // The farewell of a router takes back what the network has no longer.
+    let quiet = told_of(&mut net, with_blocks(&[0x42], None));
+    assert_eq!(quiet, [[is_gone(0x43)]]);
+    // After a day all forgot it.
+    told_of(&mut net, with_blocks(&[0x42, 0x43], Some(dhcp())));
+    told_of(&mut net, with_blocks(&[0x43], Some(dhcp())));
+    net.host.pass(86_400);
+    assert_eq!(blocks(&heard(&mut net)["a"][0]), [is_there(0x43)]);
+}
+
 /// Vnics of several networks that lease addresses, and which are not told yet.
 fn crowd(networks: &[(u32, u8)]) -> Net {
     let mut net = Net::apart(&[], true);
