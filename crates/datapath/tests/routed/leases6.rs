@@ -471,7 +471,28 @@ fn servers_behind_routers_are_not_heard() {
     net.host.update("b", &VnicPolicy { ips, ..policy(B.3, true) }).unwrap();
     let through = build::ethernet(B.1, gateway()).ipv6(b, SIX_A);
     net.drops(B, &through.clone().udp(547, 546, &[2, 0, 0, 1]), "dhcp-other-server");
-    assert_eq!(net.send(B, &through.udp(547, 545, b"x")).keys().collect::<Vec<_>>(), ["a"]);
+    let plain = through.clone().udp(547, 545, b"x");
+    assert_eq!(net.send(B, &plain).keys().collect::<Vec<_>>(), ["a"]);
+    // Nothing hides it: no extension headers, and no first fragment without its ports.
+    let hidden = through.clone().extension(DESTINATION_OPTIONS, &[0; 38]);
+    net.drops(B, &hidden.udp(547, 546, &[2, 0, 0, 1]), "dhcp-other-server");
+    let first = through.clone().fragment(7, 0, true).payload(UDP, &[2, 35, 2, 34, 0, 60, 0, 0]);
+    net.drops(B, &first, "dhcp-other-server");
+    let empty = through.clone().fragment(7, 0, true).payload(UDP, &[]);
+    net.drops(B, &empty, "dhcp-other-server");
+    let more = through.clone().fragment(7, 0, true);
+    let more = more.payload(DESTINATION_OPTIONS, &[17, 0, 1, 4, 0, 0, 0, 0]);
+    net.drops(B, &more, "dhcp-other-server");
+    let endless = (0..5).fold(through.clone(), |ip, _| ip.extension(DESTINATION_OPTIONS, &[0; 38]));
+    net.drops(B, &endless.udp(547, 546, &[2, 0, 0, 1]), "dhcp-other-server");
+    // Nor where no subnet is of IPv4.
+    net.host.change_routing(with_blocks(&[0x42], Some(dhcp())));
+    net.drops(B, &through.clone().udp(547, 546, &[2, 0, 0, 1]), "dhcp-other-server");
+    // Without DHCP all of it passes.
+    net.host.change_routing(with_blocks(&[0x42], None));
+    for frame in [through.udp(547, 546, &[2, 0, 0, 1]), empty] {
+        assert_eq!(net.send(B, &frame).keys().collect::<Vec<_>>(), ["a"]);
+    }
 }
 
 #[test]
