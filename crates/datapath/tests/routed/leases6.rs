@@ -792,7 +792,10 @@ fn networks_take_turns() {
             net.host.change_routing(router_of(router, *number));
         }
         net.host.pass(3);
-        by_network(&heard(&mut net))
+        let got = by_network(&heard(&mut net));
+        let all: usize = got.values().sum();
+        assert!(all > 250 && all <= 256, "farewells count, too: {got:?}");
+        got
     };
     // Each time all that is told changes, and there is room for 12 networks, and for most of one.
     let first = heard_by("r1");
