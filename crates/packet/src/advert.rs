@@ -85,22 +85,13 @@ pub fn message(from: Mac, terms: &AdvertTerms<'_>) -> Vec<u8> {
     let mut message = vec![v6::ROUTER_ADVERTISEMENT, 0, 0, 0, HOPS, MANAGED | OTHER];
     message.extend(terms.lifetime.to_be_bytes());
     message.extend([0; 8]); // no word on how neighbours are looked for
-    let mut put = |option: Vec<u8>| {
-        if message.len() + option.len() <= MAX_MESSAGE {
-            message.extend(option);
-        }
-    };
+    let mut put = |option: Vec<u8>| append(&mut message, &option);
     put([&[icmp::OPTION_SOURCE_LINK_ADDRESS, 1][..], &from.0].concat());
     if let Some(mtu) = terms.mtu {
         put([&[MTU, 1, 0, 0][..], &u32::from(mtu).to_be_bytes()].concat());
     }
-    for (prefix, length) in terms.prefixes {
-        let mut option = vec![PREFIX, 4, *length, ON_LINK];
-        option.extend(terms.valid.to_be_bytes());
-        option.extend(terms.preferred.to_be_bytes());
-        option.extend([0; 4]);
-        option.extend(prefix.octets());
-        put(option);
+    for prefix in terms.prefixes {
+        put(block(*prefix, terms.valid, terms.preferred));
     }
     let servers: Vec<u8> = terms.dns.iter().flat_map(Ipv6Addr::octets).collect();
     for (kind, value) in [(DNS, &servers[..]), (SEARCH, terms.search)] {
@@ -113,6 +104,31 @@ pub fn message(from: Mac, terms: &AdvertTerms<'_>) -> Vec<u8> {
         put(option);
     }
     message
+}
+
+/// Says in a message that these blocks are of the link no longer (RFC 4861, 6.3.4). Those that find
+/// no room in [`MAX_MESSAGE`] are left out.
+pub fn withdraw(message: &mut Vec<u8>, prefixes: impl IntoIterator<Item = (Ipv6Addr, u8)>) {
+    for prefix in prefixes {
+        append(message, &block(prefix, 0, 0));
+    }
+}
+
+/// Returns the option that says for how many seconds a block is of the link, and preferred.
+fn block((prefix, length): (Ipv6Addr, u8), valid: u32, preferred: u32) -> Vec<u8> {
+    let mut option = vec![PREFIX, 4, length, ON_LINK];
+    option.extend(valid.to_be_bytes());
+    option.extend(preferred.to_be_bytes());
+    option.extend([0; 4]);
+    option.extend(prefix.octets());
+    option
+}
+
+/// Appends an option to a message, if it has room.
+fn append(message: &mut Vec<u8>, option: &[u8]) {
+    if message.len() + option.len() <= MAX_MESSAGE {
+        message.extend(option);
+    }
 }
 
 /// Writes the frame of a message, from a router to a machine or to all. Returns its length in
@@ -229,6 +245,16 @@ mod tests {
         assert_eq!(message.len(), 24);
         assert_eq!(message[4..8], [64, 0xc0, 0, 0]);
         assert_eq!(options(&message), [(1, ROUTER.0.to_vec())]);
+    }
+
+    #[test]
+    fn blocks_that_are_taken_back() {
+        let mut message = message(ROUTER, &AdvertTerms::NONE);
+        withdraw(&mut message, [(six("fd00:42::"), 64)]);
+        let value = [&[64, 0x80][..], &[0; 12], &six("fd00:42::").octets()].concat();
+        assert_eq!(options(&message), [(1, ROUTER.0.to_vec()), (PREFIX, value)]);
+        withdraw(&mut message, (0..64).map(|n| (Ipv6Addr::from(n << 64), 64)));
+        assert!(message.len() <= MAX_MESSAGE && message.len() > MAX_MESSAGE - 32);
     }
 
     #[test]

@@ -1,13 +1,16 @@
 //! Advertisements that nobody asked for (RFC 4861, 6.2.4): each vnic of a network that tells of its
 //! routers itself gets one each 200 to 600 s, one soon after it came, and one after each change. A
-//! router that left says so in one of its own (6.2.5).
+//! router that left says so in one of its own (6.2.5), also where nothing is told any more. Blocks
+//! that left the link are told with lifetimes of 0 for a day (6.3.4).
 //!
 //! Called once a second by the thread that looks for neighbours. What it sends in a second is
-//! bounded; vnics that are due later get theirs in a later one.
+//! bounded, and so is what waits at workers. Each network has a share before any gets more, and of
+//! its vnics those come first who heard nothing for longest. Others get theirs in a later second.
 
 use std::{
     collections::BTreeMap,
     hash::BuildHasher,
+    net::Ipv6Addr,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
@@ -20,55 +23,131 @@ use crate::world::{
     snapshot::{Network, PortKind, Snapshot, Vnic},
 };
 
-/// Most advertisements in a second, of all networks: 256 are enough for 100,000 vnics.
+/// Most advertisements in a second, farewells too, of all networks, with those that still wait at
+/// workers. So many are enough for 102,400 vnics with one router each, or 25,600 with four, which
+/// are due each 400 s on average; with more of them each is told later.
 const PER_SECOND: usize = 256;
+/// Most of them of a network while others wait.
+const PER_NETWORK: usize = 32;
 
 impl Plane {
     /// Has advertisements sent that are due.
     pub(super) fn advertise(&self, seeker: &mut Seeker, now: u32) {
         let snapshot = self.shared.snapshot.load_full();
         seeker.advertising.told.retain(|place, _| snapshot.vnic(*place).is_some());
-        let mut room = PER_SECOND;
-        for (_, network) in snapshot.networks.iter() {
-            let leasing = network.routing.as_ref().and_then(|it| it.leasing6.as_ref());
-            let Some(leasing) = leasing.filter(|_| room > 0) else { continue };
-            let messages: Vec<&[u8]> = leasing.adverts().iter().map(|it| &*it.message).collect();
-            let contents = seeker.advertising.hash.hash_one(messages);
-            let due: Vec<&Arc<Vnic>> = listeners(network, &snapshot)
-                .filter(|vnic| seeker.advertising.is_due(vnic.place, contents, now))
-                .take(room / leasing.adverts().len().max(1))
-                .collect();
-            if due.is_empty() {
-                continue;
-            }
-            self.make_askers(&mut self.state(), seeker, std::iter::once(network.vni));
-            let Some(asker) = seeker.askers.get(&network.vni).cloned() else { continue };
-            let Some(worker) = self.board.announcer(asker.place.slot) else { continue };
-            let adverts = leasing.adverts().iter();
-            let routers = adverts.filter(|it| it.lifetime > 0).map(|it| it.from.0);
-            let routers: Arc<[Mac]> = routers.collect();
-            room = room.saturating_sub(due.len() * leasing.adverts().len());
-            let mut farewells = BTreeMap::<[u8; 6], Vec<Vec<u8>>>::new();
-            for vnic in &due {
-                for mac in seeker.advertising.gone(vnic.place, &routers) {
-                    let farewell = frame(&RouterAdvert::farewell(mac), vnic);
-                    farewells.entry(mac.0).or_default().extend(farewell);
+        seeker.advertising.links.retain(|vni, _| snapshot.network(*vni).is_some());
+        let mut room = PER_SECOND.saturating_sub(seeker.advertising.under_way());
+        // Starts behind the last network that had its turn.
+        let from = seeker.advertising.served;
+        let behind = snapshot.networks.iter().filter(|(at, _)| *at > from);
+        let before = snapshot.networks.iter().filter(|(at, _)| *at <= from);
+        let mut networks: Vec<_> = behind.chain(before).collect();
+        for share in [PER_NETWORK, PER_SECOND] {
+            networks.retain(|(at, network)| {
+                if room == 0 {
+                    return true;
                 }
-            }
-            for (mac, frames) in farewells {
-                room = room.saturating_sub(frames.len());
-                let left = RouterAdvert::farewell(Mac(mac));
-                worker.ask(Arc::new(speaker(&asker, &left)), Arc::new(frames));
-            }
-            for advert in leasing.adverts() {
-                let frames = due.iter().filter_map(|vnic| frame(advert, vnic)).collect();
-                worker.ask(Arc::new(speaker(&asker, advert)), Arc::new(frames));
-            }
-            for vnic in due {
-                seeker.advertising.note(vnic.place, (contents, &routers), now);
-            }
+                let within = (&*snapshot, share.min(room));
+                let (sent, more) = self.advertise_in(network, within, seeker, now);
+                room = room.saturating_sub(sent);
+                if sent > 0 {
+                    seeker.advertising.served = *at;
+                }
+                more
+            });
         }
     }
+
+    /// Has advertisements of a network sent that are due, `most` of them. Returns their number, and
+    /// whether more are due.
+    fn advertise_in(
+        &self,
+        network: &Network,
+        (snapshot, most): (&Snapshot, usize),
+        seeker: &mut Seeker,
+        now: u32,
+    ) -> (usize, bool) {
+        let leasing = network.routing.as_ref().and_then(|it| it.leasing6.as_ref());
+        let adverts = leasing.map_or(&[][..], |leasing| leasing.adverts());
+        let messages: Vec<&[u8]> = adverts.iter().map(|it| &*it.message).collect();
+        let gone_blocks = withdrawn(network, seeker, now);
+        let contents = seeker.advertising.hash.hash_one((messages, &gone_blocks));
+        // Where nothing is told any more, only those hear it who were told of a router.
+        let hears = |vnic: &Vnic| match adverts {
+            [] => seeker.advertising.gone(vnic.place, &[]).next().is_some(),
+            _ => true,
+        };
+        let mut due: Vec<&Arc<Vnic>> = listeners(network, snapshot)
+            .filter(|vnic| hears(vnic))
+            .filter(|vnic| seeker.advertising.is_due(vnic.place, contents, now))
+            .collect();
+        if due.is_empty() {
+            return (0, false);
+        }
+        due.sort_by_key(|vnic| seeker.advertising.last(vnic.place));
+        self.make_askers(&mut self.state(), seeker, std::iter::once(network.vni));
+        let Some(asker) = seeker.askers.get(&network.vni).cloned() else { return (0, false) };
+        let Some(worker) = self.board.announcer(asker.place.slot) else { return (0, false) };
+        let routers = adverts.iter().filter(|it| it.lifetime > 0).map(|it| it.from.0);
+        let routers: Arc<[Mac]> = routers.collect();
+        let adverts: Vec<_> = adverts.iter().map(|it| it.without(&gone_blocks)).collect();
+        let mut told: Vec<Vec<Vec<u8>>> = vec![Vec::new(); adverts.len()];
+        let mut farewells = BTreeMap::<[u8; 6], (RouterAdvert, Vec<Vec<u8>>)>::new();
+        let (mut sent, mut more) = (0, false);
+        for vnic in due {
+            let gone: Vec<Mac> = seeker.advertising.gone(vnic.place, &routers).collect();
+            if sent + gone.len() + adverts.len() > most {
+                more = true;
+                break;
+            }
+            sent += gone.len() + adverts.len();
+            for mac in gone {
+                let new = || (RouterAdvert::farewell(mac).without(&gone_blocks), Vec::new());
+                let (left, frames) = farewells.entry(mac.0).or_insert_with(new);
+                frames.extend(frame(left, vnic));
+            }
+            for (advert, frames) in adverts.iter().zip(&mut told) {
+                frames.extend(frame(advert, vnic));
+            }
+            match adverts[..] {
+                [] => drop(seeker.advertising.told.remove(&vnic.place)),
+                _ => seeker.advertising.note(vnic.place, (contents, &routers), now),
+            }
+        }
+        let farewells = farewells.values_mut().map(|(left, frames)| (&*left, frames));
+        for (advert, frames) in farewells.chain(adverts.iter().zip(&mut told)) {
+            let frames = Arc::new(std::mem::take(frames));
+            seeker.advertising.send(&frames);
+            worker.ask(Arc::new(speaker(&asker, advert)), frames);
+        }
+        (sent, more)
+    }
+}
+
+/// Returns the blocks that vnics of a network were told to be of the link, and that are not of it
+/// any more. A network that tells nothing any more takes back those that it does not have.
+fn withdrawn(network: &Network, seeker: &mut Seeker, now: u32) -> Vec<(Ipv6Addr, u8)> {
+    let links = &mut seeker.advertising.links;
+    let routing = network.routing.as_ref();
+    let leasing = routing.and_then(|it| it.leasing6.as_ref()).filter(|it| it.leases());
+    let link = match leasing {
+        Some(leasing) => {
+            let link = links.entry(network.vni).or_default();
+            link.look(leasing.prefixes(), now);
+            link
+        }
+        None => {
+            let Some(link) = links.get_mut(&network.vni) else { return Vec::new() };
+            let has = |block: &Ipv6Addr| routing.is_some_and(|it| it.owns(block.to_bits()));
+            link.keep(|(block, _)| has(block), now);
+            link
+        }
+    };
+    let gone = link.gone();
+    if link.is_empty() {
+        links.remove(&network.vni);
+    }
+    gone
 }
 
 /// Returns the vnics of a network whose guests run here.

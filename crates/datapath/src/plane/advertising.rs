@@ -1,21 +1,26 @@
 //! Times at which vnics are told of routers without asking (RFC 4861, 6.2.4).
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     hash::{BuildHasher, RandomState},
+    net::Ipv6Addr,
+    sync::{Arc, Weak},
 };
-
-use std::sync::Arc;
 
 use butterfly_packet::Mac;
 
 use crate::engine::place::PortRef;
+use crate::world::leases6::VALID;
 
 /// Shortest and longest time between two advertisements to a vnic, in seconds (RFC 4861, 6.2.1).
 const SHORTEST: u32 = 200;
 const LONGEST: u32 = 600;
 /// Least time after which a vnic hears of a change (MIN_DELAY_BETWEEN_RAS).
 const LEAST: u32 = 3;
+/// Most blocks of a network that are taken back at a time: as many as it may have. The oldest is
+/// forgotten first.
+const WITHDRAWN: usize = 8;
+
 /// State of advertisements.
 #[derive(Default)]
 pub(super) struct Advertising {
@@ -23,6 +28,52 @@ pub(super) struct Advertising {
     pub told: HashMap<PortRef, Advertised>,
     /// Hash of what is told, and of what times are made.
     pub hash: RandomState,
+    /// Place of the network that had its turn last.
+    pub served: u32,
+    /// Frames that workers were given: they let go of them when all are sent.
+    given: Vec<Weak<Vec<Vec<u8>>>>,
+    /// Blocks that networks told, by VNI.
+    pub links: HashMap<u32, OnLink>,
+}
+
+/// Blocks that the vnics of a network were told to be of the link: 16 at most, with their lengths.
+#[derive(Default)]
+pub(super) struct OnLink {
+    now: Box<[(Ipv6Addr, u8)]>,
+    /// Those that are no longer of it, and since when, the oldest first.
+    gone: VecDeque<((Ipv6Addr, u8), u32)>,
+}
+
+impl OnLink {
+    /// Notes the blocks of a network. Those that it told before are taken back for as long as a
+    /// vnic that missed it may believe them.
+    pub fn look(&mut self, prefixes: &[(Ipv6Addr, u8)], now: u32) {
+        if *self.now != *prefixes {
+            let left = self.now.iter().filter(|block| !prefixes.contains(block));
+            self.gone.extend(left.map(|block| (*block, now)));
+            self.now = prefixes.into();
+        }
+        self.gone
+            .retain(|(block, since)| !prefixes.contains(block) && now.wrapping_sub(*since) < VALID);
+        let beyond = self.gone.len().saturating_sub(WITHDRAWN);
+        self.gone.drain(..beyond);
+    }
+
+    /// Does the same for those of its blocks that the network still has.
+    pub fn keep(&mut self, has: impl Fn(&(Ipv6Addr, u8)) -> bool, now: u32) {
+        let left: Vec<_> = self.now.iter().copied().filter(has).collect();
+        self.look(&left, now);
+    }
+
+    /// Returns the blocks that are taken back.
+    pub fn gone(&self) -> Vec<(Ipv6Addr, u8)> {
+        self.gone.iter().map(|(block, _)| *block).collect()
+    }
+
+    /// Returns whether it has anything to remember.
+    pub fn is_empty(&self) -> bool {
+        self.now.is_empty() && self.gone.is_empty()
+    }
 }
 
 /// Advertisements to a vnic.
@@ -44,6 +95,23 @@ impl Advertising {
             passed >= told.next.wrapping_sub(told.last)
                 || told.contents != contents && passed >= LEAST
         })
+    }
+
+    /// Returns the second in which a vnic was told last; `None` comes first.
+    pub fn last(&self, place: PortRef) -> Option<u32> {
+        self.told.get(&place).map(|told| told.last)
+    }
+
+    /// Notes that a worker is given these frames.
+    pub fn send(&mut self, frames: &Arc<Vec<Vec<u8>>>) {
+        self.given.push(Arc::downgrade(frames));
+    }
+
+    /// Returns the number of frames that workers were given and did not send yet. Of frames that
+    /// were given together all count until the last is sent.
+    pub fn under_way(&mut self) -> usize {
+        self.given.retain(|frames| frames.strong_count() > 0);
+        self.given.iter().filter_map(Weak::upgrade).map(|frames| frames.len()).sum()
     }
 
     /// Returns the routers that a vnic was told, and that are none any more.
@@ -84,6 +152,45 @@ mod tests {
             now += next.unwrap();
         }
         assert!(seen.len() > 50, "they are not all the same");
+    }
+
+    #[test]
+    fn blocks_are_taken_back_for_a_day() {
+        let block = |n: u16| (Ipv6Addr::from([0xfd00, n, 0, 0, 0, 0, 0, 0]), 64);
+        let mut link = OnLink::default();
+        link.look(&[block(1), block(2)], 10);
+        assert_eq!(link.gone(), []);
+        link.look(&[block(2)], 20);
+        assert_eq!(link.gone(), [block(1)]);
+        link.look(&[block(2)], 19 + VALID);
+        assert_eq!(link.gone(), [block(1)]);
+        link.look(&[block(2)], 20 + VALID);
+        assert_eq!(link.gone(), []);
+        // One that comes back is of the link.
+        link.look(&[], 30);
+        link.look(&[block(2)], 40);
+        assert_eq!(link.gone(), []);
+        // The newest are kept.
+        for n in 3..40 {
+            link.look(&[block(n)], 50);
+        }
+        assert_eq!(link.gone(), (31..39).map(block).collect::<Vec<_>>());
+        link.look(&[], 50 + VALID);
+        link.look(&[], 50 + 2 * VALID);
+        assert!(link.is_empty());
+    }
+
+    #[test]
+    fn frames_count_until_they_are_sent() {
+        let mut advertising = Advertising::default();
+        let [first, second] = [2, 3].map(|n| Arc::new(vec![vec![0_u8; 100]; n]));
+        advertising.send(&first);
+        advertising.send(&second);
+        assert_eq!(advertising.under_way(), 5);
+        drop(first);
+        assert_eq!((advertising.under_way(), advertising.given.len()), (3, 1));
+        drop(second);
+        assert_eq!((advertising.under_way(), advertising.given.len()), (0, 0));
     }
 
     #[test]

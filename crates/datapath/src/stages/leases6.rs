@@ -69,8 +69,9 @@ pub(super) fn hear(
     (routing, leasing): (&Routing, &Leasing6),
     context: &Context<'_>,
 ) {
-    if matches!(context.sender.kind, PortKind::Router) {
-        return; // of this host
+    // What routers of this host send is its own.
+    if !leasing.leases() || matches!(context.sender.kind, PortKind::Router) {
+        return;
     }
     let deep = judge(batch, (routing, leasing), (u64::MAX, false), context);
     if deep != 0 {
@@ -153,33 +154,43 @@ fn may_be(next: u8) -> bool {
 #[inline(never)]
 pub(super) fn stop_others(batch: &mut Batch<'_>, routed: u64, context: &Context<'_>) -> u64 {
     let mut left = routed;
-    let (frames, metas, hops) = batch.parts_and_hops();
-    let frames = &*frames;
-    let each = metas.iter_mut().zip(hops.iter_mut()).zip(frames.each()).enumerate();
-    for (index, ((meta, hop), (frame, _))) in each {
-        if routed.wrapping_shr(index as u32) & 1 == 0 {
+    for index in 0..batch.frames.len() {
+        let bit = 1_u64.wrapping_shl(index as u32);
+        if routed & bit == 0 || !is_of_server(batch, index, context) {
             continue;
         }
-        let exit = context.other(hop.exit).and_then(|network| network.routing.as_ref());
-        let packet = (frames.head(index), frame.len);
-        let leased = exit.is_some_and(|routing| routing.leasing.is_some())
-            && is_to_client_v4(packet, meta.inside);
-        let leased6 = exit.is_some_and(|routing| routing.leasing6.is_some())
-            && is_to_client(packet, meta.inside);
-        if leased || leased6 {
+        let (_, metas, hops) = batch.parts_and_hops();
+        if let (Some(meta), Some(hop)) = (metas.get_mut(index), hops.get_mut(index)) {
             meta.verdict = Verdict::Drop(DHCP_OTHER_SERVER, context.sender.place.slot);
             meta.offload = false; // nobody will look at what it claims
             *hop = Hop::NONE;
-            left &= !(1 << index);
+            left &= !bit;
         }
     }
     left
 }
 
-/// Returns whether a packet is DHCPv6 to a client, in a frame that begins so.
-fn is_to_client((head, len): (&[u8], u32), inside: Inside) -> bool {
-    let more = head.len() < len as usize;
-    word((head, more), inside, |_| false) == Some(Word::ToClient)
+/// Returns whether a frame that a router passes on is DHCP to a client of a network that leases
+/// addresses itself, or may be: its headers do not end within the bytes that can be read.
+fn is_of_server(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) -> bool {
+    let (frames, metas, hops) = batch.parts_and_hops();
+    let Some((meta, hop)) = metas.get(index).zip(hops.get(index)) else { return false };
+    let exit = context.other(hop.exit).and_then(|network| network.routing.as_ref());
+    let Some(routing) = exit else { return false };
+    let len = frames.frames().get(index).map_or(0, |frame| frame.len);
+    if routing.leasing.is_some() && is_to_client_v4((frames.head(index), len), meta.inside) {
+        return true;
+    }
+    if !routing.leasing6.as_ref().is_some_and(|leasing| leasing.leases()) {
+        return false;
+    }
+    let read = |head: &[u8]| word((head, head.len() < len as usize), meta.inside, |_| false);
+    match read(frames.head(index)) {
+        Some(Word::Unread) => {
+            matches!(read(frames.extend_head(index)), Some(Word::ToClient | Word::Unread))
+        }
+        word => word == Some(Word::ToClient),
+    }
 }
 
 /// Returns the kind of what a frame holds that begins so; `None` if it is none, or in a VLAN.

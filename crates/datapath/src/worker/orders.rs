@@ -7,7 +7,11 @@ use super::{
     rounds::{Polled, Worker, serving},
     under_way::Parcel,
 };
-use crate::engine::place::{PollSource, PortRef};
+use crate::engine::{
+    mac::number,
+    place::{PollSource, PortRef},
+    reserved::{is_host, is_reserved},
+};
 use crate::stages::headers::TX_DISABLED;
 use butterfly_mem::cpu;
 use butterfly_point::{Point, pass};
@@ -25,11 +29,12 @@ impl Worker {
         // What was ordered before the flag was set is there.
         fence(Ordering::SeqCst);
         let mut orders = std::mem::take(&mut self.orders);
-        std::mem::swap(
-            &mut *self.handle.orders.lock().unwrap_or_else(PoisonError::into_inner),
-            &mut orders,
-        );
-        for order in orders.drain(..) {
+        let mut next = self.handle.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::swap(&mut *next, &mut orders);
+        // Those that were left last time have their turn in the next one.
+        let mut again = !next.is_empty();
+        drop(next);
+        for order in orders.extract_if(.., |order| !is_advertisement(order)) {
             match order {
                 Order::Started { source, kicked } => {
                     self.look_by_time(source, !kicked && self.has(source));
@@ -70,7 +75,7 @@ impl Worker {
                         self.add(PollSource::Queue { place, pair });
                     }
                 }
-                // Without room they are sent again in a second.
+                // Questions: without room they are sent again in a second.
                 Order::Ask { asker, frames } => {
                     self.later.announce(Speaker::Router(asker), frames);
                     self.add(PollSource::Waiting);
@@ -85,7 +90,28 @@ impl Worker {
                 }
             }
         }
+        if !orders.is_empty() {
+            self.advertise(&mut orders);
+            again |= !orders.is_empty();
+        }
         self.orders = orders;
+        if again {
+            self.handle.told.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Sends advertisements, as many as there is room for. Others stay in the list until there is
+    /// room, as nobody sends them again for long. Who orders them bounds what waits.
+    fn advertise(&mut self, orders: &mut Vec<Order>) {
+        let later = &mut self.later;
+        let mut room = true;
+        orders.retain(|order| {
+            if let Order::Ask { asker, frames } = order {
+                room = room && later.announce(Speaker::Router(asker.clone()), frames.clone());
+            }
+            !room
+        });
+        self.add(PollSource::Waiting);
     }
 
     /// Has a source looked at each millisecond, or no more.
@@ -154,4 +180,11 @@ impl Worker {
         }
         !left
     }
+}
+
+/// Returns whether an order is to send advertisements: these come from the MAC address of a router,
+/// and questions from that of a host.
+fn is_advertisement(order: &Order) -> bool {
+    let is_router = |mac: u64| is_reserved(mac) && !is_host(mac);
+    matches!(order, Order::Ask { asker, .. } if is_router(number(asker.mac)))
 }

@@ -1,6 +1,8 @@
 //! Leases of IPv6: what a network gives its vnics by DHCPv6, and says in advertisements.
 //!
-//! All of it is made when something is declared, as [`crate::world::leases`] is.
+//! All of it is made when something is declared, as [`crate::world::leases`] is. Where nothing is
+//! leased, but a router has an address of IPv6, it is there as well, and says nothing: machines may
+//! know such a router by its link-local address, and look whether that is there.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -11,7 +13,7 @@ use arrayvec::ArrayVec;
 use butterfly_model as model;
 use butterfly_packet::{
     Mac,
-    advert::{AdvertTerms, message},
+    advert::{AdvertTerms, message, withdraw},
     dhcp::search_list,
     dhcp6::Terms6,
 };
@@ -28,7 +30,7 @@ const MAX_ROUTERS: usize = 4;
 /// advertisements (RFC 4861, 6.2.1). Servers and domains hold as long (RFC 8106, 5.1).
 const LIFETIME: u16 = 1800;
 /// Seconds for which blocks are of the network.
-const VALID: u32 = 86_400;
+pub(crate) const VALID: u32 = 86_400;
 const PREFERRED: u32 = 14_400;
 
 /// Advertisement of a router, or of a network without one.
@@ -42,7 +44,7 @@ pub(crate) struct RouterAdvert {
     pub message: Box<[u8]>,
 }
 
-/// DHCPv6 and advertisements of a network.
+/// DHCPv6 and advertisements of a network whose routers have link-local addresses.
 #[derive(Debug)]
 pub(crate) struct Leasing6 {
     subnets: Box<[RangeInclusive<Address>]>,
@@ -51,11 +53,20 @@ pub(crate) struct Leasing6 {
     lease: u32,
     dns: Box<[u8]>,
     search: Box<[u8]>,
-    /// One at least: the first is of the server.
+    /// The first is of the server. None: the network leases nothing and tells nothing.
     adverts: ArrayVec<RouterAdvert, MAX_ROUTERS>,
+    /// Blocks that are told to be of the link, and their lengths.
+    prefixes: Box<[(Ipv6Addr, u8)]>,
 }
 
 impl RouterAdvert {
+    /// Returns the same, which says of these blocks that they are of the link no longer.
+    pub fn without(&self, gone: &[(Ipv6Addr, u8)]) -> RouterAdvert {
+        let mut message = self.message.to_vec();
+        withdraw(&mut message, gone.iter().copied());
+        RouterAdvert { from: self.from, lifetime: self.lifetime, message: message.into() }
+    }
+
     /// Makes the last one of a router that left: it is none any more (RFC 4861, 6.2.5).
     pub fn farewell(mac: Mac) -> RouterAdvert {
         let from = (mac, link_local(mac).into());
@@ -65,19 +76,19 @@ impl RouterAdvert {
 
 impl Leasing6 {
     /// Makes what a network gives that these routers join, each with its MAC address, as
-    /// [`number`], and its addresses there: nothing unless DHCP and a subnet of IPv6 are declared.
+    /// [`number`], and its addresses there. It leases if DHCP and a subnet of IPv6 are declared;
+    /// else it is quiet, and `None` if no router has an address of IPv6.
     pub fn new(network: &model::Network, gateways: &[(u64, &[Address])]) -> Option<Leasing6> {
-        let dhcp = network.dhcp()?;
         let of_six = || network.subnets().iter().filter(|it| it.cidr().network().is_ipv6());
         let subnets: Box<[_]> = of_six().map(|subnet| block(&subnet.cidr())).collect();
-        if subnets.is_empty() {
-            return None;
-        }
+        let speaks = |(_, own): &&(u64, &[Address])| own.iter().any(|it| !is_v4(*it));
+        let Some(dhcp) = network.dhcp().filter(|_| !subnets.is_empty()) else {
+            return gateways.iter().find(speaks).map(|_| Leasing6::quiet());
+        };
         let declared: Vec<Address> =
             of_six().filter_map(model::Subnet::gateway).map(number_of_ip).collect();
         let has_any =
             |(_, own): &(u64, &[Address]), of: &[Address]| of.iter().any(|it| own.contains(it));
-        let speaks = |(_, own): &&(u64, &[Address])| own.iter().any(|it| !is_v4(*it));
         // Those that the subnets name come before others.
         let named = gateways.iter().any(|gateway| has_any(gateway, &declared));
         let routers = gateways.iter().filter(speaks);
@@ -120,12 +131,36 @@ impl Leasing6 {
             dns: servers.iter().flat_map(Ipv6Addr::octets).collect(),
             search,
             adverts,
+            prefixes: prefixes.into(),
         })
+    }
+
+    /// Makes that of a network that leases nothing and tells nothing.
+    fn quiet() -> Leasing6 {
+        Leasing6 {
+            subnets: Box::default(),
+            gateways: Box::default(),
+            lease: 0,
+            dns: Box::default(),
+            search: Box::default(),
+            adverts: ArrayVec::new(),
+            prefixes: Box::default(),
+        }
+    }
+
+    /// Returns whether the network leases addresses and tells of its routers.
+    pub fn leases(&self) -> bool {
+        !self.adverts.is_empty()
     }
 
     /// Returns the advertisements of its routers, or the one that says that there is none.
     pub fn adverts(&self) -> &[RouterAdvert] {
         &self.adverts
+    }
+
+    /// Returns the blocks that it tells to be of the link, and their lengths.
+    pub fn prefixes(&self) -> &[(Ipv6Addr, u8)] {
+        &self.prefixes
     }
 
     /// Returns MAC address and link-local address of the server.

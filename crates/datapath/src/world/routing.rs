@@ -236,7 +236,8 @@ pub(crate) struct Routing {
     pub mtu: u32,
     /// DHCP of the network, if it is declared.
     pub leasing: Option<Box<Leasing>>,
-    /// DHCPv6 and advertisements, if it has a subnet of IPv6 and is no external.
+    /// DHCPv6 and advertisements, if a router has an address of IPv6 in it and it is no external.
+    /// Quiet, but for the routers' link-local addresses, where nothing is leased.
     pub leasing6: Option<Box<Leasing6>>,
     /// Its outside, if it is an external.
     pub outside: Option<Box<Outside>>,

@@ -471,7 +471,28 @@ fn servers_behind_routers_are_not_heard() {
     net.host.update("b", &VnicPolicy { ips, ..policy(B.3, true) }).unwrap();
     let through = build::ethernet(B.1, gateway()).ipv6(b, SIX_A);
     net.drops(B, &through.clone().udp(547, 546, &[2, 0, 0, 1]), "dhcp-other-server");
-    assert_eq!(net.send(B, &through.udp(547, 545, b"x")).keys().collect::<Vec<_>>(), ["a"]);
+    let plain = through.clone().udp(547, 545, b"x");
+    assert_eq!(net.send(B, &plain).keys().collect::<Vec<_>>(), ["a"]);
+    // Nothing hides it: no extension headers, and no first fragment without its ports.
+    let hidden = through.clone().extension(DESTINATION_OPTIONS, &[0; 38]);
+    net.drops(B, &hidden.udp(547, 546, &[2, 0, 0, 1]), "dhcp-other-server");
+    let first = through.clone().fragment(7, 0, true).payload(UDP, &[2, 35, 2, 34, 0, 60, 0, 0]);
+    net.drops(B, &first, "dhcp-other-server");
+    let empty = through.clone().fragment(7, 0, true).payload(UDP, &[]);
+    net.drops(B, &empty, "dhcp-other-server");
+    let more = through.clone().fragment(7, 0, true);
+    let more = more.payload(DESTINATION_OPTIONS, &[17, 0, 1, 4, 0, 0, 0, 0]);
+    net.drops(B, &more, "dhcp-other-server");
+    let endless = (0..5).fold(through.clone(), |ip, _| ip.extension(DESTINATION_OPTIONS, &[0; 38]));
+    net.drops(B, &endless.udp(547, 546, &[2, 0, 0, 1]), "dhcp-other-server");
+    // Nor where no subnet is of IPv4.
+    net.host.change_routing(with_blocks(&[0x42], Some(dhcp())));
+    net.drops(B, &through.clone().udp(547, 546, &[2, 0, 0, 1]), "dhcp-other-server");
+    // Without DHCP all of it passes.
+    net.host.change_routing(with_blocks(&[0x42], None));
+    for frame in [through.udp(547, 546, &[2, 0, 0, 1]), empty] {
+        assert_eq!(net.send(B, &frame).keys().collect::<Vec<_>>(), ["a"]);
+    }
 }
 
 #[test]
@@ -592,6 +613,231 @@ fn vnics_are_told_without_asking() {
         let got = heard(&mut net);
         assert_eq!((got["c"].len(), told(&got["c"][0].1).lifetime), (1, 1800));
     }
+}
+
+/// Has what is due told. Returns it, by who got it: nothing is dropped.
+fn heard(net: &mut Net) -> BTreeMap<String, Vec<Told>> {
+    net.host.seek();
+    let got = net.host.received().unwrap();
+    let moved = net.host.moved();
+    assert!(!moved.keys().any(|name| name.contains(".drop.")), "{moved:?}");
+    let tell = |frames: Vec<(NetHeader, Vec<u8>)>| {
+        frames.iter().map(|(_, frame)| told(frame)).collect::<Vec<_>>()
+    };
+    got.into_iter().map(|(id, frames)| (id, tell(frames))).collect()
+}
+
+/// Guests go on with a router until it says that it is none.
+#[test]
+fn what_is_told_no_more_is_taken_back() {
+    let four = Subnet::parse("10.0.0.0/24", Some("10.0.0.1")).unwrap();
+    let four = Network::new(vni(42), vec![four], None).unwrap().with_dhcp(Some(dhcp())).unwrap();
+    for change in [leasing(None), RoutingChange::DeclareNetwork(four)] {
+        for bypass in [true, false] {
+            let mut net = net(bypass);
+            net.host.pass(1);
+            assert_eq!(heard(&mut net).len(), 2);
+            net.host.change_routing(change.clone());
+            net.host.pass(3);
+            let got = heard(&mut net);
+            assert_eq!(got.keys().collect::<Vec<_>>(), ["a", "c"]);
+            for told in got.values() {
+                assert_eq!((told.len(), told[0].lifetime), (1, 0), "{told:?}");
+                assert_eq!(told[0].from, (gateway(), local(gateway())));
+            }
+            // Once, and nothing else any more: not to those that come either.
+            let late: Machine = ("late", Mac([2, 0, 0, 0, 0, 0x1a]), 42, [10, 0, 0, 26]);
+            net.host.vnic(late.0, late.1, late.2, &policy(late.3, bypass)).unwrap();
+            net.host.settle();
+            net.host.moved();
+            for _ in 0..700 {
+                net.host.pass(1);
+                assert_eq!(heard(&mut net), BTreeMap::new());
+            }
+        }
+    }
+}
+
+/// Guests that were given it by hand, or before `--dhcp` was taken back, look whether it is there.
+#[test]
+fn a_link_local_gateway_is_there_without_dhcp() {
+    for bypass in [true, false] {
+        let mut net = net(bypass);
+        net.host.change_routing(leasing(None));
+        let own = local(gateway());
+        let body = [&own.octets()[..], &[1, 1], &A.1.0].concat();
+        let asks = build::ethernet(A.1, gateway()).ipv6(local(A.1), own).ttl(255);
+        let frame = answer(&mut net, A, &asks.icmp(v6::NEIGHBOUR_SOLICITATION, 0, 0, &body));
+        assert_eq!(frame[..], neighbour::advertisement((A.1, local(A.1)), (gateway(), own)));
+        let body = [&own.octets()[..], &[2, 1], &C.1.0].concat();
+        let claim = to_group(C, own, ALL_NODES).ttl(255).icmp(136, 0, 0x2000_0000, &body);
+        net.drops(C, &claim, "gateway-claimed");
+    }
+}
+
+/// Blocks of an advertisement, and for how many seconds they are of the link, and preferred.
+fn blocks(told: &Told) -> Vec<(Ipv6Addr, u32, u32)> {
+    let word = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
+    let of = |value: &[u8]| {
+        assert_eq!(value[..2], [64, 0x80]);
+        let block: [u8; 16] = value[14..30].try_into().unwrap();
+        (block.into(), word(&value[2..6]), word(&value[6..10]))
+    };
+    let options = told.options.iter().filter(|(kind, _)| *kind == 3);
+    options.map(|(_, value)| of(value)).collect()
+}
+
+/// Network 42 with these subnets of IPv6, each 64 bits long.
+fn with_blocks(numbers: &[u16], dhcp: Option<Dhcp>) -> RoutingChange {
+    let subnet =
+        |n: &u16| Subnet::parse(&format!("fd00:{n:x}::/64"), Some(&format!("fd00:{n:x}::1")));
+    let subnets = numbers.iter().map(|n| subnet(n).unwrap()).collect();
+    let network = Network::new(vni(42), subnets, None).unwrap();
+    RoutingChange::DeclareNetwork(network.with_dhcp(dhcp).unwrap())
+}
+
+/// Guests would look for machines of a former subnet on their link for a day.
+#[test]
+fn blocks_that_left_the_link_are_taken_back() {
+    let block = |n: u16| Ipv6Addr::from([0xfd00, n, 0, 0, 0, 0, 0, 0]);
+    let is_there = |n: u16| (block(n), 86_400, 14_400);
+    let is_gone = |n: u16| (block(n), 0, 0);
+    let mut net = net(true);
+    let told_of = |net: &mut Net, change: RoutingChange| {
+        net.host.change_routing(change);
+        net.host.pass(3);
+        let got = heard(net);
+        assert_eq!(got.keys().collect::<Vec<_>>(), ["a", "c"]);
+        got["a"].iter().map(blocks).collect::<Vec<_>>()
+    };
+    let first = told_of(&mut net, with_blocks(&[0x42, 0x43], Some(dhcp())));
+    assert_eq!(first, [[is_there(0x42), is_there(0x43)]]);
+    let left = told_of(&mut net, with_blocks(&[0x43], Some(dhcp())));
+    assert_eq!(left, [[is_there(0x43), is_gone(0x42)]]);
+    // Whoever comes later may have heard of it before.
+    net.host.pass(600);
+    assert_eq!(blocks(&heard(&mut net)["c"][0]), [is_there(0x43), is_gone(0x42)]);
+    let back = told_of(&mut net, with_blocks(&[0x42, 0x43], Some(dhcp())));
+    assert_eq!(back, [[is_there(0x42), is_there(0x43)]]);
+    // The farewell of a router takes back what the network has no longer.
+    let quiet = told_of(&mut net, with_blocks(&[0x42], None));
+    assert_eq!(quiet, [[is_gone(0x43)]]);
+    // After a day all forgot it.
+    told_of(&mut net, with_blocks(&[0x42, 0x43], Some(dhcp())));
+    told_of(&mut net, with_blocks(&[0x43], Some(dhcp())));
+    net.host.pass(86_400);
+    assert_eq!(blocks(&heard(&mut net)["a"][0]), [is_there(0x43)]);
+}
+
+/// Vnics of several networks that lease addresses, and which are not told yet.
+fn crowd(networks: &[(u32, u8)]) -> Net {
+    let mut net = Net::apart(&[], true);
+    for (number, vnics) in networks {
+        for n in 0..*vnics {
+            let mac = Mac([2, 0, 0, 1, *number as u8, n]);
+            let own = policy([10, 0, 0, 100 + n], true);
+            net.host.vnic(&format!("{number}-{n}"), mac, *number, &own).unwrap();
+        }
+        let subnet = Subnet::parse("fd00:42::/64", Some("fd00:42::1")).unwrap();
+        let network = Network::new(vni(*number), vec![subnet], None).unwrap();
+        let network = network.with_dhcp(Some(dhcp())).unwrap();
+        net.host.change_routing(RoutingChange::DeclareNetwork(network));
+    }
+    net.host.settle();
+    net.host.received().unwrap();
+    net.host.moved();
+    net
+}
+
+/// Numbers of advertisements that networks heard.
+fn by_network(got: &BTreeMap<String, Vec<Told>>) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for (id, told) in got {
+        *counts.entry(id.split('-').next().unwrap().to_owned()).or_default() += told.len();
+    }
+    counts
+}
+
+/// A network with many vnics keeps no other one waiting, and takes what others leave.
+#[test]
+fn a_crowd_leaves_room_for_other_networks() {
+    let mut networks = vec![(60, 150)];
+    networks.extend((61..=66).map(|number| (number, 40)));
+    networks.push((67, 5));
+    let mut net = crowd(&networks);
+    let mut sums = BTreeMap::<String, usize>::new();
+    net.host.pass(1);
+    let got = by_network(&heard(&mut net));
+    assert_eq!(got.values().sum::<usize>(), 256, "{got:?}");
+    assert_eq!(got["67"], 5, "{got:?}");
+    assert!((61..=66).all(|number: u32| got[&number.to_string()] >= 32), "{got:?}");
+    for (network, count) in got {
+        *sums.entry(network).or_default() += count;
+    }
+    net.host.pass(1);
+    for (network, count) in by_network(&heard(&mut net)) {
+        *sums.entry(network).or_default() += count;
+    }
+    let all = networks.iter().map(|(vni, vnics)| (vni.to_string(), usize::from(*vnics)));
+    assert_eq!(sums, all.collect(), "each is told once");
+}
+
+/// The next second begins with the networks that had no turn.
+#[test]
+fn networks_take_turns() {
+    let networks: Vec<(u32, u8)> = (60..80).map(|number| (number, 20)).collect();
+    let mut net = crowd(&networks);
+    let mut heard_by = |router: &str| {
+        for (number, _) in &networks {
+            net.host.change_routing(router_of(router, *number));
+        }
+        net.host.pass(3);
+        let got = by_network(&heard(&mut net));
+        let all: usize = got.values().sum();
+        assert!(all > 250 && all <= 256, "farewells count, too: {got:?}");
+        got
+    };
+    // Each time all that is told changes, and there is room for 12 networks, and for most of one.
+    let first = heard_by("r1");
+    let second = heard_by("r2");
+    let third = heard_by("r3");
+    assert!(first.len() < 20, "{first:?}");
+    for (number, _) in &networks {
+        let number = number.to_string();
+        let turns = [&first, &second, &third].iter().filter(|it| it.contains_key(&number)).count();
+        assert!(turns >= 1, "{number}");
+    }
+}
+
+/// A router of one network, which no other has.
+fn router_of(id: &str, number: u32) -> RoutingChange {
+    router(&format!("{id}-{number}"), &[number])
+}
+
+/// A worker that has much to announce sends them as soon as it has room.
+#[test]
+fn a_worker_without_room_advertises_later() {
+    let mut net = net(true);
+    for _ in 0..600 {
+        net.host.announce_once("b").unwrap();
+    }
+    net.host.pass(1);
+    net.host.seek();
+    // Workers of tests look at their orders when others come.
+    for _ in 0..4 {
+        net.host.announce_once("b").unwrap();
+        net.host.settle();
+    }
+    let got = net.host.received().unwrap();
+    for id in ["a", "c"] {
+        let frames = got.get(id).into_iter().flatten().map(|(_, frame)| frame);
+        let adverts = frames.filter(|frame| frame.len() > 54 && frame[12..14] == [0x86, 0xdd]);
+        assert_eq!(adverts.filter(|frame| frame[54] == 134).count(), 1, "{id}");
+    }
+    // They wait no longer, and others have room.
+    net.host.moved();
+    net.host.pass(600);
+    assert_eq!(heard(&mut net).len(), 2);
 }
 
 /// Advertisements of other hosts count for the network; those of this one stay here.
