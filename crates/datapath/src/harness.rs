@@ -8,6 +8,7 @@ mod checkpoint;
 mod error;
 mod frames;
 mod halves;
+mod kept;
 mod moves;
 mod questions;
 mod rings;
@@ -53,7 +54,7 @@ pub struct Host {
     vnics: BTreeMap<String, Attached>,
     last: BTreeMap<String, u64>,
     /// Ports that machines share, as a holder keeps them.
-    kept_ports: adopted::PortsInMemory,
+    kept_ports: kept::PortsInMemory,
 }
 
 /// Frames that arrived at each guest, in order.
@@ -154,7 +155,7 @@ impl Host {
             wire,
             vnics: BTreeMap::new(),
             last: BTreeMap::new(),
-            kept_ports: adopted::PortsInMemory::default(),
+            kept_ports: kept::PortsInMemory::default(),
         })
     }
 

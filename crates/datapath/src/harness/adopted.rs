@@ -1,15 +1,9 @@
 //! Adopted tables of sessions: the counts that must be exact, and tables with any contents.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
-};
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::harness::{Host, error::Error};
 use crate::ip::{Tuple, tcp::TcpState};
-use crate::plane::ports::KeptPorts;
 use crate::session::{
     Admitted, FormerSessions, HashKey, Key, Life, NO_TRACK, Name, Past, State, Table, Timeouts,
     Zone,
@@ -19,45 +13,7 @@ use crate::session::{
 const CAPACITY: u32 = 64;
 const NOW: u32 = 1000;
 
-/// Ports that machines share, kept as a holder keeps them.
-#[derive(Default)]
-pub(super) struct PortsInMemory(Mutex<BTreeMap<String, OwnedFd>>);
-
-impl PortsInMemory {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<String, OwnedFd>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl KeptPorts for PortsInMemory {
-    fn take(&self, name: &str) -> Option<OwnedFd> {
-        self.all().get(name)?.try_clone().ok()
-    }
-
-    fn keep(&self, name: &str, ports: BorrowedFd<'_>) -> io::Result<()> {
-        self.all().insert(name.to_owned(), ports.try_clone_to_owned()?);
-        Ok(())
-    }
-
-    fn forget(&self, name: &str) {
-        self.all().remove(name);
-    }
-}
-
 impl Host {
-    /// Has the ports that machines shared on a host that died, for rules to come.
-    pub fn take_ports(&mut self, of: &Host) -> Result<(), Error> {
-        for (name, ports) in &*of.kept_ports.all() {
-            self.kept_ports.keep(name, ports.as_fd())?;
-        }
-        Ok(())
-    }
-
-    /// Returns how many addresses have their ports kept for a host to come.
-    pub fn kept_ports(&self) -> usize {
-        self.kept_ports.all().len()
-    }
-
     /// Notes that all vnics of an adopted table are declared. Returns the number of sessions that
     /// ended.
     pub fn all_declared(&mut self) -> u64 {
