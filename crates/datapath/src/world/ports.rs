@@ -394,24 +394,17 @@ impl PortTable {
     }
 
     /// Looks through all candidates of an end, in one go, for its own port, and for one that nobody
-    /// has, if `wants_free`: the same port, or one of the line that has most of them. So nearly all
-    /// ports are given away before somebody finds none. `taken` tells which ports are forwarded:
-    /// they belong to nobody here.
-    fn look(
-        &self,
-        end: InsideEnd,
-        now: u64,
-        taken: &impl Fn(u16) -> bool,
-        wants_free: bool,
-    ) -> Candidate<'_> {
+    /// has: the same port, or one of the line that has most of them. So nearly all ports are given
+    /// away before somebody finds none. `taken` tells which ports are forwarded: they belong to
+    /// nobody here.
+    fn look(&self, end: InsideEnd, now: u64, taken: &impl Fn(u16) -> bool) -> Candidate<'_> {
         // Most ports are others'. Who forwards is asked about the rest alone.
         let looked_at = |port: u16| {
             let place = self.word(end.protocol, port)?;
             let word = place.load(SeqCst);
             let used = PortUse::read(word);
             let own = used.filter(|used| used.owner == end.owner());
-            let is_free =
-                wants_free && own.is_none() && !used.is_some_and(|it| it.lasts(end.protocol, now));
+            let is_free = own.is_none() && !used.is_some_and(|it| it.lasts(end.protocol, now));
             let counts = (own.is_some() || is_free) && !taken(port);
             counts.then_some(((port, place, word), own))
         };
@@ -440,7 +433,7 @@ impl PortTable {
 
     /// Returns the port outside that an end has, if it has one. Changes nothing.
     pub fn outside_of(&self, end: InsideEnd, now: u32, taken: impl Fn(u16) -> bool) -> Option<u16> {
-        match self.look(end, time(now), &taken, false) {
+        match self.look(end, time(now), &taken) {
             Candidate::Own((port, ..), own) => own.lasts(end.protocol, time(now)).then_some(port),
             _ => None,
         }
@@ -454,11 +447,23 @@ impl PortTable {
         now: u32,
         taken: impl Fn(u16) -> bool,
     ) -> Result<u16, NoPort> {
-        let may_have = self.has_share(end.protocol, Holder::of(vnic));
-        match self.look(end, time(now), &taken, may_have) {
-            Candidate::Own((port, ..), _) | Candidate::Free((port, ..)) => Ok(port),
-            Candidate::None if may_have => Err(NoPort::Full),
-            Candidate::None => Err(NoPort::Share),
+        match self.look(end, time(now), &taken) {
+            Candidate::Own((port, ..), _) => Ok(port),
+            free => self.may_have(free, end.protocol, Holder::of(vnic)).map(|(port, ..)| port),
+        }
+    }
+
+    /// Returns the free port that a vnic may have.
+    fn may_have<'a>(
+        &self,
+        found: Candidate<'a>,
+        protocol: PortProtocol,
+        holder: Holder,
+    ) -> Result<Place<'a>, NoPort> {
+        match found {
+            Candidate::Free(_) if !self.has_share(protocol, holder) => Err(NoPort::Share),
+            Candidate::Free(place) => Ok(place),
+            _ => Err(NoPort::Full),
         }
     }
 
@@ -489,20 +494,20 @@ impl PortTable {
             _ => PortState::New,
         };
         for _ in 0..AGAIN {
-            let may_have = self.has_share(end.protocol, holder);
-            let ((port, place, word), new, is_new) = match self.look(end, now, &taken, may_have) {
+            let ((port, place, word), new, is_new) = match self.look(end, now, &taken) {
                 Candidate::Own(found, own) => {
                     let lasts = own.lasts(end.protocol, now);
                     let before = if lasts { own.state } else { PortState::New };
                     (found, PortUse { state: next(before), time: now, ..own }, false)
                 }
-                Candidate::Free(_) if !can_leave() => return Err(NoPort::Unfit),
-                Candidate::Free(found) => {
+                free => {
+                    let found = self.may_have(free, end.protocol, holder)?;
+                    if !can_leave() {
+                        return Err(NoPort::Unfit);
+                    }
                     let state = next(PortState::New);
                     (found, PortUse { owner: end.owner(), state, time: now }, true)
                 }
-                Candidate::None if may_have => return Err(NoPort::Full),
-                Candidate::None => return Err(NoPort::Share),
             };
             let new = new.word();
             if new == word {
