@@ -287,7 +287,7 @@ impl<D: Dataplane> Daemon<D> {
             keeper.silent = false;
             keeper.missing = None;
         }
-        let again = !lost.is_empty() && self.is_missing(before.clone(), lost.clone());
+        let again = !lost.is_empty() && self.note_missing(before.clone(), lost.clone());
         // If something is left of it, both directions stay in the record as they are.
         if lost.is_empty() {
             self.events.take_back(mark, REQUEST);

@@ -289,7 +289,7 @@ impl<D: Dataplane> Daemon<D> {
 
     /// Notes that this host has not all of `state`, which stays declared, and that it is tried
     /// again. False if nothing is kept, so that what is lost is gone.
-    pub(super) fn is_missing(&mut self, state: Desired, lost: Vec<String>) -> bool {
+    pub(super) fn note_missing(&mut self, state: Desired, lost: Vec<String>) -> bool {
         match &mut self.keeper {
             Some(keeper) => keeper.missing = Some(Missing::of(state, lost)),
             None => return false,

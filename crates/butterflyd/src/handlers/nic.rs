@@ -414,7 +414,7 @@ impl<D: Dataplane> Daemon<D> {
                 if let Ok(gone) = self.desired.prepare(Change::RemoveVnic(new.id.clone())) {
                     self.desired.commit(gone);
                 }
-                let again = self.is_missing(before, vec![format!("nic {id:?} {text}")]);
+                let again = self.note_missing(before, vec![format!("nic {id:?} {text}")]);
                 self.recorder.forget(id);
                 if let (Some(old), [beside_old, _]) = (&old, &waited) {
                     self.tell_of_turns(old, beside_old);

@@ -92,12 +92,14 @@ impl<D: Dataplane> Daemon<D> {
         let in_use = self.dataplane.ports_in_use();
         let details = |rule: NatRule| {
             let mut told = convert::nat_details(&rule);
+            if !matches!(rule.nat, Nat::Snat { .. }) {
+                return told;
+            }
             let vni = routed.external(rule.external.as_str()).map(|it| it.vni().number());
             let is_it = |it: &&PortsInUse| {
                 Some(it.vni) == vni && IpAddr::from(it.address) == rule.nat.outside()
             };
-            let shares = matches!(rule.nat, Nat::Snat { .. });
-            if let Some(used) = in_use.iter().find(is_it).filter(|_| shares) {
+            if let Some(used) = in_use.iter().find(is_it) {
                 told.tcp_ports = Some(used.tcp);
                 told.udp_ports = Some(used.udp);
                 told.echo_ids = Some(used.echo);

@@ -1,6 +1,9 @@
 //! Declarations that a process before left.
 
 use super::{BYPASS, NIC, host::Host};
+use crate::{handlers::keep::encoded, keeper::Keeper};
+use butterfly_api::Handler;
+use std::{process::Command, time::Instant};
 
 /// Objects that this host does not take any more are told by name, and all others are there: those
 /// before it as those after it.
@@ -49,4 +52,55 @@ fn one_object_that_is_refused_leaves_the_others_alone() {
     assert_eq!(host.declared(), all);
     // What is no declaration at all says so.
     assert!(Host::new().envelope.handler_mut().take_up_bytes(&[0xff; 9]).is_err());
+}
+
+/// A host whose store is open, and keeps nothing that it is not given.
+fn stored() -> Host {
+    let mut host = Host::new();
+    for request in [NIC, BYPASS] {
+        host.succeeds(request);
+    }
+    // It reads until the connection ends, and never answers.
+    let client = butterfly_store::Client::start(|| Command::new("cat")).unwrap();
+    let daemon = host.envelope.handler_mut();
+    let state = daemon.desired.clone();
+    let mut keeper = Keeper::new(client, "/nowhere".into(), state, encoded);
+    keeper.read = true;
+    daemon.keeper = Some(keeper);
+    host.fake().take_calls();
+    host
+}
+
+/// What a refused change cost stays declared, the store hears nothing of it, and it is made again.
+#[test]
+fn what_a_refused_change_costs_stays_declared() {
+    let changed = NIC.replace("vni: 1", "vni: 9");
+    assert_ne!(changed, NIC);
+    let whole = format!("apply {{ {} }}", changed.replacen("nic_add", "nic", 1));
+    for request in [changed, whole] {
+        let mut host = stored();
+        let before = host.declared();
+        host.fake().refusals = [Some("no"), Some("never"), Some("never")].into();
+        let (_, help) = host.fails(&request);
+        assert!(help.contains("again"), "{help}");
+        assert_eq!(host.fake().vnics.keys().collect::<Vec<_>>(), ["bypass"]);
+        let declaration = host.envelope.handler_mut().declaration_bytes().unwrap();
+        let keeper = host.envelope.handler_mut().keeper.as_mut().unwrap();
+        assert!(!keeper.differs() && keeper.in_store.is_none(), "the store hears nothing of it");
+        assert_eq!(keeper.committed.vnics().len(), 2);
+        // A successor has it, too.
+        let mut next = Host::new();
+        assert!(next.envelope.handler_mut().take_up_bytes(&declaration).unwrap().is_empty());
+        assert_eq!(next.declared(), before);
+        // Meanwhile changes are refused by name, as long as this host does not take it.
+        let (why, _) = host.fails("nic_del: \"bypass\"");
+        assert!(why.contains("this host does not take what the store has"), "{why}");
+        let keeper = host.envelope.handler_mut().keeper.as_mut().unwrap();
+        keeper.missing.as_mut().unwrap().again = Instant::now();
+        host.fake().refusals.clear();
+        assert!(host.envelope.handler_mut().outcome().is_none());
+        assert_eq!((host.fake().vnics.len(), host.declared()), (2, before));
+        let keeper = host.envelope.handler_mut().keeper.as_ref().unwrap();
+        assert!(!keeper.differs() && keeper.missing.is_none());
+    }
 }
