@@ -52,6 +52,9 @@ impl Plane {
                 room = room.saturating_sub(sent);
                 if sent > 0 {
                     seeker.advertising.served = *at;
+                } else if more {
+                    // Not one vnic's fit any more.
+                    room = 0;
                 }
                 more
             });
@@ -114,8 +117,14 @@ impl Plane {
                 _ => seeker.advertising.note(vnic.place, (contents, &routers), now),
             }
         }
+        if sent == 0 {
+            return (0, more);
+        }
         let farewells = farewells.values_mut().map(|(left, frames)| (&*left, frames));
         for (advert, frames) in farewells.chain(adverts.iter().zip(&mut told)) {
+            if frames.is_empty() {
+                continue;
+            }
             let frames = Arc::new(std::mem::take(frames));
             seeker.advertising.send(&frames);
             worker.ask(Arc::new(speaker(&asker, advert)), frames);

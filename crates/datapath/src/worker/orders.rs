@@ -29,13 +29,18 @@ impl Worker {
         // What was ordered before the flag was set is there.
         fence(Ordering::SeqCst);
         let mut orders = std::mem::take(&mut self.orders);
-        let mut next = self.handle.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::swap(&mut *next, &mut orders);
-        // Those that were left last time have their turn in the next one.
-        let mut again = !next.is_empty();
-        drop(next);
-        for order in orders.extract_if(.., |order| !is_advertisement(order)) {
+        std::mem::swap(
+            &mut *self.handle.orders.lock().unwrap_or_else(PoisonError::into_inner),
+            &mut orders,
+        );
+        for order in orders.drain(..) {
             match order {
+                // Nobody sends them again for long, so they wait for room.
+                order if is_advertisement(&order) => {
+                    if self.adverts.len() < self.adverts.capacity() {
+                        self.adverts.push(order);
+                    }
+                }
                 Order::Started { source, kicked } => {
                     self.look_by_time(source, !kicked && self.has(source));
                     // The slot's former user may still be there.
@@ -90,28 +95,27 @@ impl Worker {
                 }
             }
         }
-        if !orders.is_empty() {
-            self.advertise(&mut orders);
-            again |= !orders.is_empty();
-        }
         self.orders = orders;
-        if again {
-            self.handle.told.store(true, Ordering::Relaxed);
+        if !self.adverts.is_empty() {
+            self.advertise();
         }
     }
 
-    /// Sends advertisements, as many as there is room for. Others stay in the list until there is
-    /// room, as nobody sends them again for long. Who orders them bounds what waits.
-    fn advertise(&mut self, orders: &mut Vec<Order>) {
+    /// Sends advertisements, the oldest first, as many as there is room for. Others wait until
+    /// there is.
+    fn advertise(&mut self) {
         let later = &mut self.later;
         let mut room = true;
-        orders.retain(|order| {
+        self.adverts.retain(|order| {
             if let Order::Ask { asker, frames } = order {
                 room = room && later.announce(Speaker::Router(asker.clone()), frames.clone());
             }
             !room
         });
         self.add(PollSource::Waiting);
+        if !self.adverts.is_empty() {
+            self.handle.told.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Has a source looked at each millisecond, or no more.

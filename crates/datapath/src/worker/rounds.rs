@@ -54,6 +54,9 @@ const FEW: u16 = 4;
 const IDLE_PAUSES: u32 = 4;
 /// Microseconds between looks at kicks of other rings while one is polled.
 const EVENTS_EVERY_US: u64 = 20;
+/// Most orders to advertise that wait. Who gives them has no more frames under way, and each order
+/// has one at least.
+const ADVERTS: usize = 256;
 /// The same while all rings are polled, so that only orders may come. A look takes 2 us.
 const ORDERS_EVERY_US: u64 = 500;
 /// Microseconds between looks at a ring without a kick descriptor.
@@ -130,6 +133,8 @@ pub(crate) struct Worker {
     /// Sources without a kick descriptor.
     pub(super) timed: Vec<PollSource>,
     pub(super) orders: Vec<Order>,
+    /// Orders to advertise for which there was no room, the oldest first.
+    pub(super) adverts: Vec<Order>,
     /// The time stamp counter at the beginning of a round.
     pub(super) now: u64,
     pub(super) patience: Patience,
@@ -172,6 +177,7 @@ impl Worker {
             habits: Habits::new(),
             timed: Vec::with_capacity(MAX_QUEUES),
             orders: Vec::new(),
+            adverts: Vec::with_capacity(ADVERTS),
             now: 0,
             patience: Patience::new(),
             pauses: Pauses::new(),
