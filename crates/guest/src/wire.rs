@@ -226,12 +226,11 @@ fn wait(seat: &mut Seat, wire: &mut Wire, counts: &WireCounts) -> Result<(), End
         }
         let lost = seat.nic.receive(BURST, |_, _| {})?;
         counts.lost_outward(lost);
-        if lost > 0 {
-            continue;
-        }
         let rest = looked.and_then(|looked| LOOK.checked_sub(looked.elapsed()));
         if let Some(rest) = rest {
-            seat.sleep(None, Some(rest))?;
+            if lost == 0 {
+                seat.sleep(None, Some(rest))?;
+            }
             continue;
         }
         looked = Some(Instant::now());
