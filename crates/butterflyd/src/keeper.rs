@@ -170,6 +170,27 @@ impl Keeper {
         Some(format!("this host does not take what the store has: {lost}"))
     }
 
+    /// Gives up a vnic that this host does not take: it is declared no more. False if there is no
+    /// such vnic, or the store is in trouble for another reason.
+    pub fn give_up(&mut self, id: &str, desired: &Desired) -> bool {
+        let Some(mut missing) = self.missing.take() else { return false };
+        let lost = missing.state.vnics().get(id).filter(|_| desired.vnics().get(id).is_none());
+        let change = lost.map(|nic| Change::RemoveVnic(nic.id.clone()));
+        let prepared = change.filter(|_| self.trouble().is_none()).and_then(|change| {
+            let prepared = missing.state.prepare(change.clone()).ok()?;
+            self.note(&change, desired);
+            Some(prepared)
+        });
+        let given_up = prepared.is_some();
+        if let Some(prepared) = prepared {
+            missing.state.commit(prepared);
+            // The rest is looked at anew.
+            missing.again = Instant::now();
+        }
+        self.missing = Some(missing);
+        given_up
+    }
+
     fn invalid(&self) -> String {
         self.invalid.join("; ")
     }
@@ -208,8 +229,12 @@ impl Keeper {
             Change::UnnamePeer(peer) => self.configured.retain(|other| other != peer),
             _ => {}
         }
-        if let Ok(prepared) = self.committed.prepare(change.clone()) {
-            self.committed.commit(prepared);
+        // What this host lacks is declared beside it.
+        let missing = self.missing.as_mut().map(|missing| &mut missing.state);
+        for state in std::iter::once(&mut self.committed).chain(missing) {
+            if let Ok(prepared) = state.prepare(change.clone()) {
+                state.commit(prepared);
+            }
         }
     }
 
@@ -368,7 +393,8 @@ impl Keeper {
                 Ok(prepared) => self.committed.commit(prepared),
                 Err(why) => {
                     error!("the committed state is copied, please report this: {why}");
-                    self.committed = desired.clone();
+                    let missing = self.missing.as_ref().map(|missing| &missing.state);
+                    self.committed = missing.unwrap_or(desired).clone();
                     break;
                 }
             }

@@ -15,7 +15,7 @@ use crate::{
     events::{Kind, Note},
     keeper::{Keeper, Missing, peer_name, read_nat_key, read_neighbour_key},
 };
-use butterfly_api::Failure;
+use butterfly_api::{Action, Failure};
 use butterfly_control::{Declaration, Desired, Unnamed, plan};
 use butterfly_layout::rehearsal;
 use butterfly_model::{NatRule, Vni};
@@ -63,6 +63,19 @@ impl<D: Dataplane> Daemon<D> {
             Some(why) => Err(refused(&why)),
             None => Ok(()),
         }
+    }
+
+    /// Deletes a vnic that this host does not take, which is the way out if it never will.
+    pub(super) fn gives_up(&mut self, action: &Action<'_>) -> bool {
+        let Action::NicDel(id) = action else { return false };
+        let given_up = self.degraded.is_none()
+            && self.keeper.as_mut().is_some_and(|keeper| keeper.give_up(id, &self.desired));
+        if given_up {
+            let text = format!("nic {id:?}, which this host did not take, is declared no more");
+            info!("{text}");
+            self.note(Kind::NicRemoved, text);
+        }
+        given_up
     }
 
     /// Returns why changes are refused, if they are.

@@ -49,7 +49,7 @@ use crate::{
     upgrade::Upgrade,
     wires::MissingWires,
 };
-use butterfly_api::{Action, Answer, Context, Failure, Handler};
+use butterfly_api::{Action, Answer, Context, Failure, Handler, proto::Response};
 use butterfly_control::Desired;
 use butterfly_model::SocketDir;
 use std::{net::IpAddr, os::fd::BorrowedFd};
@@ -107,6 +107,7 @@ impl<D: Dataplane> Handler for Daemon<D> {
         self.origin = Some(Origin { request: Some(action.name()), caller: context.caller });
         let version = self.desired.version();
         let answer = match action.declares() {
+            true if self.gives_up(&action) => Ok(Response::new()),
             true => self.is_kept().and_then(|()| self.carry_out(action, context)),
             false => {
                 self.seeing_committed_state(context, |daemon| daemon.carry_out(action, context))

@@ -95,11 +95,12 @@ impl<D: Dataplane> Daemon<D> {
             if !matches!(rule.nat, Nat::Snat { .. }) {
                 return told;
             }
-            let vni = routed.external(rule.external.as_str()).map(|it| it.vni().number());
-            let is_it = |it: &&PortsInUse| {
-                Some(it.vni) == vni && IpAddr::from(it.address) == rule.nat.outside()
-            };
-            if let Some(used) = in_use.iter().find(is_it) {
+            let external = routed.external(rule.external.as_str());
+            let place = external.map(|it| (it.vni().number(), rule.nat.outside()));
+            // They are sorted so.
+            let at = |it: &PortsInUse| (it.vni, IpAddr::from(it.address));
+            let found = place.and_then(|place| in_use.binary_search_by_key(&place, at).ok());
+            if let Some(used) = found.and_then(|found| in_use.get(found)) {
                 told.tcp_ports = Some(used.tcp);
                 told.udp_ports = Some(used.udp);
                 told.echo_ids = Some(used.echo);

@@ -2,7 +2,8 @@
 
 use super::{BYPASS, NIC, host::Host};
 use crate::{handlers::keep::encoded, keeper::Keeper};
-use butterfly_api::Handler;
+use butterfly_api::{Action, Handler};
+use butterfly_control::{Change, TunnelPeer};
 use std::{process::Command, time::Instant};
 
 /// Objects that this host does not take any more are told by name, and all others are there: those
@@ -71,7 +72,8 @@ fn stored() -> Host {
     host
 }
 
-/// What a refused change cost stays declared, the store hears nothing of it, and it is made again.
+/// A vnic that a refused change cost stays declared, the store hears nothing of it, and it is made
+/// again.
 #[test]
 fn what_a_refused_change_costs_stays_declared() {
     let changed = NIC.replace("vni: 1", "vni: 9");
@@ -103,4 +105,40 @@ fn what_a_refused_change_costs_stays_declared() {
         let keeper = host.envelope.handler_mut().keeper.as_ref().unwrap();
         assert!(!keeper.differs() && keeper.missing.is_none());
     }
+}
+
+/// A vnic that this host will never take can be deleted, in the store, too.
+#[test]
+fn a_vnic_that_is_missing_can_be_deleted() {
+    let mut host = stored();
+    host.fake().refusals = [Some("no"), Some("never"), Some("never")].into();
+    host.fails(&NIC.replace("vni: 1", "vni: 9"));
+    host.fails("nic_del: \"bypass\"");
+    let daemon = host.envelope.handler_mut();
+    assert!(daemon.gives_up(&Action::NicDel("n")));
+    assert!(!daemon.gives_up(&Action::NicDel("n")), "it is gone");
+    let keeper = daemon.keeper.as_ref().unwrap();
+    assert!(matches!(&keeper.changes[..], [Change::RemoveVnic(id)] if id.as_str() == "n"));
+    assert!(daemon.outcome().is_none());
+    let keeper = daemon.keeper.as_ref().unwrap();
+    assert!(keeper.missing.is_none() && keeper.trouble().is_none());
+    assert_eq!(host.fake().vnics.keys().collect::<Vec<_>>(), ["bypass"]);
+}
+
+/// A peer that the configuration names meanwhile stays when the vnic is there again.
+#[test]
+fn the_configuration_goes_on_while_a_vnic_is_missing() {
+    let mut host = stored();
+    host.fake().refusals = [Some("no"), Some("never")].into();
+    host.fails(&NIC.replace("vni: 1", "vni: 9"));
+    let daemon = host.envelope.handler_mut();
+    let peer = TunnelPeer::new("192.0.2.77".parse().unwrap(), None).unwrap();
+    let prepared = daemon.desired.prepare(Change::NamePeer(peer)).unwrap();
+    daemon.configuring(true);
+    daemon.commit(prepared);
+    daemon.configuring(false);
+    daemon.keeper.as_mut().unwrap().missing.as_mut().unwrap().again = Instant::now();
+    assert!(daemon.outcome().is_none());
+    assert_eq!(daemon.desired.peers().iter().collect::<Vec<_>>(), [peer]);
+    assert_eq!(host.fake().vnics.len(), 2);
 }

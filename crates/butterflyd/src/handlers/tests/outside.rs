@@ -121,7 +121,7 @@ fn lists_are_declarations() {
     // A list tells how many ports are in use, and may be declared again all the same.
     let used =
         PortsInUse { vni: 16_777_215, address: [192, 0, 2, 9].into(), tcp: 5, udp: 6, echo: 7 };
-    host.fake().ports = vec![used, PortsInUse { vni: 1, ..used }];
+    host.fake().ports = vec![PortsInUse { vni: 1, ..used }, used];
     let told = format!("{SNAT} tcp_ports: 5 udp_ports: 6 echo_ids: 7");
     assert!(host.succeeds("nat_list: true").starts_with(&format!("nat_list {{ {told} }}")));
     host.succeeds(&format!("nat_add {{ {told} }}"));
