@@ -52,11 +52,11 @@ use crate::world::{
 const FEW: u16 = 4;
 /// Pauses (some 50 ns each) after a round in which nothing was found.
 const IDLE_PAUSES: u32 = 4;
-/// Microseconds between looks at kicks of other rings while one is polled.
-const EVENTS_EVERY_US: u64 = 20;
 /// Most orders to advertise that wait. Who gives them has no more frames under way, and each order
 /// has one at least.
 const ADVERTS: usize = 256;
+/// Microseconds between looks at kicks of other rings while one is polled.
+const EVENTS_EVERY_US: u64 = 20;
 /// The same while all rings are polled, so that only orders may come. A look takes 2 us.
 const ORDERS_EVERY_US: u64 = 500;
 /// Microseconds between looks at a ring without a kick descriptor.
