@@ -14,6 +14,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod bridged;
+mod counts;
 mod echo;
 mod error;
 mod losses;
@@ -22,6 +23,7 @@ mod ping;
 mod relay;
 mod seat;
 mod station;
+mod turned;
 mod vnic;
 mod wire;
 
@@ -32,10 +34,7 @@ use std::{
         unix::{fs::MetadataExt, net::UnixStream},
     },
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     thread::JoinHandle,
 };
 
@@ -44,14 +43,17 @@ use butterfly_vhost::{control::Farewell, net::Features};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use counts::Counts;
 pub use error::Error;
-use losses::{Lost, WireCounts};
+use losses::Lost;
 pub use losses::{WireLoss, WireState};
 use nic::WANTED;
 pub use ping::{Pings, Times, Told};
+use relay::Relay;
 use seat::{Seat, Wishes};
 pub use station::StationState;
 use station::{Station, StationConfig, StationWatch};
+use turned::Turned;
 pub use vnic::{BURST, Vnic};
 use wire::Wire;
 pub use wire::WireConfig;
@@ -81,6 +83,8 @@ pub enum Machine {
         name: Option<String>,
         /// Largest IP packet, in bytes.
         mtu: u32,
+        /// Address of the switch there: that of the device is its user's.
+        own: Mac,
     },
 }
 
@@ -88,8 +92,9 @@ pub enum Machine {
 pub struct Prepared {
     body: Body,
     vnic: Vnic,
-    /// True if it has an MTU of its own, whatever that of its network.
-    fixed: bool,
+    /// Address of the switch on the wire that it is. The MTU is then its own, whatever that of its
+    /// network.
+    wire: Option<Mac>,
 }
 
 enum Body {
@@ -126,7 +131,7 @@ impl Machine {
                 };
                 Body::Tap(taken_up(&config, former)?)
             }
-            Machine::WireTap { name, mtu } => {
+            Machine::WireTap { name, mtu, .. } => {
                 let wanted = name.clone().unwrap_or_default();
                 let (mac, mtu) = (vnic.mac, *mtu);
                 let config = StationConfig { name: wanted, mac, mtu, namespace: None };
@@ -142,8 +147,13 @@ impl Machine {
             Machine::Ping { ip, mac } => Body::Ping(*ip, *mac),
             Machine::Echo => Body::Echo,
         };
-        let fixed = matches!(self, Machine::Wire(_) | Machine::WireTap { .. });
-        Ok(Prepared { body, vnic, fixed })
+        let wire = match self {
+            // An interface is the switch's.
+            Machine::Wire(_) => Some(vnic.mac),
+            Machine::WireTap { own, .. } => Some(*own),
+            Machine::Tap { .. } | Machine::Ping { .. } | Machine::Echo => None,
+        };
+        Ok(Prepared { body, vnic, wire })
     }
 }
 
@@ -164,7 +174,8 @@ impl Prepared {
         farewell: Farewell,
         told: Told,
     ) -> Result<Guest, Error> {
-        let Prepared { body, vnic, fixed } = self;
+        let Prepared { body, vnic, wire: own } = self;
+        let fixed = own.is_some();
         let station = if let Body::Tap(station) = &body { Some(station) } else { None };
         let is_wire = matches!(body, Body::Wire(_));
         let wanted = if is_wire { WANTED.without(Features::OFFLOADS) } else { WANTED };
@@ -181,10 +192,11 @@ impl Prepared {
         };
         let name = format!("guest-{}", vnic.id.replace('\0', ""));
         let mine = counts.clone();
+        let turned = own.map(Turned::new);
         let body = move || {
             let end = match body {
-                Body::Tap(mut station) => relay::run(&mut seat, &mut station, &mine.refused),
-                Body::Wire(mut wire) => wire::run(&mut seat, &mut wire, &mine.wire),
+                Body::Tap(station) => relay::run(&mut seat, Relay { station, turned }, &mine),
+                Body::Wire(wire) => wire::run(&mut seat, wire, turned, &mine),
                 Body::Ping(ip, mac) => {
                     seat.looks = keep_off(vnic.worker);
                     ping::run(&mut seat, &vnic, (ip, mac), &mine.pings, &told)
@@ -219,14 +231,6 @@ fn keep_off(processor: Option<usize>) -> bool {
     };
     set.unset(processor);
     set.count() > 0 && sched_setaffinity(None, &set).is_ok()
-}
-
-/// Counts of the thread.
-#[derive(Default)]
-struct Counts {
-    refused: AtomicU64,
-    wire: WireCounts,
-    pings: ping::Record,
 }
 
 /// Interface behind a guest, by the name with which it was made.
@@ -294,14 +298,14 @@ impl GuestWatch {
                     StationState::Down(name) => (name, WireState::Down),
                     StationState::Gone => (interface.clone(), WireState::Gone),
                 };
-                let losses = Lost { down: refused(), ..Lost::default() }.named();
+                let losses = Lost { down: refused(), ..counts.turned() }.named();
                 Report::Wire(WireReport { interface, is_tap: true, state, losses })
             }
             Behind::Wire(interface) => Report::Wire(WireReport {
                 interface: interface.clone(),
                 is_tap: false,
                 state: counts.wire.state(),
-                losses: counts.wire.lost().named(),
+                losses: counts.wire.lost().plus(counts.turned()).named(),
             }),
             Behind::Nothing => Report::Bench(counts.pings.read()),
         }

@@ -58,7 +58,7 @@ macro_rules! losses {
                 }),+]
             }
 
-            fn plus(self, other: Lost) -> Lost {
+            pub fn plus(self, other: Lost) -> Lost {
                 Lost { $($field: self.$field.wrapping_add(other.$field)),+ }
             }
         }
@@ -70,6 +70,10 @@ losses! {
     gone = "wire-gone", "have the interface IFACE back: `ip link show IFACE`; it is opened anew by itself, if it has the same MAC address";
     /// Frames for the outside that a TAP device did not take, as it was down.
     down = "wire-down", "`ip link set dev IFACE up`";
+    /// Frames from inside to an address of this host for which the queue to the switch had no room.
+    turned_full = "wire-turned-full", "NICs of this host send more to its own addresses outside than it takes: have them use addresses inside, or limit them (`butterfly nic limit`)";
+    /// Frames from outside that came from this host's own MAC address.
+    own_source = "wire-own-source", "look for a loop of the switches behind IFACE, or for who forges the address: `tcpdump -e -i IFACE`";
     /// Frames from outside with the tag of another VLAN, or too short for their headers.
     not_ours = "wire-not-ours", "look at what the machines outside send: `tcpdump -e -i IFACE`; another VLAN is another external (`--vlan`)";
     /// Frames from outside that the kernel dropped, too long for a frame buffer mostly.

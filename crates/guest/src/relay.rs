@@ -1,36 +1,45 @@
 //! Between a TAP device and the switch: frames as they are, virtio-net header included, without a
 //! copy of our own.
 
-use std::{
-    io,
-    os::fd::AsFd,
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::{io, os::fd::AsFd, sync::atomic::Ordering};
 
 use rustix::io::Errno;
 
 use crate::{
     BURST,
+    counts::Counts,
     nic::TX_BUFFER,
     seat::{End, Seat},
     station::{HEADER_LEN, Station},
+    turned::Turned,
 };
+
+/// Bytes of both addresses of a frame.
+const ADDRESSES: usize = 12;
 
 /// Error of a TAP device's descriptor when its interface was deleted.
 const DELETED: i32 = Errno::BADFD.raw_os_error();
 
-/// Relays until it is asked to end. Counts frames that the device `refused`, which it does while it
+/// A TAP device whose frames are relayed.
+pub(crate) struct Relay {
+    pub station: Station,
+    /// Frames that come in again, if it leads out of the host.
+    pub turned: Option<Turned>,
+}
+
+/// Relays until it is asked to end. Counts frames that the device refused, which it does while it
 /// is down.
-pub(crate) fn run(seat: &mut Seat, station: &mut Station, refused: &AtomicU64) -> End {
+pub(crate) fn run(seat: &mut Seat, mut relay: Relay, counts: &Counts) -> End {
     loop {
-        match turn(seat, station, refused) {
+        match turn(seat, &mut relay, counts) {
             Ok(()) => {}
             Err(end) => return end,
         }
     }
 }
 
-fn turn(seat: &mut Seat, station: &mut Station, refused: &AtomicU64) -> Result<(), End> {
+fn turn(seat: &mut Seat, relay: &mut Relay, counts: &Counts) -> Result<(), End> {
+    let Relay { station, turned } = relay;
     if seat.stopping() {
         return Err(End::Stopped);
     }
@@ -41,20 +50,41 @@ fn turn(seat: &mut Seat, station: &mut Station, refused: &AtomicU64) -> Result<(
     }
     let device = station.as_fd();
     let mut gone = false;
-    let sent =
-        seat.nic.send(BURST, |memory, at| match memory.read_from(at, TX_BUFFER, device) {
-            Ok(len) => Some(len).filter(|len| *len > HEADER_LEN),
-            Err(error) => {
-                let empty =
-                    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
-                gone |= !empty;
-                None
+    // Of those that are refused, too, no more than a batch.
+    let mut looks = BURST;
+    let sent = seat.nic.send(BURST, |memory, at| {
+        if let Some(len) = turned.as_mut().and_then(|turned| turned.give(memory, at)) {
+            return Some(len);
+        }
+        while looks > 0 {
+            looks -= 1;
+            let len = match memory.read_from(at, TX_BUFFER, device) {
+                Ok(len) => Some(len).filter(|len| *len > HEADER_LEN)?,
+                Err(error) => {
+                    let kind = error.kind();
+                    let empty =
+                        matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
+                    gone |= !empty;
+                    return None;
+                }
+            };
+            let is_forged = turned.as_ref().is_some_and(|turned| {
+                let head: [u8; ADDRESSES] = memory.read_array(at + HEADER_LEN);
+                turned.is_forged(&head, &counts.turned)
+            });
+            if !is_forged {
+                return Some(len);
             }
-        })?;
+        }
+        None
+    })?;
     let received = seat.nic.receive(BURST, |memory, pieces| {
+        if turned.as_mut().is_some_and(|turned| turned.take(memory, pieces, &counts.turned)) {
+            return;
+        }
         if let Err(error) = memory.write_to(pieces, device) {
             gone |= error.raw_os_error() == Some(DELETED);
-            refused.fetch_add(1, Ordering::Relaxed);
+            counts.refused.fetch_add(1, Ordering::Relaxed);
         }
     })?;
     if !gone && sent + received == 0 {

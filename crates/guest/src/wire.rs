@@ -23,9 +23,11 @@ use butterfly_vhost::net::NetHeader;
 
 use crate::{
     BURST,
-    losses::{WireCounts, WireState},
+    counts::Counts,
+    losses::WireState,
     nic::{NicError, TX_BUFFER},
     seat::{End, Seat},
+    turned::Turned,
 };
 
 /// Bytes of both addresses of a frame, behind which a tag is.
@@ -197,11 +199,18 @@ impl AsFd for Wire {
 }
 
 /// Relays until it is asked to end. Counts frames that are lost, and notes the interface's state.
-pub(crate) fn run(seat: &mut Seat, wire: &mut Wire, counts: &WireCounts) -> End {
-    counts.opened(wire.meter());
+pub(crate) fn run(
+    seat: &mut Seat,
+    mut wire: Box<Wire>,
+    turned: Option<Turned>,
+    counts: &Counts,
+) -> End {
+    let wire = &mut *wire;
+    let mut turned = turned.unwrap_or_else(|| Turned::new(wire.xdp.info().mac));
+    counts.wire.opened(wire.meter());
     loop {
-        let relayed = match turn(seat, wire, counts) {
-            Err(None) => wait(seat, wire, counts),
+        let relayed = match turn(seat, wire, &mut turned, counts) {
+            Err(None) => wait(seat, wire, &mut turned, counts),
             Err(Some(end)) => Err(end),
             Ok(()) => Ok(()),
         };
@@ -212,8 +221,9 @@ pub(crate) fn run(seat: &mut Seat, wire: &mut Wire, counts: &WireCounts) -> End 
 }
 
 /// Waits until an interface that is gone is there again, under its name and with its MAC address,
-/// and opens it anew. What the switch sends meanwhile is refused.
-fn wait(seat: &mut Seat, wire: &mut Wire, counts: &WireCounts) -> Result<(), End> {
+/// and opens it anew. What the switch sends meanwhile is refused, but for what comes in again.
+fn wait(seat: &mut Seat, wire: &mut Wire, turned: &mut Turned, counts: &Counts) -> Result<(), End> {
+    let Counts { wire: counts, turned: turns, .. } = counts;
     counts.is_now(WireState::Gone);
     let name = wire.config.interface.clone();
     let mac = wire.xdp.info().mac;
@@ -224,11 +234,15 @@ fn wait(seat: &mut Seat, wire: &mut Wire, counts: &WireCounts) -> Result<(), End
         if seat.stopping() {
             return Err(End::Stopped);
         }
-        let lost = seat.nic.receive(BURST, |_, _| {})?;
+        let again = seat.nic.send(BURST, |memory, at| turned.give(memory, at))?;
+        let mut lost = 0;
+        let left = seat.nic.receive(BURST, |memory, pieces| {
+            lost += usize::from(!turned.take(memory, pieces, turns));
+        })?;
         counts.lost_outward(lost);
         let rest = looked.and_then(|looked| LOOK.checked_sub(looked.elapsed()));
         if let Some(rest) = rest {
-            if lost == 0 {
+            if again + left == 0 {
                 seat.sleep(None, Some(rest))?;
             }
             continue;
@@ -246,27 +260,42 @@ fn wait(seat: &mut Seat, wire: &mut Wire, counts: &WireCounts) -> Result<(), End
 }
 
 /// Relays some frames, or sleeps. Returns why that ends; `None` if the interface is gone.
-fn turn(seat: &mut Seat, wire: &mut Wire, counts: &WireCounts) -> Result<(), Option<End>> {
+fn turn(
+    seat: &mut Seat,
+    wire: &mut Wire,
+    turned: &mut Turned,
+    counts: &Counts,
+) -> Result<(), Option<End>> {
+    let Counts { wire: counts, turned: turns, .. } = counts;
     let failed = |why: NicError| Some(End::from(why));
     if seat.stopping() {
         return Err(Some(End::Stopped));
     }
     let room = seat.nic.room().map_err(failed)?.min(BURST);
-    let arrived = wire.xdp.receive(room);
+    let again = seat.nic.send(room, |memory, at| turned.give(memory, at)).map_err(failed)?;
+    let arrived = wire.xdp.receive(room.saturating_sub(again));
     let (mut next, mut lost) = (0, 0);
+    let is_forged = |index| turned.is_forged(wire.xdp.frame(index), turns);
     let taken = seat.nic.send(arrived, |memory, at| {
-        first_taken(&mut next, arrived, &mut lost, |index| wire.take(index, memory, at))
+        first_taken(&mut next, arrived, &mut lost, |index| match is_forged(index) {
+            true => Err(Loss::Counted),
+            false => wire.take(index, memory, at).ok_or(Loss::NotOurs),
+        })
     });
     wire.xdp.release();
     counts.not_ours(mem::take(&mut lost));
     taken.map_err(failed)?;
     // The port itself counts frames for which it has no room.
-    let left = seat.nic.receive(BURST, |memory, pieces| wire.send(memory, pieces));
+    let left = seat.nic.receive(BURST, |memory, pieces| {
+        if !turned.take(memory, pieces, turns) {
+            wire.send(memory, pieces);
+        }
+    });
     let left = left.map_err(failed)?;
     if left > 0 || wire.xdp.pending() {
         wire.xdp.flush();
     }
-    if arrived + left == 0 {
+    if arrived + left + again == 0 {
         let timeout = if wire.xdp.pending() { AGAIN } else { LOOK };
         let broken = seat.sleep(Some(wire.xdp.descriptor()), Some(timeout)).map_err(Some)?;
         if broken {
@@ -283,20 +312,29 @@ fn turn(seat: &mut Seat, wire: &mut Wire, counts: &WireCounts) -> Result<(), Opt
     }
 }
 
+/// Reason why a frame is not taken.
+enum Loss {
+    /// Not of the wire.
+    NotOurs,
+    /// Another one, by which it was counted.
+    Counted,
+}
+
 /// Returns what `take` gives of the first frame, from the `next` one on, of which it takes
-/// anything. Counts those before it as `lost`.
+/// anything. Counts those before it that are not of the wire as `lost`.
 fn first_taken(
     next: &mut usize,
     arrived: usize,
     lost: &mut u64,
-    take: impl Fn(usize) -> Option<usize>,
+    take: impl Fn(usize) -> Result<usize, Loss>,
 ) -> Option<usize> {
     while *next < arrived {
         *next += 1;
-        if let Some(len) = take(*next - 1) {
-            return Some(len);
+        match take(*next - 1) {
+            Ok(len) => return Some(len),
+            Err(Loss::NotOurs) => *lost += 1,
+            Err(Loss::Counted) => {}
         }
-        *lost += 1;
     }
     None
 }
@@ -349,7 +387,7 @@ mod tests {
     #[test]
     fn frames_that_no_vnic_could_take_are_counted() {
         let (mut next, mut lost) = (0, 0);
-        let odd = |index: usize| (index % 2 == 1).then_some(index);
+        let odd = |index: usize| (index % 2 == 1).then_some(index).ok_or(Loss::NotOurs);
         let mut taken = Vec::new();
         while let Some(len) = first_taken(&mut next, 5, &mut lost, odd) {
             taken.push(len);

@@ -137,7 +137,7 @@ impl Switch {
                 let name = name.as_ref().map(ToString::to_string);
                 let machine = std::fs::read("/etc/machine-id").unwrap_or_default();
                 let [own, theirs] = external.tap_macs(&machine).map(Mac);
-                (WirePlace { mac: own, mtu }, theirs, Machine::WireTap { name, mtu })
+                (WirePlace { mac: own, mtu }, theirs, Machine::WireTap { name, mtu, own })
             }
         };
         let spec = VnicSpec {
