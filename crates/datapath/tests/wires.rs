@@ -11,7 +11,8 @@ use butterfly_datapath::{
     Front, Mac, Machine, NotInEffect, RoutingChange, Switch, SwitchConfig, VnicPolicy, VnicSpec,
 };
 use butterfly_model::{
-    External, ExternalId, Network, Router, RouterAddresses, RouterId, Subnet, Vni, WireDevice,
+    External, ExternalId, ForwardProtocol, Nat, Network, Router, RouterAddresses, RouterId, Subnet,
+    Vni, WireDevice,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -194,7 +195,7 @@ fn transfers(server: &Space, client: &Space, to: &str) {
         .spawn()
         .unwrap();
     eventually("a transfer", || {
-        client.run(&format!("iperf3 -c {to} -p 5201 -n 8M --connect-timeout 1000")).is_ok()
+        client.run(&format!("iperf3 -p 5201 -c {to} -n 8M --connect-timeout 1000")).is_ok()
     });
     let _ = serving.kill();
     let _ = serving.wait();
@@ -237,6 +238,128 @@ fn a_tap_device_leads_out_and_in() {
     switch.change_routing(RoutingChange::RemoveWire(vni(77))).unwrap();
     assert!(run(&["ip", "link", "show", "out"]).is_err());
     assert!(near.run("ping -n -c 1 -W 1 192.0.2.1").is_err());
+}
+
+/// Two machines inside: one has an address outside, the other one shares one, of which it has a
+/// port. Nothing outside knows their network.
+fn translated(switch: &Switch) -> [Space; 2] {
+    let subnet = Subnet::parse("10.42.0.0/24", Some("10.42.0.1")).unwrap();
+    let inside = Network::new(vni(42), vec![subnet], None).unwrap();
+    switch.change_routing(RoutingChange::DeclareNetwork(inside)).unwrap();
+    let ends = ["192.0.2.80", "10.42.0.10"].map(|ip| ip.parse().unwrap());
+    let ports = ["192.0.2.9:8080", "10.42.0.11:5201"].map(|end| end.parse().unwrap());
+    let rules = vec![
+        Nat::floating(ends[0], ends[1]).unwrap(),
+        Nat::forward(ForwardProtocol::Tcp, ports[0], ports[1]).unwrap(),
+        Nat::snat("192.0.2.9".parse().unwrap()).unwrap(),
+    ];
+    let router = RouterId::new("r").unwrap();
+    switch.change_routing(RoutingChange::DeclareNat(router, vni(77), rules)).unwrap();
+    [10, 11].map(|last| {
+        let id = format!("in{last}");
+        let space = station(switch, &id, 42, last, true);
+        space.sh(&format!(
+            "ip link set dev {id} up
+            ip addr add 10.42.0.{last}/24 dev {id}
+            ip route add default via 10.42.0.1"
+        ));
+        space
+    })
+}
+
+/// Answers each line of UDP with the address from which it came, until its input ends.
+const TELLS: &str = "python3 -c '
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((\"0.0.0.0\", 7777))
+while True:
+    _, peer = s.recvfrom(64)
+    s.sendto(peer[0].encode(), peer)
+'";
+
+/// Asks an address from which one a line comes there.
+fn told_by(space: &Space, address: &str) -> Result<String, String> {
+    space.run(&format!(
+        "python3 -c '
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(1)
+s.sendto(b\"?\", (\"{address}\", 7777))
+told, peer = s.recvfrom(64)
+assert peer[0] == \"{address}\", peer
+print(\"from\", told.decode())
+'"
+    ))
+}
+
+/// Machines inside reach each other, and themselves, by their addresses outside.
+fn reach_each_other(switch: &Switch) {
+    let [one, other] = translated(switch);
+    other.reaches("192.0.2.80");
+    one.reaches("192.0.2.80");
+    // This host's own.
+    other.reaches("192.0.2.7");
+    let mut telling = Command::new("nsenter")
+        .args([&format!("--net={}", one.path()), "sh", "-ec", &format!("exec {TELLS}")])
+        .spawn()
+        .unwrap();
+    let tells = |space: &Space, from: &str| {
+        eventually(&format!("a line from {from}"), || {
+            told_by(space, "192.0.2.80").is_ok_and(|told| told.contains(&format!("from {from}")))
+        });
+    };
+    tells(&other, "192.0.2.9");
+    tells(&one, "192.0.2.80");
+    let _ = telling.kill();
+    let _ = telling.wait();
+    transfers(&one, &other, "192.0.2.80");
+    transfers(&other, &one, "192.0.2.9 -p 8080");
+}
+
+/// Frames that a wire lost for a reason.
+fn lost(switch: &Switch, reason: &str) -> u64 {
+    let wires = switch.observe().wires;
+    let all = wires.iter().flat_map(|wire| &wire.losses);
+    all.filter(|loss| loss.0 == reason).map(|loss| loss.1).sum()
+}
+
+#[test]
+fn machines_inside_reach_each_other_by_addresses_outside() {
+    if !is_in_namespace("machines_inside_reach_each_other_by_addresses_outside") {
+        return;
+    }
+    let far = veth();
+    far.sh(&outside("peer"));
+    let (switch, laid) = switch(&external("wire", None));
+    laid.unwrap();
+    reach_each_other(&switch);
+    // Nobody outside may look like this host: not even with what would be let in of it.
+    let told = run(&["ip", "-br", "link", "show", "wire"]).unwrap();
+    let is_mac = |word: &&str| word.len() == 17 && word.matches(':').count() == 5;
+    let own = told.split_whitespace().find(is_mac).unwrap();
+    far.sh(&format!(
+        "python3 -c '
+import socket
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+s.bind((\"peer\", 0))
+own = bytes.fromhex(\"{}\".replace(\":\", \"\"))
+for _ in range(3):
+    s.send(own + own + b\"\\x08\\x00\" + bytes(46))
+'",
+        own
+    ));
+    eventually("frames that are refused", || lost(&switch, "wire-own-source") == 3);
+}
+
+#[test]
+fn machines_inside_reach_each_other_by_a_tap_device() {
+    if !is_in_namespace("machines_inside_reach_each_other_by_a_tap_device") {
+        return;
+    }
+    let (switch, laid) = switch(&external("tap:out", None));
+    laid.unwrap();
+    sh(&outside("out"));
+    reach_each_other(&switch);
 }
 
 /// The far end of a VLAN, without a VLAN device, which not all kernels have: another switch, of

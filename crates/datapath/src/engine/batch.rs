@@ -77,6 +77,12 @@ impl Hop {
         self.macs != Hop::NONE.macs
     }
 
+    /// Returns whether it leads by a wire to this host itself: from and to its MAC address there.
+    pub fn turns(&self) -> bool {
+        let (to, from) = self.macs.split_at(6);
+        to == from
+    }
+
     pub const NONE: Hop = Hop { macs: [0; 12], exit: NetworkRef(0) };
 
     /// Returns the way of a frame that a router of another host passed on, in the network `stays`:

@@ -23,7 +23,7 @@ use crate::engine::{
 use crate::ip::{Address, is_v4};
 use crate::stages::{
     context::Context,
-    outward::NAT_NO_RULE,
+    outward::{NAT_NO_RULE, may_turn},
     stage::{Stage, StageConfig},
     translate::{
         self, NAT_FRAGMENT, NAT_PORTS_FULL, NAT_PROTOCOL, NAT_QUOTE, NAT_SHARE, NAT_UNTRANSLATED,
@@ -122,7 +122,8 @@ fn outwards(batch: &mut Batch<'_>, context: &Context<'_>) {
     let tells = context.sender.rules.bypass || context.sender.rules.forwards;
     for index in 0..batch.frames.len() {
         let Some(meta) = batch.metas().get(index).copied() else { return };
-        let exit = context.exit(batch.exits(), index).routing.as_deref();
+        let exit = context.exit(batch.exits(), index);
+        let (vni, exit) = (exit.vni, exit.routing.as_deref());
         let outside = exit.and_then(|exit| exit.outside.as_deref());
         let is_routed = batch.exits().is_routed(index);
         let Some(outside) = outside.filter(|_| is_routed && passes(meta.verdict)) else { continue };
@@ -139,7 +140,11 @@ fn outwards(batch: &mut Batch<'_>, context: &Context<'_>) {
                 true => number_of_ip(found.source) != after,
                 false => public || !is_v4(after),
             };
-            if is_known { Ok(()) } else { Err(NAT_UNTRANSLATED) }
+            match exit.filter(|_| batch.hop(index).is_some_and(|hop| hop.turns())) {
+                _ if !is_known => Err(NAT_UNTRANSLATED),
+                Some(exit) => may_turn((after, number_of_ip(found.destination)), (vni, exit)),
+                None => Ok(()),
+            }
         });
         if let (Err(reason), Some(meta)) = (left, batch.parts().1.get_mut(index)) {
             meta.verdict = Verdict::Drop(reason, context.sender.place.slot);

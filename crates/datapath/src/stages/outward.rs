@@ -7,6 +7,7 @@ use crate::engine::reason::{DropReason, drop_reasons};
 use crate::ip::{Address, is_v4};
 use crate::stages::{context::Context, course::is_host};
 use crate::world::{
+    outside::Outside,
     routing::{Gateway, Joined, Routing},
     ways::Leads,
 };
@@ -26,10 +27,12 @@ drop_reasons! { 14;
         remedy: "declare the network public if the outside has a route to it: `butterfly network add --vni VNI ... --public`; else have the router translate its addresses: `butterfly snat add ROUTER --external EXTERNAL --address IP` for all machines, `butterfly floating add` for one",
         charged: "the sender",
     }
-    /// From a machine inside to an address outside that a router of this host translates.
+    /// From a machine inside to an address outside that a router of this host translates, and no
+    /// answer would come by that address: the sender's own is not translated, and the receiver's
+    /// router reaches it inside; or the external has no wire.
     NAT_HAIRPIN = "nat-hairpin" {
-        cause: "a machine inside that reaches for another one by its address outside",
-        remedy: "have the machine use the other one's address inside, for instance by names that are resolved differently inside",
+        cause: "a machine of a public network, or IPv6, that reaches for a machine of its own router by the other one's address outside; or an external whose outside is vnics",
+        remedy: "have the machine use the other one's address inside, or give it an address outside, too (`butterfly floating add`); without a wire: `butterfly external add EXTERNAL --uplink ...`",
         charged: "the sender",
     }
 }
@@ -43,16 +46,22 @@ pub(super) enum Barred {
     By(DropReason),
 }
 
-/// Looks whether a packet from this source may come from the outside by which it came.
+/// Looks whether a packet from this source may come from the outside by which it came. `mac` is the
+/// MAC address from which it came.
 pub(super) fn may_enter(
-    source: Address,
+    (source, mac): (Address, u64),
     router: &Joined,
     routing: &Routing,
     context: &Context<'_>,
 ) -> Result<(), Barred> {
     let own = context.entry.vni;
-    if !is_host(source) || routing.answers_for(source).is_some() {
+    // It left by this wire for an address of this host.
+    let turned = context.sender.is_wire() && mac == routing.wire_mac();
+    if !is_host(source) || !turned && routing.answers_for(source).is_some() {
         return Err(Barred::Foreign);
+    }
+    if turned && routing.answers_for(source).is_some() {
+        return Ok(()); // translated, or this host's own
     }
     match router.route_to(source).map(|route| &route.leads) {
         Some(Leads::Connected(vni)) if *vni == own => {
@@ -87,24 +96,50 @@ pub(super) fn may_pass(
     }
 }
 
-/// Looks whether a packet from inside is for an address outside that a router here translates.
-pub(super) fn is_no_hairpin(
+/// Returns the number of the external that has an address of this host to which a packet from
+/// inside goes: by its wire the packet leaves, and comes in again (RFC 4787, REQ-9). `None` if it
+/// goes elsewhere.
+pub(super) fn turns_at(
     destination: Address,
     router: &Joined,
     context: &Context<'_>,
-) -> Result<(), DropReason> {
-    let has = |vni: u32| {
-        let network = context.snapshot.network(vni);
-        let routing = network.and_then(|network| network.routing.as_ref());
-        let outside = routing.and_then(|routing| routing.outside.as_ref());
-        outside.is_some_and(|outside| outside.nat.has(destination))
+) -> Result<Option<u32>, DropReason> {
+    let has = |vni: &u32| {
+        let outside = outside_of(*vni, context);
+        outside.is_some_and(|outside| outside.answers_for(destination).is_some())
     };
-    let leads = match router.route_to(destination).map(|route| &route.leads) {
-        Some(Leads::Connected(vni)) => has(*vni),
-        Some(Leads::Via(ways)) => ways.iter().any(|way| has(way.vni)),
+    let at = match router.route_to(destination).map(|route| &route.leads) {
+        Some(Leads::Connected(vni)) => Some(*vni).filter(has),
+        Some(Leads::Via(ways)) => ways.iter().map(|way| way.vni).find(has),
+        Some(Leads::Nowhere) | None => None,
+    };
+    match at.and_then(|vni| outside_of(vni, context)) {
+        Some(outside) if outside.mac != 0 => Ok(at),
+        Some(outside) if outside.nat.has(destination) => Err(NAT_HAIRPIN),
+        _ => Ok(None),
+    }
+}
+
+/// Looks whether a packet from this source, as it leaves by the outside `routing` with the number
+/// `vni` for an address of this host there, is answered by the address to which it goes.
+pub(super) fn may_turn(
+    (source, destination): (Address, Address),
+    (vni, routing): (u32, &Routing),
+) -> Result<(), DropReason> {
+    let owner = routing.outside.as_ref().and_then(|outside| outside.nat.owner_of(destination));
+    let gateway = owner.and_then(|(mac, _)| routing.by_mac(mac));
+    let leads_out = |gateway: &Gateway| match gateway.router.route_to(source).map(|it| &it.leads) {
+        Some(Leads::Connected(at)) => *at == vni,
+        Some(Leads::Via(ways)) => ways.iter().all(|way| way.vni == vni),
         Some(Leads::Nowhere) | None => false,
     };
-    if leads { Err(NAT_HAIRPIN) } else { Ok(()) }
+    let answered = routing.answers_for(source).is_some() || gateway.is_none_or(leads_out);
+    answered.then_some(()).ok_or(NAT_HAIRPIN)
+}
+
+fn outside_of<'a>(vni: u32, context: &Context<'a>) -> Option<&'a Outside> {
+    let network = context.snapshot.network(vni)?;
+    network.routing.as_deref()?.outside.as_deref()
 }
 
 /// Returns whether an address is one of a network that is known in the outside by which a packet

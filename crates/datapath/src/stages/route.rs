@@ -43,7 +43,7 @@ use crate::stages::{
     forward::{MAC_CLAIMED, ROUTER_MAC, place_of},
     leases, leases6,
     leave::ANSWER,
-    outward::{Barred, is_no_hairpin, may_enter, may_pass},
+    outward::{Barred, may_enter, may_pass, turns_at},
     stage::{Stage, StageConfig},
 };
 use crate::world::{
@@ -566,7 +566,8 @@ fn pass_on<'a>(
 ) -> Result<Decided, DropReason> {
     let packet = read(head, len)?;
     let behind = if routing.outside.is_some() {
-        may_enter(packet.source, &gateway.router, routing, context).map_err(barred)?;
+        let from = (packet.source, meta.source);
+        may_enter(from, &gateway.router, routing, context).map_err(barred)?;
         let known = is_translated(meta)
             || gateway.router.is_known_outside(packet.destination, context.entry.vni);
         if !known && !gateway.addresses.contains(&packet.destination) {
@@ -581,7 +582,6 @@ fn pass_on<'a>(
         if !owned && !behind || is_near || routing.by_address(packet.source).is_some() {
             return Err(FOREIGN_SOURCE);
         }
-        is_no_hairpin(packet.destination, &gateway.router, context)?;
         behind
     };
     if gateway.router.has(packet.destination) {
@@ -589,11 +589,13 @@ fn pass_on<'a>(
     }
     let course = || course_of(head, len).ok_or(HEADERS_TOO_LONG);
     let to = packet.destination;
-    let Choice { way, several, .. } = resolve(gateway, to, course, silent, context)?;
+    let Choice { way, several } = choose((gateway, routing), to, course, silent, context)?;
     if let Some(exit) = context.other(way.hop.exit).and_then(|exit| exit.routing.as_deref()) {
         may_pass((to, is_translated(meta)), gateway, (routing, exit), context).map_err(barred)?;
     }
-    let is_free = |exit| is_free(packet.source, exit, context);
+    // An address of this host outside is one that `may_enter` looked at.
+    let of_host = || routing.outside.is_some() && routing.answers_for(packet.source).is_some();
+    let is_free = |exit| of_host() || is_free(packet.source, exit, context);
     if behind && !context.other(way.hop.exit).is_some_and(is_free) {
         return Err(FOREIGN_SOURCE);
     }
@@ -706,7 +708,24 @@ struct Choice {
     several: bool,
 }
 
-/// Finds the way to an address from a gateway, of a packet with this course.
+/// Finds the way to an address from a gateway of a network, of a packet with this course.
+fn choose<'a>(
+    (gateway, routing): (&'a Gateway, &Routing),
+    destination: Address,
+    course: impl FnOnce() -> Result<Course, DropReason>,
+    silent: &mut Silent<'a>,
+    context: &Context<'_>,
+) -> Result<Choice, DropReason> {
+    // What comes from outside does not leave again.
+    if routing.outside.is_none()
+        && let Some(vni) = turns_at(destination, &gateway.router, context)?
+    {
+        return Ok(Choice { way: turn(vni, context)?, several: false });
+    }
+    resolve(gateway, destination, course, silent, context)
+}
+
+/// Finds the way to an address of another host or of a machine.
 fn resolve<'a>(
     gateway: &'a Gateway,
     destination: Address,
@@ -864,6 +883,21 @@ fn leave(
     Ok(Onward { hop: Hop { macs, exit }, verdict, mtu, leases, leaves })
 }
 
+/// Returns the way of a packet to an address of this host at an external with a wire: out by the
+/// wire to this host itself.
+fn turn(vni: u32, context: &Context<'_>) -> Result<Onward, DropReason> {
+    let exit = context.snapshot.network_ref(vni).ok_or(NEXT_HOP_UNKNOWN)?;
+    let network = context.other(exit).ok_or(NEXT_HOP_UNKNOWN)?;
+    let routing = network.routing.as_ref().ok_or(NO_ROUTE)?;
+    let wire = network.wire.ok_or(NEXT_HOP_UNKNOWN)?;
+    let own = address(routing.wire_mac()).0;
+    let mut macs = [0; 12];
+    macs.iter_mut().zip(own.into_iter().chain(own)).for_each(|(to, byte)| *to = byte);
+    let verdict = Verdict::Deliver(wire);
+    let (mtu, leases) = (routing.mtu, false);
+    Ok(Onward { hop: Hop { macs, exit }, verdict, mtu, leases, leaves: true })
+}
+
 /// Returns the address to be asked for, and its network, for a packet without a next hop: none if
 /// it is declared who has it.
 fn wanted((head, len): (&[u8], u32), gateway: &Gateway, context: &Context<'_>) -> Option<AskPlace> {
@@ -929,7 +963,8 @@ pub(crate) fn refused<'a>(
     (meta, reason): (&Meta, DropReason),
     context: &Context<'a>,
 ) -> Option<Undeliverable<'a>> {
-    let gateway = context.entry.routing.as_ref()?.by_mac(meta.destination)?;
+    let routing = context.entry.routing.as_ref()?;
+    let gateway = routing.by_mac(meta.destination)?;
     let bytes = head.get(L3..)?;
     let (source, destination, inner) = if bytes.first()? >> 4 == 6 {
         let ip = Ipv6::parse(bytes).ok()?;
@@ -952,7 +987,7 @@ pub(crate) fn refused<'a>(
     // No other error tells of its way.
     let mut silent = Silent::default();
     let way = (reason == ROUTE_TOO_BIG)
-        .then(|| resolve(gateway, destination, course, &mut silent, context));
+        .then(|| choose((gateway, routing), destination, course, &mut silent, context));
     let mtu = way.and_then(Result::ok).map_or(u32::MAX, |choice| choice.way.mtu);
     Some(Undeliverable { gateway, source, inner, mtu })
 }
@@ -1013,17 +1048,21 @@ fn place_beside(
     learnt.or(wire.filter(|_| network.macs.get(mac).is_none()))
 }
 
-/// Drops what comes from the MAC address of a gateway outside, but not by the wire: its place would
-/// be learnt elsewhere.
+/// Drops what comes from the MAC address of a gateway outside, or from this host's own there, but
+/// not by the wire: its place would be learnt elsewhere.
 #[cold]
 #[inline(never)]
 fn keep_gateways(batch: &mut Batch<'_>, outside: &Outside, context: &Context<'_>) {
     let (vni, snapshot) = (context.entry.vni, context.snapshot);
     let own = number(context.sender.mac);
-    for address in outside.gateways() {
+    let of_gateway = |address: &Address| {
         let declared = snapshot.neighbours.get(vni, *address).map(|it| it.mac);
-        let found = || snapshot.found.get(vni, *address).map(|it| it.mac);
-        let Some(mac) = declared.or_else(found).filter(|mac| *mac != own) else { continue };
+        declared.or_else(|| snapshot.found.get(vni, *address).map(|it| it.mac))
+    };
+    // This host asks from its own.
+    let host = Some(outside.mac).filter(|_| matches!(context.sender.kind, PortKind::Vnic));
+    let gateways = outside.gateways().iter().filter_map(of_gateway);
+    for mac in gateways.chain(host).filter(|mac| *mac != own) {
         for index in 0..batch.frames.len() {
             let is_it = |meta: &Meta| meta.verdict == Verdict::Undecided && meta.source == mac;
             if batch.metas().get(index).is_some_and(is_it) {

@@ -6,6 +6,7 @@ mod answered;
 mod asks;
 mod dropped;
 mod explained;
+mod hairpin;
 mod hostile;
 mod hosts;
 mod leases;

@@ -250,6 +250,9 @@ pub(super) fn masquerade(
         let port = left.ports.map(|[port, _]| port).filter(|_| shares);
         text.push_str(&format!(", as {}", end((left.source, port))));
     }
+    if from == to {
+        text.push_str("; it is for an address of this host, and comes in again by the wire");
+    }
     Some(step("masquerade", Mark::Pass, text))
 }
 

@@ -89,7 +89,7 @@ pub(super) fn judge(
                         _ => leaves(context.sender, &packet, context).map(|_| ()),
                     }
                 }
-                _ => by_rules_leaves(context.sender, &packet, context)
+                _ => by_rules_leaves(context.sender, &packet, true, context)
                     .map(|_| ())
                     .map_err(|reason| (reason, own)),
             }

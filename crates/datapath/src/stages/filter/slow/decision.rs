@@ -90,7 +90,7 @@ impl Decision<'_> {
         let Decision { context, packet, receiver, .. } = *self;
         let routed = self.zone.is_routed();
         let egress = match routed {
-            true => by_rules_leaves(context.sender, packet, context)
+            true => by_rules_leaves(context.sender, packet, true, context)
                 .map_err(|reason| (reason, self.own()))?,
             false => leaves(context.sender, packet, context)?,
         };

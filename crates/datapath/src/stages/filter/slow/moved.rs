@@ -115,12 +115,13 @@ impl Decision<'_> {
         let (opener, responder) =
             if direction == 0 { (sender, receiver) } else { (receiver, sender) };
         let opening = Packet { tuple: stored.tuple(), ..*self.packet };
-        let answers = may_speak_as(responder, opening.tuple.destination, context).is_ok();
+        let routed = self.zone.is_routed();
+        let answers = may_speak_as(responder, opening.tuple.destination, routed, context).is_ok();
         if direction == 1 && !answers {
             return None;
         }
         let cells = [
-            by_rules_leaves(opener, &opening, context).ok()?,
+            by_rules_leaves(opener, &opening, routed, context).ok()?,
             by_rules_enters((opener, responder), &opening, context).ok()?,
         ];
         // A filtered vnic that is here, and has the address, did not move, and no earlier vnic with

@@ -19,7 +19,8 @@ impl Decision<'_> {
         if !addressed || !self.quotes_a_session(quoted, room) {
             return self.sessionless();
         }
-        may_speak_as(self.context.sender, self.packet.tuple.source, self.context)
+        let routed = self.zone.is_routed();
+        may_speak_as(self.context.sender, self.packet.tuple.source, routed, self.context)
             .map_err(|reason| (reason, self.own()))
     }
 
@@ -68,7 +69,7 @@ impl Decision<'_> {
                 (&**other_vnic, self.receiver)
             };
             let opening = Packet { tuple: stored.tuple(), ..*self.packet };
-            by_rules_leaves(opener, &opening, context).ok()?;
+            by_rules_leaves(opener, &opening, stored.zone().is_routed(), context).ok()?;
             by_rules_enters((opener, responder), &opening, context).ok()?;
         }
         // A filtered vnic is no router on the way. It cannot know of another vnic's session.

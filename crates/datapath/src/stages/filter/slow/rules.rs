@@ -36,7 +36,7 @@ pub(super) fn leaves(
 ) -> Result<u32, (DropReason, u32)> {
     let refused = |reason| (reason, sender.place.slot);
     if sender.rules.bypass {
-        return by_rules_leaves(sender, packet, context).map_err(refused);
+        return by_rules_leaves(sender, packet, false, context).map_err(refused);
     }
     match &packet.l4 {
         L4::Discovery(found) => {
@@ -65,7 +65,7 @@ pub(super) fn leaves(
         L4::Dhcp(found) if found.request => {
             match dhcp::may_ask(found, sender, &packet.tuple, context) {
                 Ok(()) => Ok(0),
-                Err(reason) => match by_rules_leaves(sender, packet, context) {
+                Err(reason) => match by_rules_leaves(sender, packet, false, context) {
                     Ok(_) if !dhcp::may_ask_by_rule(sender, context) => Err(refused(DHCP_LIMIT)),
                     ruled => ruled.map_err(|_| refused(reason)),
                 },
@@ -83,7 +83,7 @@ pub(super) fn leaves(
                 Err(refused(EGRESS_DENIED))
             }
         }
-        _ => by_rules_leaves(sender, packet, context).map_err(refused),
+        _ => by_rules_leaves(sender, packet, false, context).map_err(refused),
     }
 }
 
@@ -104,13 +104,16 @@ fn by_name(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Option<u32>
     )
 }
 
+/// Returns the cell of the rule by which a packet may leave its sender. `routed`: a router passes
+/// it on.
 pub(super) fn by_rules_leaves(
     sender: &Vnic,
     packet: &Packet,
+    routed: bool,
     context: &Context<'_>,
 ) -> Result<u32, DropReason> {
     let (rules, tuple) = (&sender.rules, &packet.tuple);
-    may_speak_as(sender, tuple.source, context)?;
+    may_speak_as(sender, tuple.source, routed, context)?;
     if rules.bypass {
         return Ok(0);
     }
@@ -197,7 +200,7 @@ pub(crate) fn rules_say(
 ) -> [Result<u32, DropReason>; 2] {
     if zone.is_routed() {
         return [
-            by_rules_leaves(context.sender, packet, context),
+            by_rules_leaves(context.sender, packet, true, context),
             by_rules_enters((context.sender, receiver), packet, context),
         ];
     }
@@ -244,10 +247,12 @@ fn is_router_message(packet: &Packet) -> bool {
     matches!(packet.l4, L4::Icmp { kind: v4::REDIRECT | v4::ROUTER_ADVERTISEMENT, .. } if packet.tuple.protocol == ICMP)
 }
 
-/// Checks whether a vnic, or the trunk, may send packets from an address.
+/// Checks whether a vnic, or the trunk, may send packets from an address. `routed`: a router passes
+/// them on.
 pub(super) fn may_speak_as(
     vnic: &Vnic,
     address: Address,
+    routed: bool,
     context: &Context<'_>,
 ) -> Result<(), DropReason> {
     // Nobody here is a gateway; those of other hosts have its address, too.
@@ -258,6 +263,8 @@ pub(super) fn may_speak_as(
         _ if matches!(vnic.kind, PortKind::Router) => Ok(()), // of this host
         false if vnic.rules.owns(address) => Ok(()),
         false => Err(SPOOFED_IP),
+        // From inside to an address of this host: `route` lets nobody else pass with one.
+        true if routed && vnic.is_wire() && routing.is_some_and(is_gateway) => Ok(()),
         true if !vnic.is_trunk() && routing.is_some_and(is_gateway) => Err(IP_CLAIMED),
         true if vnic.rules.forwards || !is_claimed(vnic, address, Voice::Speaking, context) => {
             Ok(())

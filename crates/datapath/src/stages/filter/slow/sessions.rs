@@ -66,7 +66,8 @@ impl Decision<'_> {
             }
         }
         if found.direction == 1 && !found.admission.answers {
-            if let Err(reason) = may_speak_as(context.sender, self.packet.tuple.source, context) {
+            let (from, routed) = (self.packet.tuple.source, self.zone.is_routed());
+            if let Err(reason) = may_speak_as(context.sender, from, routed, context) {
                 return Some(Err((reason, self.own())));
             }
             // The responder got the address after the session began.
@@ -155,12 +156,13 @@ impl Decision<'_> {
             (self.receiver, context.sender)
         };
         let opening = Packet { tuple: stored.tuple(), ..*self.packet };
-        let egress = by_rules_leaves(opener, &opening, context).ok()?;
+        let routed = stored.zone().is_routed();
+        let egress = by_rules_leaves(opener, &opening, routed, context).ok()?;
         let ingress = by_rules_enters((opener, responder), &opening, context).ok()?;
         Some(Admitted {
             stamp: context.snapshot.version,
             cells: [egress, ingress],
-            answers: may_speak_as(responder, opening.tuple.destination, context).is_ok(),
+            answers: may_speak_as(responder, opening.tuple.destination, routed, context).is_ok(),
         })
     }
 
@@ -189,7 +191,8 @@ impl Decision<'_> {
         let cells = self.decide()?;
         let state = self.opening().map_err(|reason| (reason, self.own()))?;
         let Some((state, track)) = state else { return Ok(()) };
-        let answers = may_speak_as(self.receiver, self.packet.tuple.destination, context).is_ok();
+        let (to, routed) = (self.packet.tuple.destination, self.zone.is_routed());
+        let answers = may_speak_as(self.receiver, to, routed, context).is_ok();
         let admission = Admitted { stamp: context.snapshot.version, cells, answers };
         self.make(&Session { key: self.key(), direction: 0, admission, state, track }, room)
     }
