@@ -8,6 +8,8 @@ use crate::{Error, checksum::Sum, cut, head};
 pub const MIN_LEN: usize = 20;
 /// Bytes of the longest header.
 pub const MAX_LEN: usize = 60;
+/// Offset of the identification, in bytes from the first byte of the header.
+pub const IDENTIFICATION_OFFSET: usize = 4;
 /// Offset of the header checksum, in bytes from the first byte of the header.
 pub const CHECKSUM_OFFSET: usize = 10;
 

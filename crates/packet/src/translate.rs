@@ -230,6 +230,16 @@ pub fn translate(
     write(head, at, &new.to_be_bytes()).map(|_| ())
 }
 
+/// Writes the identification of an IPv4 packet, which begins with its header, and the header's sum.
+///
+/// [`Error::Malformed`]: it is no IPv4 packet. [`Error::Truncated`]: the header is not at hand.
+pub fn identify(packet: &mut [u8], identification: u16) -> Result<(), Error> {
+    Ipv4::parse(packet)?;
+    let changed = write(packet, ipv4::IDENTIFICATION_OFFSET, &identification.to_be_bytes())?;
+    let old = be16(packet, ipv4::CHECKSUM_OFFSET).ok_or(Error::Truncated)?;
+    write(packet, ipv4::CHECKSUM_OFFSET, &changed.on_checksum(old).to_be_bytes()).map(|_| ())
+}
+
 /// Writes the address of one side, and the header's own sum. Returns what changed in the address.
 fn header(packet: &mut [u8], parts: &Parts, side: Side, to: &End) -> Result<Difference, Error> {
     let at = parts.addresses + if side == Side::Source { 0 } else { parts.len };
@@ -553,6 +563,21 @@ mod tests {
         let end = End { address, port: Some(1) };
         let refused = translate(&mut sctp[L3..], Side::Source, &end, Transport::Complete);
         assert_eq!(refused, Err(Error::Malformed));
+    }
+
+    /// A packet is as if it had been sent with the other identification.
+    #[test]
+    fn an_identification_is_written_with_its_sum() {
+        let (from, to) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([192, 0, 2, 1]));
+        let sent = |id| ip(from, to).fragment(id, 64, true).payload(UDP, &[7; 64]);
+        for (old, new) in [(1, 2), (0, 0xffff), (0xffff, 0), (7, 7), (0x1234, 0xedcb)] {
+            let mut frame = sent(old);
+            identify(&mut frame[L3..], new as u16).unwrap();
+            assert_eq!(frame, sent(new));
+        }
+        let six = &mut ip([1; 16].into(), [2; 16].into()).udp(1, 2, b"x")[L3..];
+        assert_eq!(identify(six, 1), Err(Error::Malformed));
+        assert_eq!(identify(&mut [0x45; 8], 1), Err(Error::Truncated));
     }
 
     /// Of later fragments the header alone changes; a first one has to have the sum.
