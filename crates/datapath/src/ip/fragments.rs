@@ -49,6 +49,11 @@ impl FragmentKey {
         FragmentKey { source, destination, id: piece.id, vni, sender, vlan, routed, protocol }
     }
 
+    /// Returns whether two packets are of one source.
+    pub fn is_from_source_of(&self, other: &FragmentKey) -> bool {
+        self.source == other.source
+    }
+
     /// Returns the key of a packet with the same fields that a router passes on, or that does not
     /// leave its network.
     pub fn routed(self, routed: bool) -> FragmentKey {
@@ -113,7 +118,13 @@ impl<V: Copy> Fragments<V> {
 
     /// Returns whether the first fragment of a packet is known.
     pub fn has(&self, key: &FragmentKey, now: u32) -> bool {
-        self.find(self.chain(key), key).is_some_and(|at| !self.expired(at, now))
+        self.value(key, now).is_some()
+    }
+
+    /// Returns the value kept for the first fragment of a packet, if that is known.
+    pub fn value(&self, key: &FragmentKey, now: u32) -> Option<V> {
+        let at = self.find(self.chain(key), key).filter(|at| !self.expired(*at, now))?;
+        self.entries.get(usize::from(at)).map(|entry| entry.value)
     }
 
     /// Has entries live for `life` seconds from now on, also those that there are.

@@ -56,12 +56,13 @@ use crate::plane::{
 use crate::session::{
     self, FIRST_STAMP, FormerTable, HashKey, SessionConfig, SessionTimes, Shares, tally::Tally,
 };
-use crate::stages::filter::FragmentTable;
+use crate::stages::fragment_table::FragmentTable;
 use crate::worker::Shared;
 use crate::world::{
     asking::Asking,
     bindings::Bindings,
     fdb::Fdb,
+    identifications::Identifications,
     rules::{Cells, Groups, MAX_CELLS},
     snapshot::{Snapshot, Vnic},
 };
@@ -170,6 +171,8 @@ impl Plane {
             shares: Shares::new(table.capacity(), sessions.share, sessions.rate),
             bindings: Bindings::new().map_err(std::io::Error::other)?,
             fragments: FragmentTable::new(&sessions.timeouts),
+            nat_fragments: FragmentTable::new(&sessions.timeouts),
+            identifications: Identifications::new(),
             table,
             tunnel,
             uplink_held: AtomicBool::new(false),

@@ -340,6 +340,7 @@ impl Plane {
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         next.times = times;
         self.shared.fragments.retime(&times.timeouts);
+        self.shared.nat_fragments.retime(&times.timeouts);
         self.publish(next);
     }
 

@@ -12,13 +12,14 @@ use crate::engine::{
 };
 use crate::overlay::Tunnel;
 use crate::session::{Shares, Table, Timeouts};
-use crate::stages::filter::FragmentTable;
+use crate::stages::{filter::FragmentDecision, fragment_table::FragmentTable};
 use crate::world::{
     asking::Asking,
     bindings::Bindings,
     fdb::Fdb,
+    identifications::Identifications,
     limits::Room,
-    nat::{Assumed, Sharing},
+    nat::{Assumed, FirstTranslation, Sharing},
     rules::Cells,
     snapshot::{Network, Remote, Snapshot, Vnic},
 };
@@ -44,7 +45,11 @@ pub(crate) struct Context<'a> {
     /// Link-local addresses that machines made up.
     pub bindings: &'a Bindings,
     /// Packets whose first fragments passed.
-    pub fragments: &'a FragmentTable,
+    pub fragments: &'a FragmentTable<FragmentDecision>,
+    /// Packets whose first fragments were translated by their ports.
+    pub nat_fragments: &'a FragmentTable<FirstTranslation>,
+    /// Identifications of packets in fragments from addresses that machines share.
+    pub identifications: &'a Identifications,
     pub shares: &'a Shares,
     /// The tunnel endpoint, if there is one.
     pub tunnel: Option<&'a Tunnel>,

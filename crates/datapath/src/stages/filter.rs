@@ -7,7 +7,7 @@
 
 mod dhcp;
 mod fast;
-mod fragment_table;
+mod fragment_decision;
 mod known;
 pub(crate) mod read;
 mod reasons;
@@ -31,7 +31,7 @@ use crate::stages::{
 };
 use crate::world::snapshot::{Network, Remote, Vnic};
 
-pub(crate) use fragment_table::FragmentTable;
+pub(crate) use fragment_decision::FragmentDecision;
 use known::{Judgement, is_current, pass};
 pub(crate) use read::read as read_packet;
 pub(crate) use reasons::*;

@@ -23,6 +23,7 @@ use crate::engine::{
 use crate::ip::{Address, is_v4};
 use crate::stages::{
     context::Context,
+    nat_fragments::{self, NatPiece, PieceScratch},
     outward::{NAT_NO_RULE, may_turn},
     stage::{Stage, StageConfig},
     translate::{
@@ -31,7 +32,7 @@ use crate::stages::{
     },
 };
 use crate::world::{
-    nat::Translations,
+    nat::{FirstTranslation, Translations},
     ports::NoPort,
     rules::{address as ip_of, number as number_of_ip},
 };
@@ -45,15 +46,20 @@ pub(crate) struct Masquerade;
 impl Stage for Masquerade {
     const NAME: &'static str = "masquerade";
     const REASONS: &'static [ReasonInfo] = &[];
-    type Scratch = ();
+    type Scratch = PieceScratch;
 
-    fn scratch(_: &StageConfig<'_>) {}
+    fn scratch(_: &StageConfig<'_>) -> PieceScratch {
+        PieceScratch::new()
+    }
 
     #[inline(always)]
-    fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
+    fn run(batch: &mut Batch<'_>, context: &Context<'_>, pieces: &mut PieceScratch) {
         if batch.outward {
+            if batch.pieces != 0 {
+                nat_fragments::settle(batch, context, passes);
+            }
             put_back(batch, context);
-            outwards(batch, context);
+            outwards(batch, context, pieces);
         }
         if batch.crossed() != 0 {
             masquerade(batch, context);
@@ -117,7 +123,7 @@ fn source_of(packet: &[u8]) -> Option<Address> {
 /// Translates sources of what leaves by outsides.
 #[cold]
 #[inline(never)]
-fn outwards(batch: &mut Batch<'_>, context: &Context<'_>) {
+fn outwards(batch: &mut Batch<'_>, context: &Context<'_>, pieces: &mut PieceScratch) {
     // A filtered machine is no router on the way: it tells of its own packets alone.
     let tells = context.sender.rules.bypass || context.sender.rules.forwards;
     for index in 0..batch.frames.len() {
@@ -132,7 +138,7 @@ fn outwards(batch: &mut Batch<'_>, context: &Context<'_>) {
             // Without, `route` looked whether it may.
             if let Some(translations) = outside.nat.of(meta.destination) {
                 let who = (public, tells);
-                leave(batch, (index, &meta), &found, translations, who, context)?;
+                leave(batch, (index, &meta), &found, translations, who, context, pieces)?;
             }
             let after = source_of(packet_of(batch, index)).ok_or(NAT_UNTRANSLATED)?;
             // An address outside is only known as what a machine inside has by its router.
@@ -162,12 +168,27 @@ fn leave(
     translations: &Translations,
     (public, tells): (bool, bool),
     context: &Context<'_>,
+    pieces: &mut PieceScratch,
 ) -> Result<(), DropReason> {
     let of = |inside, protocol, port| {
         let outside = translations.outside_of(number_of_ip(inside), protocol, port);
         outside.map(|(outside, port)| End { address: ip_of(outside), port })
     };
     let stays = public || found.source.is_ipv6();
+    let shares = !stays && !translations.pool().is_empty();
+    let has_ports = || shares || translations.is_forwarded_to(number_of_ip(found.source));
+    let piece = match found.fragment {
+        true if of(found.source, found.protocol, None).is_none() && has_ports() => {
+            NatPiece::read(batch, index, found, context)?
+        }
+        _ => None, // each fragment has its address, or none
+    };
+    if let Some(piece) = &piece {
+        if !piece.is_first() {
+            return follow(batch, (index, meta), (found, piece), translations, context, pieces);
+        }
+        piece.is_new(context)?;
+    }
     let [port, _] = ports_of(found);
     let own = of(found.source, found.protocol, port);
     let quoted = translate::quoted(batch, index, found)?;
@@ -180,22 +201,93 @@ fn leave(
             Some(End { address: ip_of(address), port: Some(port) })
         })
     });
-    if own.is_none() && !stays && quoted.is_none() && !translations.pool().is_empty() {
-        return share(batch, (index, meta), (found, port), translations, context);
+    if own.is_none() && quoted.is_none() && shares {
+        return share(batch, (index, meta), (found, port), piece, translations, context);
     }
     if found.fragment && quoted_own.is_some_and(|end| end.port.is_some()) {
         return Err(NAT_FRAGMENT); // what follows would not pass
     }
     // A machine on the way has no address outside; the one that it tells of has (RFC 5508, 4.2).
     let end = own.or(quoted_own.map(|end| End { port: None, ..end }));
+    let mut id = None;
+    if let (Some(piece), Some(port), None) = (&piece, port, quoted)
+        && (end.is_some() || stays)
+    {
+        let outside = end.map(|end| number_of_ip(end.address));
+        let first = first_of((found, port), outside, meta, context);
+        piece.begin(first, context)?;
+        id = first.id;
+    }
     match (end, quoted) {
         // The quote would tell an address inside.
         (Some(_), Some(_)) if quoted_own.is_none() && !stays => Err(NAT_QUOTE),
-        (Some(end), _) => translate::rewrite(batch, (index, meta), Side::Source, &end, quoted_own),
+        (Some(end), _) => {
+            translate::rewrite(batch, (index, meta), Side::Source, &end, quoted_own)?;
+            nat_fragments::identify(batch, index, id)
+        }
         (None, _) if stays => Ok(()),
         (None, Some(_)) if tells => Err(NAT_QUOTE),
         (None, _) => Err(NAT_NO_RULE),
     }
+}
+
+/// Translates the source of a fragment that is not the first, as that of the first was, while the
+/// machine still has it.
+#[cold]
+fn follow(
+    batch: &mut Batch<'_>,
+    (index, meta): (usize, &Meta),
+    (found, piece): (&Ends, &NatPiece),
+    translations: &Translations,
+    context: &Context<'_>,
+    pieces: &mut PieceScratch,
+) -> Result<(), DropReason> {
+    if piece.first_of(context).is_none() {
+        // The filter has put them in order, and does not pass one twice.
+        if !is_filtered(meta, context) {
+            pieces.note_early(batch, index, piece);
+        }
+        return Err(NAT_FRAGMENT);
+    }
+    let first = piece.pass(context)?;
+    let source = number_of_ip(found.source);
+    if first.address == source {
+        return Ok(()); // of a public network
+    }
+    let end = (source, found.protocol, first.port);
+    let own = translations.outside_of(source, found.protocol, Some(first.port));
+    let outside = own.map(|(outside, _)| outside);
+    let shared = || translations.shared_of(end, context.now).map(|(outside, _)| outside);
+    let is_still = outside.or_else(shared) == Some(first.address);
+    if !is_still || meta.destination != first.router {
+        return Err(NAT_FRAGMENT);
+    }
+    let end = End { address: ip_of(first.address), port: None };
+    translate::rewrite(batch, (index, meta), Side::Source, &end, None)?;
+    nat_fragments::identify(batch, index, first.id)
+}
+
+/// Returns the translation of a first fragment from this port. `outside` is the address as which it
+/// leaves, if that is another one, which other machines may have as well.
+fn first_of(
+    (found, port): (&Ends, u16),
+    outside: Option<Address>,
+    meta: &Meta,
+    context: &Context<'_>,
+) -> FirstTranslation {
+    let to = number_of_ip(found.destination);
+    let id = outside.map(|outside| context.identifications.next((outside, to), found.protocol));
+    let address = outside.unwrap_or(number_of_ip(found.source));
+    FirstTranslation { router: meta.destination, port, address, id }
+}
+
+/// Returns whether the sender or the receiver of a frame is filtered.
+fn is_filtered(meta: &Meta, context: &Context<'_>) -> bool {
+    let to = match meta.verdict {
+        Verdict::Deliver(slot) => context.snapshot.vnics.get(slot),
+        _ => None,
+    };
+    !context.sender.rules.bypass || to.is_some_and(|to| !to.rules.bypass)
 }
 
 /// Translates the source of a packet whose machine shares an address and its ports outside.
@@ -203,12 +295,10 @@ fn share(
     batch: &mut Batch<'_>,
     (index, meta): (usize, &Meta),
     (found, port): (&Ends, Option<u16>),
+    piece: Option<NatPiece>,
     translations: &Translations,
     context: &Context<'_>,
 ) -> Result<(), DropReason> {
-    if found.fragment {
-        return Err(NAT_FRAGMENT);
-    }
     let port = port.ok_or(NAT_PROTOCOL)?;
     // Replies belong to an identifier of somebody outside, who cannot have asked.
     if found.protocol == ICMP && kind_of(batch, index, found) != Some(ECHO_REQUEST) {
@@ -235,8 +325,15 @@ fn share(
         Some(Err(NoPort::Unfit)) => return Err(unfit.unwrap_or(NAT_PROTOCOL)),
         None => return Err(NAT_PROTOCOL),
     };
+    let mut id = None;
+    if let Some(piece) = &piece {
+        let first = first_of((found, end.2), Some(address), meta, context);
+        piece.begin(first, context)?;
+        id = first.id;
+    }
     let outside = End { address: ip_of(address), port: Some(port) };
-    translate::rewrite(batch, (index, meta), Side::Source, &outside, None)
+    translate::rewrite(batch, (index, meta), Side::Source, &outside, None)?;
+    nat_fragments::identify(batch, index, id)
 }
 
 /// Rewrites the headers of packets that pass; all other frames stay as they are.

@@ -21,10 +21,11 @@ use crate::engine::{
 use crate::ip::{HEADERS_TOO_LONG, MALFORMED_IP, TINY_FRAGMENT};
 use crate::stages::{
     context::Context,
+    nat_fragments::{NatPiece, PieceScratch},
     stage::{Stage, StageConfig},
 };
 use crate::world::{
-    nat::Translations,
+    nat::{FirstTranslation, Translations},
     outside::Outside,
     ports::Said,
     rules::{address as ip_of, number as number_of_ip},
@@ -65,11 +66,11 @@ drop_reasons! { 15;
         remedy: "give the machine a floating address, by which every protocol passes",
         charged: "the sender",
     }
-    /// Fragment to the outside from a machine that shares an address there: only a whole packet
-    /// tells its ports.
+    /// Fragment of a packet that is translated by its ports, to or from the outside, whose first
+    /// fragment was not translated; or an ICMP error in fragments about such a packet.
     NAT_FRAGMENT = "nat-fragment" {
-        cause: "a machine that sends packets larger than the MTU of its network",
-        remedy: "have it send smaller packets, or give it a floating address, by which fragments pass",
+        cause: "a first fragment that was dropped (see the other reasons), did not come within 2 ms of this one, or was forgotten for others, as for `fragment-orphan`; or a translation that went meanwhile",
+        remedy: "look for the drop of the first fragment with `butterfly drops`; avoid fragments: a smaller MTU in the machine that sends; or give the machine inside a floating address, by which each fragment passes alone",
         charged: "the sender",
     }
     /// To the outside from an address inside that was not translated, or from one that a router
@@ -94,12 +95,14 @@ pub(crate) struct Translate;
 impl Stage for Translate {
     const NAME: &'static str = "translate";
     const REASONS: &'static [ReasonInfo] = REASONS;
-    type Scratch = ();
+    type Scratch = PieceScratch;
 
-    fn scratch(_: &StageConfig<'_>) {}
+    fn scratch(_: &StageConfig<'_>) -> PieceScratch {
+        PieceScratch::new()
+    }
 
     #[inline(always)]
-    fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
+    fn run(batch: &mut Batch<'_>, context: &Context<'_>, pieces: &mut PieceScratch) {
         if !context.entry.may_be_routed {
             return;
         }
@@ -108,14 +111,20 @@ impl Stage for Translate {
             && !outside.nat.is_empty()
             && !context.sender.is_trunk()
         {
-            translate(batch, (outside, routing.wire_mac()), context);
+            translate(batch, (outside, routing.wire_mac()), context, pieces);
         }
     }
 }
 
 /// Translates each frame that is for a router, to an address that this router translates.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
-fn translate(batch: &mut Batch<'_>, (outside, wire): (&Outside, u64), context: &Context<'_>) {
+fn translate(
+    batch: &mut Batch<'_>,
+    (outside, wire): (&Outside, u64),
+    context: &Context<'_>,
+    pieces: &mut PieceScratch,
+) {
+    pieces.begin();
     for index in 0..batch.frames.len() {
         let Some(meta) = batch.metas().get(index).copied() else { return };
         let is_ours = is_reserved(meta.destination) || meta.destination == wire;
@@ -138,7 +147,7 @@ fn translate(batch: &mut Batch<'_>, (outside, wire): (&Outside, u64), context: &
         if meta.destination != mac && meta.destination != wire {
             continue; // to another router, which has no such address
         }
-        match inwards(batch, (index, &meta), &found, (mac, translations), context) {
+        match inwards(batch, (index, &meta), &found, (mac, translations), context, pieces) {
             Ok(was) => batch.translate(index, mac, was),
             Err(reason) => {
                 let Some(meta) = batch.parts().1.get_mut(index) else { return };
@@ -157,8 +166,15 @@ fn inwards(
     found: &Ends,
     (router, translations): (u64, &Translations),
     context: &Context<'_>,
+    pieces: &mut PieceScratch,
 ) -> Result<End, DropReason> {
     let outside = found.destination;
+    let piece = match found.fragment {
+        true if translations.inside_of(number_of_ip(outside), found.protocol, None).is_none() => {
+            NatPiece::read(batch, index, found, context)?
+        }
+        _ => None, // each fragment has its address
+    };
     let shared = |protocol, port| {
         let end =
             translations.sharer_of(number_of_ip(outside), (protocol, port), context.sharing());
@@ -174,6 +190,20 @@ fn inwards(
         });
         inside.map(|(inside, port)| End { address: ip_of(inside), port })
     };
+    if let Some(piece) = piece.as_ref().filter(|piece| !piece.is_first()) {
+        let Some(first) = pieces.first_of(piece, context) else {
+            pieces.note_early(batch, index, piece);
+            return Err(NAT_FRAGMENT);
+        };
+        let end = inside(found.protocol, Some(first.port));
+        // Else the port is another machine's by now.
+        let end =
+            end.filter(|end| (router, number_of_ip(end.address)) == (first.router, first.address));
+        let end = End { port: None, ..end.ok_or(NAT_FRAGMENT)? };
+        rewrite(batch, (index, meta), Side::Destination, &end, None)?;
+        batch.pieces |= 1 << index;
+        return Ok(End { address: outside, port: None });
+    }
     let (end, was, quote) = match quoted(batch, index, found)? {
         Some(quoted) => {
             let [port, _] = ports_of(&quoted);
@@ -196,13 +226,18 @@ fn inwards(
         }
     };
     rewrite(batch, (index, meta), Side::Destination, &end, quote)?;
+    if let (Some(piece), Some(port)) = (&piece, was) {
+        let address = number_of_ip(end.address);
+        pieces.note_first(piece, FirstTranslation { router, port, address, id: None });
+        batch.pieces |= 1 << index;
+    }
     Ok(End { address: outside, port: was })
 }
 
-/// Returns the ports by which a packet is translated, source first. A fragment has none: those that
-/// follow it could not be told apart.
+/// Returns the ports by which a packet is translated, source first. Of fragments the first one has
+/// them.
 pub(super) fn ports_of(found: &Ends) -> [Option<u16>; 2] {
-    match found.ports.filter(|_| !found.fragment) {
+    match found.ports {
         Some([source, destination]) => [Some(source), Some(destination)],
         None => [None; 2],
     }

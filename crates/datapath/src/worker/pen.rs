@@ -11,23 +11,32 @@ use std::collections::VecDeque;
 use butterfly_mem::cpu;
 
 use super::copies::{LONGEST, copy};
+use super::shared::Shared;
 use crate::engine::{
     batch::{Batch, Verdict},
     place::{PeerRef, PortRef},
 };
 use crate::ip::fragments::FragmentKey;
-use crate::stages::{
-    context::Context,
-    filter::{FragmentTable, Judged},
-};
+use crate::stages::{context::Context, filter::Judged};
 
-/// Most fragments that wait, of all senders and of one. All other hosts of a network are one.
+/// Most fragments that wait, of all senders and of one. All other hosts of a network are one, and
+/// behind a wire each address is one, with a bound for all of them.
 const FRAGMENTS: usize = 64;
 const PER_SENDER: usize = 8;
+const PER_WIRE: usize = 32;
 /// Longest wait.
 const WAIT_US: u64 = 2000;
 /// Time between looks of a worker that has nothing else to do. Its first ones may come by others.
 const LOOK_US: u64 = 200;
+
+/// Fate of a first fragment for which later ones wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Awaited {
+    /// Decision of the filter.
+    Decision,
+    /// Translation by its ports.
+    Translation,
+}
 
 /// A fragment that waits.
 pub(super) struct Penned {
@@ -35,6 +44,7 @@ pub(super) struct Penned {
     pub(super) from: PortRef,
     pub(super) peer: PeerRef,
     key: FragmentKey,
+    awaited: Awaited,
     /// End of its wait, in ticks of the time stamp counter.
     until: u64,
     /// The wait is over: it goes, or is dropped.
@@ -50,8 +60,8 @@ pub(super) struct FragmentPen {
     fragments: VecDeque<Penned>,
     /// Buffers for more.
     spare: Vec<Vec<u8>>,
-    /// Number of the last look at the host's table.
-    seen: u32,
+    /// Numbers of the last looks at the host's tables, of decisions and of translations.
+    seen: [u32; 2],
     /// Ticks that each waits.
     wait: u64,
 }
@@ -62,7 +72,7 @@ impl FragmentPen {
         FragmentPen {
             fragments: VecDeque::with_capacity(FRAGMENTS),
             spare: (0..FRAGMENTS).map(|_| Vec::with_capacity(LONGEST)).collect(),
-            seen: 0,
+            seen: [0; 2],
             wait: ticks(WAIT_US),
         }
     }
@@ -90,26 +100,27 @@ impl FragmentPen {
     pub fn take(
         &mut self,
         early: &[(usize, FragmentKey)],
+        awaited: Awaited,
         batch: &mut Batch<'_>,
         context: &Context<'_>,
     ) {
         let from = context.sender.place;
-        let mut own = self.fragments.iter().filter(|penned| penned.from == from).count();
         let until = cpu::tsc().saturating_add(self.wait);
         let (frames, metas) = batch.parts();
         for (index, key) in early {
-            let Some(meta) = metas.get_mut(*index).filter(|_| own < PER_SENDER) else { continue };
+            let has_place = self.has_place(key, context);
+            let Some(meta) = metas.get_mut(*index).filter(|_| has_place) else { continue };
             let Some(mut frame) = self.spare.pop() else { return };
             if !copy(frames, *index, &mut frame) {
                 self.spare.push(frame);
                 continue;
             }
             meta.verdict = Verdict::Later;
-            own += 1;
             self.fragments.push_back(Penned {
                 from,
                 peer: meta.peer,
                 key: *key,
+                awaited,
                 until,
                 due: false,
                 done: 0,
@@ -119,17 +130,34 @@ impl FragmentPen {
         }
     }
 
+    /// Returns whether a sender may have one more fragment wait. Behind a wire each address is one.
+    fn has_place(&self, key: &FragmentKey, context: &Context<'_>) -> bool {
+        let own = || self.fragments.iter().filter(|penned| penned.from == context.sender.place);
+        if !context.sender.is_wire() {
+            return own().count() < PER_SENDER;
+        }
+        let of_address = own().filter(|penned| penned.key.is_from_source_of(key)).count();
+        of_address < PER_SENDER && own().count() < PER_WIRE
+    }
+
     /// Looks for fragments whose first ones came, and for those whose time is over. Returns whether
     /// any is due.
     #[cold]
-    pub fn look(&mut self, table: &FragmentTable, now: u32) -> bool {
-        let tick = cpu::tsc();
-        let news = table.news(&mut self.seen);
-        for penned in &mut self.fragments {
-            penned.due |= penned.until <= tick
-                || news.as_ref().is_some_and(|news| news.has(&penned.key, now));
+    pub fn look(&mut self, shared: &Shared) -> bool {
+        let (tick, now) = (cpu::tsc(), shared.clock.now());
+        let [decisions, translations] = &mut self.seen;
+        let mut find = |awaited, has: &dyn Fn(&FragmentKey) -> bool| {
+            let waiting = self.fragments.iter_mut().filter(|penned| penned.awaited == awaited);
+            waiting.for_each(|penned| penned.due |= has(&penned.key));
+        };
+        // One look after the other: no lock is taken under another one.
+        if let Some(news) = shared.fragments.news(decisions) {
+            find(Awaited::Decision, &|key| news.has(key, now));
         }
-        drop(news);
+        if let Some(news) = shared.nat_fragments.news(translations) {
+            find(Awaited::Translation, &|key| news.has(key, now));
+        }
+        self.fragments.iter_mut().for_each(|penned| penned.due |= penned.until <= tick);
         self.is_due()
     }
 

@@ -389,7 +389,7 @@ impl Worker {
     #[cold]
     #[inline(never)]
     fn look_at_pen(&mut self) {
-        if self.later.pen.look(&self.shared.fragments, self.shared.clock.now()) {
+        if self.later.pen.look(&self.shared) {
             self.add(PollSource::Waiting);
         }
     }

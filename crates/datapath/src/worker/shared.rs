@@ -13,12 +13,15 @@ use crate::overlay::Tunnel;
 use crate::session::{Key, Shares, Table};
 use crate::stages::{
     context::Context,
-    filter::{FragmentTable, released},
+    filter::{FragmentDecision, released},
+    fragment_table::FragmentTable,
 };
 use crate::world::{
     asking::Asking,
     bindings::Bindings,
     fdb::Fdb,
+    identifications::Identifications,
+    nat::FirstTranslation,
     rules::Cells,
     snapshot::{Network, Snapshot, Vnic},
 };
@@ -37,7 +40,11 @@ pub(crate) struct Shared {
     /// Link-local addresses that machines made up.
     pub bindings: Bindings,
     /// Packets whose first fragments passed.
-    pub fragments: FragmentTable,
+    pub fragments: FragmentTable<FragmentDecision>,
+    /// Packets whose first fragments were translated by their ports.
+    pub nat_fragments: FragmentTable<FirstTranslation>,
+    /// Identifications of packets in fragments from addresses that machines share.
+    pub identifications: Identifications,
     pub cells: Cells,
     pub shares: Shares,
     /// The tunnel endpoint, if there is one.
@@ -73,6 +80,8 @@ impl Shared {
             cells: &self.cells,
             bindings: &self.bindings,
             fragments: &self.fragments,
+            nat_fragments: &self.nat_fragments,
+            identifications: &self.identifications,
             shares: &self.shares,
             tunnel: self.tunnel.as_ref(),
             watched: notes.begin(snapshot.selection.as_deref()),

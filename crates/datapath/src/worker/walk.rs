@@ -1,6 +1,6 @@
 //! The way of a batch through all stages.
 
-use super::{later::Later, under_way};
+use super::{later::Later, pen::Awaited, under_way};
 use crate::engine::writer::Writer;
 use crate::engine::{
     batch::{Batch, BatchOrigin},
@@ -12,6 +12,7 @@ use crate::stages::{
     deliver::{Calls, deliver, deliver_lone, lone},
     filter::Judged,
     leave::Departures,
+    nat_fragments::PieceScratch,
     outlet::Rings,
     pipeline::{self, Scratches},
     turn,
@@ -55,6 +56,10 @@ pub(super) fn walk(
         }
         if !scratches.filter.early.is_empty() {
             pen(&mut batch, context, &mut scratches.filter.early, later, from);
+        }
+        if batch.early {
+            let pieces = [&mut scratches.translate, &mut scratches.masquerade];
+            pen_untranslated(&mut batch, context, pieces, later, from);
         }
         if batch.relays {
             later.take_relayed(&mut batch, context);
@@ -108,9 +113,27 @@ fn pen(
     from: usize,
 ) {
     if from == 0 && batch.origin != BatchOrigin::Penned {
-        later.pen.take(early, batch, context);
+        later.pen.take(early, Awaited::Decision, batch, context);
     }
     early.clear();
+}
+
+/// Has fragments wait, once, whose first ones were not translated yet.
+#[cold]
+#[inline(never)]
+fn pen_untranslated(
+    batch: &mut Batch<'_>,
+    context: &Context<'_>,
+    pieces: [&mut PieceScratch; 2],
+    later: &mut Later,
+    from: usize,
+) {
+    for PieceScratch { early, .. } in pieces {
+        if from == 0 && batch.origin != BatchOrigin::Penned {
+            later.pen.take(early, Awaited::Translation, batch, context);
+        }
+        early.clear();
+    }
 }
 
 /// Charges a batch that went to the limit of its sender.

@@ -10,6 +10,7 @@ pub(crate) mod dhcp;
 pub(crate) mod fdb;
 pub(crate) mod found;
 pub(crate) mod holders;
+pub(crate) mod identifications;
 pub(crate) mod leases;
 pub(crate) mod leases6;
 pub(crate) mod limits;

@@ -45,6 +45,19 @@ pub(crate) struct Sharing<'a> {
     pub assumed: Option<&'a Cell<Option<Assumed>>>,
 }
 
+/// Translation of the first fragment of a packet by its port, for the fragments that follow. They
+/// pass while that port still leads to the same address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FirstTranslation {
+    /// MAC address of the router, the port that the first fragment came with, and the address that
+    /// it got.
+    pub router: u64,
+    pub port: u16,
+    pub address: Address,
+    /// Identification that the fragments get, if others may leave as the same address.
+    pub id: Option<u16>,
+}
+
 /// Translations of one router at one external.
 #[derive(Debug, Default)]
 pub(crate) struct Translations {
@@ -132,6 +145,12 @@ impl Translations {
         let whole = find(&self.outward, inside).map(|outside| (outside, None));
         let answer = || find(&self.answers, (inside, protocol, port?));
         whole.or_else(|| answer().map(|(outside, port)| (outside, Some(port))))
+    }
+
+    /// Returns whether a machine inside has ports of addresses outside.
+    pub fn is_forwarded_to(&self, inside: Address) -> bool {
+        let at = self.answers.partition_point(|((of, ..), _)| *of < inside);
+        self.answers.get(at).is_some_and(|((of, ..), _)| *of == inside)
     }
 
     /// Returns the addresses outside that its machines share.

@@ -13,6 +13,7 @@ mod leases;
 mod leases6;
 mod moves;
 mod nat;
+mod nat_fragments;
 mod net;
 mod outside;
 mod routes;

@@ -19,13 +19,14 @@ use crate::engine::{budget::Budget, tap::TapNotes};
 use crate::ip::{Address, frame::inside, parse::parse, tcp::Track};
 use crate::plane::policies::copy_with;
 use crate::session::{Key, Life, Past, Shares, Table, Zone};
-use crate::stages::{context::Context, filter::FragmentTable};
+use crate::stages::{context::Context, filter::FragmentDecision, fragment_table::FragmentTable};
 use crate::worker::Shared;
 use crate::world::{
     asking::Asking,
     bindings::Bindings,
     fdb::Fdb,
-    nat::Assumed,
+    identifications::Identifications,
+    nat::{Assumed, FirstTranslation},
     rules::Cells,
     snapshot::{Budgets, Network, Snapshot, Vnic, VnicShared},
 };
@@ -42,7 +43,9 @@ pub(super) struct World<'a> {
     pub table: Table,
     cells: Cells,
     bindings: Bindings,
-    fragments: FragmentTable,
+    fragments: FragmentTable<FragmentDecision>,
+    nat_fragments: FragmentTable<FirstTranslation>,
+    identifications: Identifications,
     fdb: Fdb,
     asking: Asking,
     notes: TapNotes,
@@ -75,6 +78,8 @@ impl<'a> World<'a> {
             cells: Cells::new().ok()?,
             bindings,
             fragments: FragmentTable::new(&snapshot.times.timeouts),
+            nat_fragments: FragmentTable::new(&snapshot.times.timeouts),
+            identifications: Identifications::new(),
             fdb: Fdb::new(shared.fdb.ageing()),
             asking: shared.asking.copy(),
             notes: TapNotes::default(),
@@ -177,6 +182,8 @@ impl<'a> World<'a> {
             cells: &self.cells,
             bindings: &self.bindings,
             fragments: &self.fragments,
+            nat_fragments: &self.nat_fragments,
+            identifications: &self.identifications,
             shares: &self.shares,
             tunnel: self.shared.tunnel.as_ref(),
             // No tap watches a packet that is not sent.

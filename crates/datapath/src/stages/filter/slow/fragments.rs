@@ -4,7 +4,7 @@ use crate::engine::reason::DropReason;
 use crate::ip::fragments::FragmentKey;
 use crate::ip::{FRAGMENT_ORPHAN, Packet, Piece};
 use crate::stages::context::Context;
-use crate::stages::filter::fragment_table::FragmentDecision;
+use crate::stages::filter::FragmentDecision;
 use crate::stages::filter::known::Judgement;
 use crate::stages::filter::room::FilterRoom;
 use crate::stages::filter::slow::decision::{CellPair, Decision};

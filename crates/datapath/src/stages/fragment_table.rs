@@ -1,4 +1,6 @@
-//! The host's table of fragmented packets, for all workers: see [`Fragments`].
+//! Tables of the host for fragmented packets, for all workers: see [`Fragments`]. One has the
+//! filter's decisions on first fragments, another one the translations of those that routers
+//! translate by their ports.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError, TryLockError,
@@ -10,34 +12,23 @@ use std::sync::{
 
 use crate::engine::reason::DropReason;
 use crate::ip::{
-    Packet, Piece,
+    Piece,
     fragments::{FragmentKey, Fragments},
 };
 use crate::session::Timeouts;
 
-/// Decision on the first fragment of a packet.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct FragmentDecision {
-    /// Slot of the receiver; `None` if it was a flood.
-    pub receiver: Option<u32>,
-    pub stamp: u32,
-    pub cells: [u32; 2],
-    /// The first fragment: later ones of a flood are judged by it.
-    pub packet: Packet,
-}
-
-/// Decisions on first fragments, by whichever worker they came.
+/// Values kept for first fragments, by whichever worker they came.
 ///
 /// Its lock is a leaf: it is taken for one fragment at a time, and no other is taken under it.
-pub(crate) struct FragmentTable {
-    table: Mutex<Fragments<FragmentDecision>>,
+pub(crate) struct FragmentTable<V> {
+    table: Mutex<Fragments<V>>,
     /// Number of first fragments that were remembered, to be looked at without the lock.
     firsts: AtomicU32,
 }
 
-impl FragmentTable {
+impl<V: Copy> FragmentTable<V> {
     /// Allocates all memory it will ever use.
-    pub fn new(timeouts: &Timeouts) -> FragmentTable {
+    pub fn new(timeouts: &Timeouts) -> FragmentTable<V> {
         FragmentTable {
             table: Mutex::new(Fragments::new(timeouts.fragment)),
             firsts: AtomicU32::new(0),
@@ -49,33 +40,33 @@ impl FragmentTable {
         self.table().set_life(timeouts.fragment);
     }
 
-    /// Remembers the decision on a first fragment that passes.
-    pub(super) fn first(
+    /// Remembers a first fragment that passes.
+    pub fn first(
         &self,
         key: FragmentKey,
         piece: Piece,
-        decided: FragmentDecision,
+        value: V,
         now: u32,
     ) -> Result<(), DropReason> {
         let mut table = self.table();
-        let remembered = table.first(key, piece, decided, now);
+        let remembered = table.first(key, piece, value, now);
         self.firsts.store(table.firsts(), Release);
         remembered
     }
 
     /// Judges a fragment that is not the first.
-    pub(super) fn later(
-        &self,
-        key: FragmentKey,
-        piece: Piece,
-        now: u32,
-    ) -> Result<FragmentDecision, DropReason> {
+    pub fn later(&self, key: FragmentKey, piece: Piece, now: u32) -> Result<V, DropReason> {
         self.table().later(key, piece, now)
+    }
+
+    /// Returns the value kept for the first fragment of a packet, without judging a later one.
+    pub fn value(&self, key: &FragmentKey, now: u32) -> Option<V> {
+        self.table().value(key, now)
     }
 
     /// Returns a look at the table if a first fragment came since the last one, whose number is
     /// `seen`. Never waits: while another worker has the table, there is no news yet.
-    pub fn news(&self, seen: &mut u32) -> Option<FragmentLook<'_>> {
+    pub fn news(&self, seen: &mut u32) -> Option<FragmentLook<'_, V>> {
         let firsts = self.firsts.load(Acquire);
         if *seen == firsts {
             return None;
@@ -89,15 +80,15 @@ impl FragmentTable {
         Some(FragmentLook(table))
     }
 
-    fn table(&self) -> MutexGuard<'_, Fragments<FragmentDecision>> {
+    fn table(&self) -> MutexGuard<'_, Fragments<V>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A look at the table.
-pub(crate) struct FragmentLook<'a>(MutexGuard<'a, Fragments<FragmentDecision>>);
+pub(crate) struct FragmentLook<'a, V>(MutexGuard<'a, Fragments<V>>);
 
-impl FragmentLook<'_> {
+impl<V: Copy> FragmentLook<'_, V> {
     /// Returns whether the first fragment of a packet is known.
     pub fn has(&self, key: &FragmentKey, now: u32) -> bool {
         self.0.has(key, now)
