@@ -222,6 +222,30 @@ fn an_interface_leads_out_and_in() {
     assert!(run(&["ip", "neigh", "show", "dev", "wire"]).unwrap().lines().count() <= 1);
 }
 
+/// Packets larger than the MTU leave by a shared address in fragments, which two kernels make and
+/// put together again.
+#[test]
+fn a_shared_address_has_fragments() {
+    if !is_in_namespace("a_shared_address_has_fragments") {
+        return;
+    }
+    let far = veth();
+    far.sh(&outside("peer"));
+    far.sh("ip route del 10.42.0.0/24");
+    let (switch, laid) = switch(&external("wire", None));
+    laid.unwrap();
+    let subnet = Subnet::parse("10.42.0.0/24", Some("10.42.0.1")).unwrap();
+    let inside_42 = Network::new(vni(42), vec![subnet], None).unwrap();
+    switch.change_routing(RoutingChange::DeclareNetwork(inside_42)).unwrap();
+    let rules = vec![Nat::snat("192.0.2.9".parse().unwrap()).unwrap()];
+    let router = RouterId::new("r").unwrap();
+    switch.change_routing(RoutingChange::DeclareNat(router, vni(77), rules)).unwrap();
+    let near = inside(&switch);
+    near.reaches("192.0.2.1");
+    let told = near.sh("ping -n -c 20 -i 0.01 -W 1 -s 8000 192.0.2.1");
+    assert!(told.contains(" 0% packet loss"), "{told}");
+}
+
 #[test]
 fn a_tap_device_leads_out_and_in() {
     if !is_in_namespace("a_tap_device_leads_out_and_in") {
