@@ -230,6 +230,118 @@ pub fn translate(
     write(head, at, &new.to_be_bytes()).map(|_| ())
 }
 
+/// Bytes of a [`Plain`] packet that are read: a header of IPv4 and one of TCP, without options.
+pub const PLAIN_LEN: usize = 40;
+
+/// Plain packet, as nearly all are: whole IPv4 without options that carries TCP or UDP. What this
+/// does to these, [`ends`] and [`translate`] do to any, with many more instructions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Plain {
+    /// The packet's source.
+    pub source: u32,
+    /// The packet's destination.
+    pub destination: u32,
+    /// Protocol: TCP or UDP.
+    pub protocol: u8,
+    /// Ports, source first.
+    pub ports: [u16; 2],
+    /// Flags of TCP; 0 of UDP.
+    pub flags: u8,
+    /// True if it carries bytes of TCP.
+    pub has_payload: bool,
+}
+
+impl Plain {
+    /// Reads a packet that begins with its IP header and has `room` bytes, of which more than its
+    /// headers need not be right. `None` if it is not plain.
+    #[inline(always)]
+    pub fn read(head: &[u8; PLAIN_LEN], room: usize) -> Option<Plain> {
+        let &[version, _, l0, l1, _, _, f0, f1, _, protocol, _, _, ref rest @ ..] = head;
+        let &[s0, s1, s2, s3, d0, d1, d2, d3, p0, p1, q0, q1, ref rest @ ..] = rest;
+        let &[_, _, _, _, _, _, _, _, offset, flags, ..] = rest;
+        let total = usize::from(u16::from_be_bytes([l0, l1]));
+        // It may be forbidden to cut it.
+        let is_whole = f0 & 0x3f == 0 && f1 == 0 && total <= room;
+        let is_tcp = protocol == TCP;
+        let (least, header) = match is_tcp {
+            true => (20, usize::from(offset >> 4) * 4),
+            false => (8, 8),
+        };
+        let fits = header >= least && total >= 20 + header;
+        if version != 0x45 || !is_whole || !fits || !is_tcp && protocol != UDP {
+            return None;
+        }
+        Some(Plain {
+            source: u32::from_be_bytes([s0, s1, s2, s3]),
+            destination: u32::from_be_bytes([d0, d1, d2, d3]),
+            protocol,
+            ports: [u16::from_be_bytes([p0, p1]), u16::from_be_bytes([q0, q1])],
+            flags: if is_tcp { flags } else { 0 },
+            has_payload: is_tcp && total > 20 + header,
+        })
+    }
+
+    /// Translates one end of such a packet to an address and port.
+    #[inline(always)]
+    pub fn translate(
+        head: &mut [u8; PLAIN_LEN],
+        side: Side,
+        (address, port): (u32, u16),
+        transport: Transport,
+    ) {
+        // All sums are read as they stand: they are the same in either byte order (RFC 1071, 2).
+        let Ok(words) = <&mut [[u8; 4]; 10]>::try_from(head.as_chunks_mut().0) else { return };
+        let [_, _, own, source, destination, ports, udp, _, _, tcp] = words;
+        let [_, protocol, own @ ..] = own;
+        let is_udp = *protocol == UDP;
+        let [p0, p1, q0, q1] = *ports;
+        let port = port.to_be_bytes();
+        let (from, from_port) = match side {
+            Side::Source => (source, replace(ports, [p0, p1], [port, [q0, q1]])),
+            Side::Destination => (destination, replace(ports, [q0, q1], [[p0, p1], port])),
+        };
+        let old = u32::from_ne_bytes(*from);
+        *from = address.to_be_bytes();
+        let changed = u64::from(!old) + u64::from(u32::from_ne_bytes(*from));
+        let of_port = u64::from(!from_port) + u64::from(u16::from_ne_bytes(port));
+        *own = follow(*own, changed);
+        let sum = if is_udp { udp.last_chunk_mut() } else { tcp.first_chunk_mut() };
+        let Some(sum) = sum else { return };
+        *sum = match transport {
+            Transport::Partial => fold(u64::from(u16::from_ne_bytes(*sum)) + changed).to_ne_bytes(),
+            // RFC 768: 0 is none.
+            Transport::Complete if is_udp && *sum == [0; 2] => *sum,
+            Transport::Complete => match follow(*sum, changed + of_port) {
+                [0, 0] if is_udp => [0xff; 2],
+                sum => sum,
+            },
+        };
+    }
+}
+
+/// Writes both ports. Returns the one that goes, as it stood.
+#[inline(always)]
+fn replace(ports: &mut [u8; 4], old: [u8; 2], [[a, b], [c, d]]: [[u8; 2]; 2]) -> u16 {
+    *ports = [a, b, c, d];
+    u16::from_ne_bytes(old)
+}
+
+/// Returns a sum in 16 bits, with all carries.
+#[inline(always)]
+fn fold(sum: u64) -> u16 {
+    let sum = (sum >> 32) + (sum & 0xffff_ffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    ((sum >> 16) + (sum & 0xffff)) as u16
+}
+
+/// Returns a checksum after this difference (RFC 1624, equation 3).
+#[inline(always)]
+fn follow(checksum: [u8; 2], difference: u64) -> [u8; 2] {
+    let old = !u16::from_ne_bytes(checksum);
+    (!fold(u64::from(old) + difference)).to_ne_bytes()
+}
+
 /// Writes the identification of an IPv4 packet, which begins with its header, and the header's sum.
 ///
 /// [`Error::Malformed`]: it is no IPv4 packet. [`Error::Truncated`]: the header is not at hand.
@@ -427,6 +539,58 @@ mod tests {
     }
 
     proptest! {
+        /// Plain packets are read and translated as all others, whatever their bytes are.
+        #[test]
+        fn plain_packets_are_no_exception(
+            mut head in proptest::array::uniform32(any::<u8>()),
+            rest in proptest::array::uniform8(any::<u8>()),
+            udp in any::<bool>(),
+            no_sum in any::<bool>(),
+            offset in 4u8..8,
+            total in 20u16..80,
+            side in prop::sample::select(vec![Side::Source, Side::Destination]),
+            partial in any::<bool>(),
+            to in any::<(u32, u16)>(),
+        ) {
+            head[0] = 0x45;
+            head[2..4].copy_from_slice(&total.to_be_bytes());
+            head[6] &= 0x40;
+            head[7] = 0;
+            head[9] = if udp { UDP } else { TCP };
+            let mut bytes = [0; PLAIN_LEN];
+            bytes[..32].copy_from_slice(&head);
+            bytes[32..].copy_from_slice(&rest);
+            bytes[32] = offset << 4;
+            if udp && no_sum {
+                bytes[26..28].copy_from_slice(&[0; 2]);
+            }
+            let least = if udp { 28 } else { 20 + usize::from(offset) * 4 };
+            let is_plain = usize::from(total) >= least && (udp || offset >= 5);
+            let plain = Plain::read(&bytes, 80);
+            prop_assert_eq!(plain.is_some(), is_plain);
+            prop_assert!(Plain::read(&bytes, usize::from(total) - 1).is_none());
+            for (at, other) in [(0, 0x46), (0, 0x65), (6, 0x20), (6, 1), (7, 1), (9, ICMP)] {
+                let mut bytes = bytes;
+                bytes[at] = other;
+                prop_assert!(Plain::read(&bytes, 80).is_none());
+            }
+            let Some(plain) = plain else { return Ok(()) };
+            let any = ends(&bytes).unwrap();
+            let address = |number: u32| IpAddr::from(Ipv4Addr::from_bits(number));
+            prop_assert_eq!(any.source, address(plain.source));
+            prop_assert_eq!(any.destination, address(plain.destination));
+            prop_assert_eq!(any.protocol, plain.protocol);
+            prop_assert_eq!((any.ports, any.fragment), (Some(plain.ports), false));
+            prop_assert_eq!(plain.flags, if udp { 0 } else { bytes[33] });
+            prop_assert_eq!(plain.has_payload, !udp && usize::from(total) > least);
+            let transport = if partial { Transport::Partial } else { Transport::Complete };
+            let mut expected = bytes;
+            let end = End { address: address(to.0), port: Some(to.1) };
+            translate(&mut expected, side, &end, transport).unwrap();
+            Plain::translate(&mut bytes, side, to, transport);
+            prop_assert_eq!(bytes, expected);
+        }
+
         /// A packet becomes the one that its sender would have made from the other end.
         #[test]
         fn a_packet_is_as_if_it_was_made_so(

@@ -5,35 +5,36 @@
 //! destination was translated. What passes is traced and mirrored as it goes on. RFC 1812, 5.3.1
 //! (time to live); RFC 1624 (checksum); RFC 8200, 3 (hop limit).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use butterfly_packet::{
     Error,
     icmp::v4::ECHO_REQUEST,
     protocol::{ICMP, TCP},
     tcp::RST,
-    translate::{End, Ends, Side, ends, is_error},
+    translate::{End, Ends, PLAIN_LEN, Plain, Side, ends, is_error},
 };
-use butterfly_vhost::ring::HEAD_MAX;
+use butterfly_vhost::ring::{Frame, HEAD_MAX};
 
 use crate::engine::{
     batch::{Batch, Hop, Meta, Verdict},
+    place::NetworkRef,
     reason::{DropReason, ReasonInfo},
 };
-use crate::ip::{Address, is_v4};
+use crate::ip::{Address, is_v4, mapped};
 use crate::stages::{
     context::Context,
     nat_fragments::{self, NatPiece, PieceScratch},
     outward::{NAT_NO_RULE, may_turn},
     stage::{Stage, StageConfig},
     translate::{
-        self, NAT_FRAGMENT, NAT_PORTS_FULL, NAT_PROTOCOL, NAT_QUOTE, NAT_SHARE, NAT_UNTRANSLATED,
-        kind_of, packet_of, ports_of, said_of,
+        self, L3, NAT_FRAGMENT, NAT_PORTS_FULL, NAT_PROTOCOL, NAT_QUOTE, NAT_SHARE,
+        NAT_UNTRANSLATED, kind_of, packet_of, plain_of, ports_of, said_of, transport_of,
     },
 };
 use crate::world::{
     nat::{FirstTranslation, Translations},
-    ports::NoPort,
+    ports::{NoPort, Said},
     rules::{address as ip_of, number as number_of_ip},
 };
 
@@ -80,6 +81,9 @@ fn ended(batch: &Batch<'_>, index: usize, outside: (Address, u16), context: &Con
     };
     let is_filtered = context.snapshot.vnics.get(*slot).is_some_and(|to| !to.rules.bypass);
     let routing = context.entry.routing.as_ref().and_then(|routing| routing.outside.as_ref());
+    if plain_of(batch, index).is_some_and(|found| found.flags & RST == 0) {
+        return;
+    }
     let Ok(found) = ends(packet_of(batch, index)) else { return };
     if let (Some(of), TCP, Some([_, port]), true, None) =
         (routing, found.protocol, found.ports, is_filtered, context.assumed)
@@ -121,19 +125,24 @@ fn source_of(packet: &[u8]) -> Option<Address> {
 }
 
 /// Translates sources of what leaves by outsides.
-#[cold]
 #[inline(never)]
 fn outwards(batch: &mut Batch<'_>, context: &Context<'_>, pieces: &mut PieceScratch) {
+    let mut left = leave_plain(batch, context);
+    if left == 0 {
+        return;
+    }
     // A filtered machine is no router on the way: it tells of its own packets alone.
     let tells = context.sender.rules.bypass || context.sender.rules.forwards;
-    for index in 0..batch.frames.len() {
+    let public = context.entry.routing.as_ref().is_some_and(|routing| routing.public);
+    while left != 0 {
+        let index = left.trailing_zeros() as usize;
+        left &= left - 1;
         let Some(meta) = batch.metas().get(index).copied() else { return };
         let exit = context.exit(batch.exits(), index);
         let (vni, exit) = (exit.vni, exit.routing.as_deref());
         let outside = exit.and_then(|exit| exit.outside.as_deref());
         let is_routed = batch.exits().is_routed(index);
         let Some(outside) = outside.filter(|_| is_routed && passes(meta.verdict)) else { continue };
-        let public = context.entry.routing.as_ref().is_some_and(|routing| routing.public);
         let left = ends(packet_of(batch, index)).map_err(|_| NAT_UNTRANSLATED).and_then(|found| {
             // Without, `route` looked whether it may.
             if let Some(translations) = outside.nat.of(meta.destination) {
@@ -157,6 +166,77 @@ fn outwards(batch: &mut Batch<'_>, context: &Context<'_>, pieces: &mut PieceScra
             meta.offload = false; // nobody will look at what it claims
         }
     }
+}
+
+/// Translates the sources of plain packets for which nothing is to be noted: nearly all. Returns a
+/// bit for each frame that leaves by an outside and is none of these.
+#[inline(always)]
+fn leave_plain(batch: &mut Batch<'_>, context: &Context<'_>) -> u64 {
+    let crossed = batch.crossed();
+    let public = context.entry.routing.as_ref().is_some_and(|routing| routing.public);
+    let (frames, metas, hops) = batch.parts_and_hops();
+    // Frames of a batch tend to leave by the exit and the router of the one before.
+    let mut last: Option<((NetworkRef, u64), Option<Leaving<'_>>)> = None;
+    let mut left = 0;
+    let each = frames.each_mut().zip(metas.iter()).zip(hops.iter()).enumerate();
+    for (index, (((frame, slot), meta), hop)) in each {
+        let crossed = crossed.wrapping_shr(index as u32) & 1 == 1;
+        if !crossed || !hop.is_routed() || !passes(meta.verdict) {
+            continue;
+        }
+        let by = (hop.exit, meta.destination);
+        let leaving = match last {
+            Some((before, leaving)) if before == by => leaving,
+            _ => last.insert((by, Leaving::of(by, context))).1,
+        };
+        let Some(leaving) = leaving else { continue };
+        let translated = leaving.0.filter(|_| context.assumed.is_none()).and_then(|translations| {
+            translate_plain(slot.bytes_mut(), (frame, meta), translations, public, context)
+        });
+        if translated.is_none() {
+            left |= 1 << index;
+        }
+    }
+    left
+}
+
+/// Outside by which packets leave, and what their router translates there, if it does.
+#[derive(Clone, Copy)]
+struct Leaving<'a>(Option<&'a Translations>);
+
+impl<'a> Leaving<'a> {
+    /// Returns the one of an exit and a router; `None` if the exit is no outside.
+    fn of((exit, router): (NetworkRef, u64), context: &Context<'a>) -> Option<Leaving<'a>> {
+        let outside = context.other(exit)?.routing.as_deref()?.outside.as_deref()?;
+        Some(Leaving(outside.nat.of(router)))
+    }
+}
+
+/// Translates the source of a plain packet. `None`, and nothing has changed, if it is another one,
+/// or something is to be noted.
+#[inline(always)]
+fn translate_plain(
+    bytes: &mut [u8; HEAD_MAX],
+    (frame, meta): (&Frame, &Meta),
+    translations: &Translations,
+    public: bool,
+    context: &Context<'_>,
+) -> Option<()> {
+    let packet = bytes.get_mut(L3..)?.first_chunk_mut()?;
+    let len = frame.len as usize;
+    let is_at_hand = frame.at_hand() >= len.min(L3 + PLAIN_LEN);
+    let found = Plain::read(packet, len.checked_sub(L3)?).filter(|_| is_at_hand)?;
+    let [port, _] = found.ports;
+    let from = mapped(Ipv4Addr::from_bits(found.source));
+    let said = Said { flags: found.flags, has_payload: found.has_payload };
+    let (address, port) =
+        translations.noted((from, found.protocol, port), said, context.now, !public)?;
+    // An address that a machine has inside is none outside.
+    if address == from {
+        return None;
+    }
+    Plain::translate(packet, Side::Source, (address as u32, port), transport_of(meta));
+    Some(())
 }
 
 /// Translates the source of a packet, and what it quotes if it is an error. `public`: the outside

@@ -4,11 +4,13 @@
 //! addresses inside alone. What does not pass is put back as it came
 //! ([`crate::stages::masquerade`]), so drops and frames that wait show the address outside.
 
+use std::net::Ipv4Addr;
+
 use butterfly_packet::{
     Error, ethernet,
     icmp::v4::ECHO_REPLY,
     protocol::{ICMP, ICMPV6, TCP},
-    translate::{End, Ends, Side, Transport, ends, is_error, quote, translate_quote},
+    translate::{End, Ends, Plain, Side, Transport, ends, is_error, quote, translate_quote},
 };
 use butterfly_vhost::net::NetHeader;
 
@@ -18,7 +20,7 @@ use crate::engine::{
     reason::{DropReason, ReasonInfo, drop_reasons},
     reserved::is_reserved,
 };
-use crate::ip::{HEADERS_TOO_LONG, MALFORMED_IP, TINY_FRAGMENT};
+use crate::ip::{Address, HEADERS_TOO_LONG, MALFORMED_IP, TINY_FRAGMENT};
 use crate::stages::{
     context::Context,
     nat_fragments::{NatPiece, PieceScratch},
@@ -87,7 +89,7 @@ const LENGTH: usize = 2;
 const TCP_OFFSET: usize = 12;
 
 /// Offset of IP behind Ethernet.
-const L3: usize = ethernet::HEADER_LEN;
+pub(super) const L3: usize = ethernet::HEADER_LEN;
 
 /// Translates destinations of what comes from outside.
 pub(crate) struct Translate;
@@ -132,6 +134,10 @@ fn translate(
         if meta.verdict != Verdict::Undecided || !is_ours || !is_plain {
             continue;
         }
+        if let Some((mac, was)) = inwards_plain(batch, (index, &meta), outside, wire, context) {
+            batch.translate(index, mac, was);
+            continue;
+        }
         let mut found = ends(packet_of(batch, index));
         if let Err(Error::Truncated) = found {
             // Extension headers of IPv6 end behind the bytes at hand.
@@ -158,6 +164,49 @@ fn translate(
     }
 }
 
+/// Translates the destination of a plain packet from outside. Returns its router, and what it was.
+/// `None`: [`inwards`] decides on it.
+fn inwards_plain(
+    batch: &mut Batch<'_>,
+    (index, meta): (usize, &Meta),
+    outside: &Outside,
+    wire: u64,
+    context: &Context<'_>,
+) -> Option<(u64, End)> {
+    let found = plain_of(batch, index)?;
+    let [_, port] = found.ports;
+    let to = number_of_ip(Ipv4Addr::from_bits(found.destination).into());
+    let (mac, translations) = outside.nat.owner_of(to)?;
+    if meta.destination != mac && meta.destination != wire {
+        return None;
+    }
+    let end = inside_of(to, (found.protocol, Some(port)), (mac, translations), context)?;
+    let inside = (number_of_ip(end.address), end.port.unwrap_or(port));
+    rewrite_plain(batch, (index, meta), Side::Destination, inside)?;
+    Some((mac, End { address: ip_of(to), port: end.port.map(|_| port) }))
+}
+
+/// Returns the end inside that is an address outside, or a port of it.
+fn inside_of(
+    outside: Address,
+    (protocol, port): (u8, Option<u16>),
+    (router, translations): (u64, &Translations),
+    context: &Context<'_>,
+) -> Option<End> {
+    let shared = |port| {
+        let end = translations.sharer_of(outside, (protocol, port), context.sharing());
+        // A machine of a public network leaves as it is, whatever it shared before.
+        let gateway = context.entry.routing.as_ref().and_then(|routing| routing.by_mac(router))?;
+        end.filter(|(inside, _)| !gateway.router.is_known_outside(*inside, context.entry.vni))
+    };
+    let own = translations.inside_of(outside, protocol, port);
+    let inside = own.or_else(|| {
+        let (inside, own) = shared(port?)?;
+        Some((inside, Some(own)))
+    });
+    inside.map(|(inside, port)| End { address: ip_of(inside), port })
+}
+
 /// Translates the destination of a packet from outside, and what it quotes if it is an error.
 /// Returns what it was: of an error, what was quoted.
 fn inwards(
@@ -175,20 +224,8 @@ fn inwards(
         }
         _ => None, // each fragment has its address
     };
-    let shared = |protocol, port| {
-        let end =
-            translations.sharer_of(number_of_ip(outside), (protocol, port), context.sharing());
-        // A machine of a public network leaves as it is, whatever it shared before.
-        let gateway = context.entry.routing.as_ref().and_then(|routing| routing.by_mac(router))?;
-        end.filter(|(inside, _)| !gateway.router.is_known_outside(*inside, context.entry.vni))
-    };
     let inside = |protocol, port| {
-        let own = translations.inside_of(number_of_ip(outside), protocol, port);
-        let inside = own.or_else(|| {
-            let (inside, own) = shared(protocol, port?)?;
-            Some((inside, Some(own)))
-        });
-        inside.map(|(inside, port)| End { address: ip_of(inside), port })
+        inside_of(number_of_ip(outside), (protocol, port), (router, translations), context)
     };
     if let Some(piece) = piece.as_ref().filter(|piece| !piece.is_first()) {
         let Some(first) = pieces.first_of(piece, context) else {
@@ -261,6 +298,33 @@ pub(super) fn said_of(batch: &Batch<'_>, index: usize, found: &Ends) -> Option<S
     Some(Said { flags, has_payload: len > at + usize::from(offset >> 4) * 4 })
 }
 
+/// Returns the packet of a frame if it is plain.
+#[inline(always)]
+pub(super) fn plain_of(batch: &Batch<'_>, index: usize) -> Option<Plain> {
+    let len = batch.frames.frames().get(index)?.len as usize;
+    Plain::read(packet_of(batch, index).first_chunk()?, len.checked_sub(L3)?)
+}
+
+/// Translates an end of a plain packet.
+#[inline(always)]
+pub(super) fn rewrite_plain(
+    batch: &mut Batch<'_>,
+    (index, meta): (usize, &Meta),
+    side: Side,
+    to: (Address, u16),
+) -> Option<()> {
+    let packet = batch.frames.head_mut(index).get_mut(L3..)?.first_chunk_mut()?;
+    Plain::translate(packet, side, (to.0 as u32, to.1), transport_of(meta));
+    Some(())
+}
+
+/// Returns what the sum over a packet's transport header is.
+#[inline(always)]
+pub(super) fn transport_of(meta: &Meta) -> Transport {
+    let is_partial = meta.offload && meta.net.flags & NetHeader::FLAG_NEEDS_CSUM != 0;
+    if is_partial { Transport::Partial } else { Transport::Complete }
+}
+
 /// Returns the packet of a frame, as far as it is at hand.
 pub(crate) fn packet_of<'b>(batch: &'b Batch<'_>, index: usize) -> &'b [u8] {
     batch.frames.head(index).get(L3..).unwrap_or_default()
@@ -294,8 +358,7 @@ pub(super) fn rewrite(
     to: &End,
     quote_to: Option<End>,
 ) -> Result<(), DropReason> {
-    let is_partial = meta.offload && meta.net.flags & NetHeader::FLAG_NEEDS_CSUM != 0;
-    let transport = if is_partial { Transport::Partial } else { Transport::Complete };
+    let transport = transport_of(meta);
     let translate = butterfly_packet::translate::translate;
     let packet = |batch: &mut Batch<'_>| -> Result<(), Error> {
         let packet = batch.frames.head_mut(index).get_mut(L3..).unwrap_or_default();

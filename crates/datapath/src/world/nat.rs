@@ -226,6 +226,31 @@ impl Translations {
         Some(given.map(|port| (outside, port)))
     }
 
+    /// Returns the address and port outside by which a packet of a machine leaves if that changes
+    /// nothing: it has them for itself, or shares them (`shares`) and has noted so a moment ago.
+    /// `None` says nothing else.
+    #[inline]
+    pub fn noted(
+        &self,
+        of: (Address, u8, u16),
+        said: Said,
+        now: u32,
+        shares: bool,
+    ) -> Option<(Address, u16)> {
+        let (inside, protocol, port) = of;
+        if !(self.outward.is_empty() && self.answers.is_empty())
+            && let Some((outside, own)) = self.outside_of(inside, protocol, Some(port))
+        {
+            return Some((outside, own.unwrap_or(port)));
+        }
+        let end = Self::end(of).filter(|_| shares)?;
+        let (pool, _) = self.pools_of(end.address);
+        let pool = pool?;
+        let taken = |port| self.is_forwarded(pool.address, protocol, port);
+        let port = pool.ports.noted(end, said, now, taken)?;
+        Some((number(pool.address.into()), port))
+    }
+
     /// Returns the address and port outside that an end of a machine shares, if it has one.
     pub fn shared_of(&self, of: (Address, u8, u16), now: u32) -> Option<(Address, u16)> {
         let end = Self::end(of)?;

@@ -530,6 +530,31 @@ impl PortTable {
         Err(NoPort::Full)
     }
 
+    /// Returns the port by which a packet of an end leaves if that changes nothing: it has one, and
+    /// that it is used was noted a moment ago. `None` says nothing: [`give`](Self::give) does.
+    #[inline]
+    pub fn noted(
+        &self,
+        end: InsideEnd,
+        said: Said,
+        now: u32,
+        taken: impl Fn(u16) -> bool,
+    ) -> Option<u16> {
+        let now = time(now);
+        // What leaves a port's state as it is.
+        let state = match end.protocol {
+            PortProtocol::Tcp => next(PortState::Established, said),
+            _ => PortState::New,
+        };
+        let own = PortUse { owner: end.owner(), state, time: now }.word();
+        let has = |port: &u16| {
+            let word = self.word(end.protocol, *port);
+            word.is_some_and(|word| word.load(Relaxed) == own) && !taken(*port)
+        };
+        let same = Some(end.port).filter(|port| *port >= FIRST && has(port));
+        same.or_else(|| self.lines(end).flat_map(|line| Self::ports_in(line, end)).find(has))
+    }
+
     /// Returns the port outside that an end has, as [`give`](Self::give) does, and notes that it is
     /// used; `None` if it has none that lasts.
     pub fn keep(

@@ -68,6 +68,12 @@ pub struct Frame {
 }
 
 impl Frame {
+    /// Number of its bytes that are in its slot, from where receivers get them.
+    #[inline(always)]
+    pub fn at_hand(&self) -> usize {
+        self.head_len.into()
+    }
+
     /// Number of pieces that it lies in.
     pub fn pieces(&self) -> u32 {
         self.segs.into()
