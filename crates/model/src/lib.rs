@@ -44,7 +44,7 @@ pub use nic::{Bench, Kind, Nic, NicUpdate, Role, TraceOptions};
 pub use nic_id::{NicId, NicIdError};
 pub use route::{Route, RouteError};
 pub use router::{
-    Router, RouterAddresses, RouterAddressesError, RouterId, RouterIdError, host_mac,
+    Router, RouterAddresses, RouterAddressesError, RouterId, RouterIdError, SecondHop, host_mac,
     is_reserved_mac, service_mac,
 };
 pub use rule::{Direction, Peer, Protocol, Rule, RuleError};

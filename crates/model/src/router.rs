@@ -206,13 +206,25 @@ pub struct Router {
     externals: BTreeMap<ExternalId, RouterAddresses>,
     /// By the first addresses of their blocks and the lengths of these.
     routes: BTreeMap<(IpAddr, u8), Route>,
+    /// Never declared: control makes it of an external.
+    second_hop: Option<SecondHop>,
+}
+
+/// Way out of a router by another host: that leads out what is for everything that the router does
+/// not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SecondHop {
+    /// Tunnel endpoint of that host.
+    pub host: IpAddr,
+    /// Largest IP packet that goes there, in bytes.
+    pub mtu: u16,
 }
 
 impl Router {
     /// Makes a router that joins nothing.
     pub fn new(id: RouterId) -> Self {
         let (attachments, externals, routes) = Default::default();
-        Self { id, attachments, externals, routes }
+        Self { id, attachments, externals, routes, second_hop: None }
     }
 
     /// Returns its name.
@@ -281,6 +293,16 @@ impl Router {
     pub fn add_route(&mut self, route: Route) -> Option<Route> {
         let to = route.to();
         self.routes.insert((to.network(), to.mask_size()), route)
+    }
+
+    /// Has another host lead out what is for no network and no route of it, or nobody any more.
+    pub fn set_second_hop(&mut self, second_hop: Option<SecondHop>) {
+        self.second_hop = second_hop;
+    }
+
+    /// Returns the host that leads out what it does not know, if one does.
+    pub fn second_hop(&self) -> Option<SecondHop> {
+        self.second_hop
     }
 
     /// Takes out the route to exactly this block. Returns it, if there was one.

@@ -70,6 +70,9 @@ pub(crate) struct Hop {
     pub exit: NetworkRef,
 }
 
+/// Destination of a hop that has none: it counts for nothing, but tells it from [`Hop::NONE`].
+const FROM_FAR: [u8; 6] = [0, 0, 0, 0, 0, 1];
+
 impl Hop {
     /// Returns whether a router made it. Tests have frames leave by another network as they are.
     #[inline(always)]
@@ -88,11 +91,16 @@ impl Hop {
     /// Returns the way of a frame that a router of another host passed on, in the network `stays`:
     /// it gets this source address, or keeps its own.
     pub fn from_far(gateway: Option<[u8; 6]>, stays: NetworkRef) -> Hop {
-        // The destination counts for nothing, but tells this from [`Hop::NONE`].
-        let mut macs = [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        let [m0, m1, m2, m3, m4, m5] = FROM_FAR;
+        let mut macs = [m0, m1, m2, m3, m4, m5, 0, 0, 0, 0, 0, 0];
         let sender = macs.iter_mut().skip(6);
         sender.zip(gateway.unwrap_or_default()).for_each(|(to, byte)| *to = byte);
         Hop { macs, exit: stays }
+    }
+
+    /// Returns whether it is the way of such a frame.
+    pub fn is_from_far(&self) -> bool {
+        self.macs.starts_with(&FROM_FAR)
     }
 }
 

@@ -432,7 +432,10 @@ impl Import<'_> {
                 _ => self.snapshot.neighbours.get(*vni, *next).is_some(),
             }
         };
-        let (vni, next) = ways.iter().find(leads).or_else(|| ways.first())?;
+        let Some((vni, next)) = ways.iter().find(leads).or_else(|| ways.first()) else {
+            // By another host, as all that is outside.
+            return routing.overs(address).next().map(|_| (self.network, address));
+        };
         self.snapshot.network(*vni).map(|network| (&**network, *next))
     }
 

@@ -59,7 +59,8 @@ fn networks_of(router: Option<&Router>) -> BTreeSet<Vni> {
 pub(super) struct Routed {
     networks: BTreeMap<Vni, Declared>,
     routers: BTreeMap<RouterId, Router>,
-    /// Hosts of declared neighbours, and of how many. Never 0.
+    /// Hosts of declared neighbours, and those that lead out for routers, and of how many of both.
+    /// Never 0.
     hosts: BTreeMap<IpAddr, usize>,
     /// Networks that are externals.
     externals: BTreeMap<Vni, External>,
@@ -112,6 +113,11 @@ impl Routed {
                 BTreeSet::from([vni])
             }
         }
+    }
+
+    /// Returns the host that leads out for a router, if one does.
+    pub fn leads_out(&self, router: &RouterId) -> Option<IpAddr> {
+        self.routers.get(router)?.second_hop().map(|it| it.host)
     }
 
     /// Notes that a neighbour is on a host. Returns whether it is the first one there.

@@ -53,10 +53,18 @@ impl Plane {
         match &change {
             RoutingChange::DeclareNeighbour(neighbour) => {
                 let old = next.neighbours.declare(neighbour);
-                self.change_host(&mut state, neighbour.host(), old);
+                self.change_host(&mut state, neighbour.host(), host_of(old));
             }
             RoutingChange::RemoveNeighbour(vni, address) => {
                 let old = next.neighbours.remove(vni.number(), number_of_ip(*address));
+                self.change_host(&mut state, None, host_of(old));
+            }
+            RoutingChange::DeclareRouter(router) => {
+                let old = state.routed.leads_out(router.id());
+                self.change_host(&mut state, router.second_hop().map(|it| it.host), old);
+            }
+            RoutingChange::RemoveRouter(id) => {
+                let old = state.routed.leads_out(id);
                 self.change_host(&mut state, None, old);
             }
             _ => {}
@@ -145,10 +153,9 @@ impl Plane {
         self.state().routed.set_wire(vni, place);
     }
 
-    /// Notes that a neighbour is on this host now, and was there before. The tunnel knows hosts of
-    /// neighbours as it knows those that are named.
-    fn change_host(&self, state: &mut State, new: Option<IpAddr>, old: Option<Whereabouts>) {
-        let old = old.and_then(|old| old.host).map(address);
+    /// Notes that a neighbour is on this host now, and was there before, or that these lead out for
+    /// a router. The tunnel knows hosts of neighbours as it knows those that are named.
+    fn change_host(&self, state: &mut State, new: Option<IpAddr>, old: Option<IpAddr>) {
         if new == old {
             return;
         }
@@ -235,6 +242,11 @@ impl Plane {
         }
         leaving
     }
+}
+
+/// Returns the host of a neighbour, if that is declared.
+fn host_of(neighbour: Option<Whereabouts>) -> Option<IpAddr> {
+    neighbour.and_then(|it| it.host).map(address)
 }
 
 /// Returns whether an address may be the tunnel endpoint of another host: it is not ours, and of

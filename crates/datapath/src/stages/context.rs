@@ -20,6 +20,7 @@ use crate::world::{
     identifications::Identifications,
     limits::Room,
     nat::{Assumed, FirstTranslation, Sharing},
+    ports::Sharer,
     rules::Cells,
     snapshot::{Network, Remote, Snapshot, Vnic},
 };
@@ -72,7 +73,8 @@ impl<'a> Context<'a> {
 
     /// Returns who looks for ports outside, and when.
     pub fn sharing(&self) -> Sharing<'a> {
-        Sharing { vnic: self.sender.place, now: self.now, assumed: self.assumed }
+        let sharer = Sharer { port: self.sender.place, is_trunk: self.sender.is_trunk() };
+        Sharing { sharer, now: self.now, assumed: self.assumed }
     }
 
     /// Counts a dropped frame, charged to a vnic, and keeps its first bytes.

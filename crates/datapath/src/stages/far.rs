@@ -1,32 +1,51 @@
-//! Far routers: takes what routers of other hosts passed on.
+//! Far routers: takes what routers of other hosts passed on, or want led out by this host.
 //!
 //! Each host routes for its own machines, so a packet between two hosts arrives in the receiver's
 //! network with one hop less, from the router address of the host that sent it, which has to be
 //! that of the outer source. Then it is looked at who the packet says it is from: only machines of
-//! networks that a router of this network joins may send so.
+//! networks that a router of this network joins may send so, and the host that leads out for such a
+//! router.
+//!
+//! A host without the outside reaches it by such a host, the *second hop*. The sender's host
+//! decides as for any routed packet, and sends the frame in the *sender's* network to the router
+//! address of the host that leads out, from the gateway's MAC address: that tells the router and
+//! the network. The host that leads out looks again at who may send so, and lets it leave by its
+//! own wire or not at all. It takes no hop, and nobody hears of errors.
 
 use arrayvec::ArrayVec;
 use butterfly_model::host_mac;
 use butterfly_packet::Mac;
 
 use crate::engine::{
-    batch::{Batch, Hop, Verdict},
+    batch::{Batch, Hop, Meta, Verdict},
     inside::Inside,
     mac::{address, number},
     place::{NetworkRef, PeerRef},
     reason::DropReason,
-    reserved::is_host,
+    reserved::{is_host, is_reserved},
 };
-use crate::ip::{Address, HEADERS_TOO_LONG, frame::inside};
+use crate::ip::{Address, HEADERS_TOO_LONG, discovery::is_link_local, frame::inside};
 use crate::overlay::FORGED_ROUTER;
 use crate::stages::{
-    asks::of_far_router,
+    asks::{may_be_asked_for, of_far_router},
     context::Context,
-    course::is_host as is_host_address,
+    course::{is_free, is_host as is_host_address},
     forward::{ROUTER_MAC, learn_router},
-    route::{FOREIGN_SOURCE, L3, OWN_SOURCE_ROUTED, ROUTE_GROUP, read},
+    outward::{SECOND_HOP, may_pass},
+    route::{
+        FOREIGN_SOURCE, Header, L3, NEXT_HOP_UNKNOWN, OWN_SOURCE_ROUTED, Onward, ROUTE_GROUP,
+        ROUTE_TOO_BIG, Silent, TTL_EXPIRED, barred, choose, course_of, longest, read, wanted,
+    },
 };
-use crate::world::{rules::address as ip_of, ways::MAX_WAYS};
+use crate::world::{
+    asking::AskPlace,
+    routing::{Gateway, Routing},
+    rules::address as ip_of,
+    ways::{Leads, MAX_WAYS, OtherHost},
+};
+
+/// Source of a packet, the router address from which it came, and the host.
+type Sender = (Address, u64, PeerRef);
 
 /// Lowest bit of a MAC address as [`crate::engine::mac::number`]: of a group.
 const GROUP_BIT: u64 = 1;
@@ -36,7 +55,7 @@ const GROUP_BIT: u64 = 1;
 #[inline(always)]
 pub(super) fn take(batch: &mut Batch<'_>, context: &Context<'_>) {
     let each = batch.metas().iter().enumerate();
-    let of = each.fold(0, |of, (index, meta)| of | u64::from(is_host(meta.source)) << index);
+    let of = each.fold(0, |of, (index, meta)| of | u64::from(is_reserved(meta.source)) << index);
     if of != 0 {
         check(batch, of, context);
     }
@@ -47,9 +66,10 @@ pub(super) fn take(batch: &mut Batch<'_>, context: &Context<'_>) {
 #[inline(never)]
 fn check(batch: &mut Batch<'_>, of: u64, context: &Context<'_>) {
     batch.read(inside);
-    // Packets of a batch tend to have the source of the one before.
-    let mut last: Option<(Address, Result<Hop, DropReason>)> = None;
-    let (mut passed, mut left) = (0, of);
+    // Packets of a batch tend to have the source of the one before, and to be of one host.
+    let mut last: Option<(Sender, Result<Hop, DropReason>)> = None;
+    let of_gateways = take_second_hops(batch, of, context);
+    let (mut passed, mut left) = (0, of & !of_gateways);
     while left != 0 {
         let index = left.trailing_zeros() as usize;
         left &= left - 1;
@@ -81,8 +101,8 @@ fn check(batch: &mut Batch<'_>, of: u64, context: &Context<'_>) {
         };
         let hop = source.and_then(|source| match last {
             _ if meta.destination & GROUP_BIT != 0 => Err(ROUTE_GROUP),
-            Some((before, hop)) if before == source => hop,
-            _ => last.insert((source, from(source, context))).1,
+            Some((before, hop)) if before == (source, meta.source, meta.peer) => hop,
+            _ => last.insert(((source, meta.source, meta.peer), from(source, &meta, context))).1,
         });
         match (hop, batch.parts_and_hops()) {
             (Ok(hop), (_, _, hops)) => {
@@ -108,14 +128,20 @@ fn is_of(source: u64, peer: PeerRef, context: &Context<'_>) -> bool {
 
 /// Checks the source of a packet that a router of another host passed on. Returns the way on which
 /// its receiver gets it: from the gateway that leads back to the source.
-fn from(source: Address, context: &Context<'_>) -> Result<Hop, DropReason> {
+fn from(source: Address, meta: &Meta, context: &Context<'_>) -> Result<Hop, DropReason> {
     if !is_host_address(source) {
         return Err(FOREIGN_SOURCE);
     }
     // A network that is not declared here may be on other hosts, with routers.
     let stays = NetworkRef(context.sender.network);
     let Some(routing) = &context.entry.routing else { return Ok(Hop::from_far(None, stays)) };
-    let (gateway, _) = routing.beyond(source, context.entry.vni).ok_or(FOREIGN_SOURCE)?;
+    let beyond = routing.beyond(source, context.entry.vni).map(|(gateway, _)| gateway);
+    // What is outside comes by the host that leads there.
+    let outside = || {
+        let mut hosts = routing.overs(source);
+        hosts.find(|(_, host)| is_by(host, meta, context)).map(|(gateway, _)| gateway)
+    };
+    let gateway = beyond.or_else(outside).ok_or(FOREIGN_SOURCE)?;
     if routing.gateways.iter().any(|gateway| gateway.router.has(source)) {
         return Err(FOREIGN_SOURCE);
     }
@@ -153,5 +179,187 @@ fn is_believed(
     match holding.is_some_and(|holding| holding.excludes(context.sender, context.snapshot)) {
         true => Err(OWN_SOURCE_ROUTED),
         false => Ok(()),
+    }
+}
+
+/// Returns the way from a gateway to the host that leads out for its router.
+pub(super) fn leave_by(
+    gateway: &Gateway,
+    host: &OtherHost,
+    context: &Context<'_>,
+) -> Result<Onward, DropReason> {
+    // What came from outside, or from another host, does not go on so.
+    let tunnel = context.tunnel.filter(|_| context.remote().is_some());
+    let tunnel = tunnel.ok_or(NEXT_HOP_UNKNOWN)?;
+    let peer = tunnel.peers.find(host.endpoint).ok_or(NEXT_HOP_UNKNOWN)?;
+    let mut macs = [0; 12];
+    let both = address(host.mac).0.into_iter().chain(address(gateway.mac).0);
+    macs.iter_mut().zip(both).for_each(|(to, byte)| *to = byte);
+    let hop = Hop { macs, exit: NetworkRef(context.sender.network) };
+    let mtu = host.mtu.min(tunnel.inner_mtu());
+    Ok(Onward { hop, verdict: Verdict::Tunnel(peer), mtu, leases: false, leaves: false })
+}
+
+/// Returns whether a frame that a router passed on is of the host that leads out. One that a third
+/// host passed on, to where its machine went, keeps that host's router address.
+fn is_by(host: &OtherHost, meta: &Meta, context: &Context<'_>) -> bool {
+    match endpoint_of(meta, context) {
+        Some(endpoint) => endpoint == host.endpoint,
+        None => meta.peer == PeerRef::PASSED_ON && meta.source == host.mac,
+    }
+}
+
+/// Returns the tunnel endpoint from which a frame came, if it is known.
+fn endpoint_of(meta: &Meta, context: &Context<'_>) -> Option<Address> {
+    context.tunnel?.peers.get(meta.peer).map(|peer| peer.address())
+}
+
+/// Decides on frames that other hosts want led out by this one, among those of `of`, a bit for
+/// each, which came from reserved addresses. Returns a bit for each that is not from a host, which
+/// nobody else need look at.
+fn take_second_hops(batch: &mut Batch<'_>, of: u64, context: &Context<'_>) -> u64 {
+    let own = context.tunnel.map(|tunnel| number(tunnel.router_mac));
+    let (mut of_gateways, mut led, mut left) = (0, 0, of);
+    let mut silent = Silent::default();
+    while left != 0 {
+        let index = left.trailing_zeros() as usize;
+        left &= left - 1;
+        let Some(meta) = batch.metas().get(index).copied() else { break };
+        if is_host(meta.source) {
+            continue;
+        }
+        of_gateways |= 1 << index;
+        // To all others no gateway speaks: `forward` drops that.
+        if meta.verdict != Verdict::Undecided || Some(meta.destination) != own {
+            continue;
+        }
+        let decided = decide(batch, (index, &meta), &mut silent, context);
+        let (_, metas, hops) = batch.parts_and_hops();
+        if let (Some(meta), Some(hop)) = (metas.get_mut(index), hops.get_mut(index)) {
+            match decided {
+                Ok(way) => {
+                    *hop = way.hop;
+                    meta.verdict = way.verdict;
+                    // All that follows sees a packet to that gateway.
+                    meta.destination = meta.source;
+                    led |= 1 << index;
+                }
+                Err(reason) => {
+                    meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
+                    meta.offload = false; // nobody will look at what it claims
+                }
+            }
+        }
+    }
+    batch.outward |= led != 0;
+    batch.route(led);
+    of_gateways
+}
+
+/// Decides on one frame. Returns its way, by a wire of this host.
+fn decide<'a>(
+    batch: &mut Batch<'_>,
+    (index, meta): (usize, &Meta),
+    silent: &mut Silent<'a>,
+    context: &Context<'a>,
+) -> Result<Onward, DropReason> {
+    // One that somebody passed on, or whose host has no place in the table, is of nobody.
+    let from = endpoint_of(meta, context).ok_or(SECOND_HOP)?;
+    if !matches!(meta.inside, Inside::Ip { at, vlan: 0 } if usize::from(at) == L3) {
+        return Err(ROUTER_MAC); // routers pass on IP, without tags
+    }
+    let routing = context.entry.routing.as_deref().ok_or(SECOND_HOP)?;
+    let gateway = routing.by_mac(meta.source).ok_or(SECOND_HOP)?;
+    let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
+    let packet = match read(batch.frames.head(index), len) {
+        Err(HEADERS_TOO_LONG) => read(batch.parts().0.extend_head(index), len),
+        packet => packet,
+    }?;
+    let behind = check_source(&packet, from, (gateway, routing), context)?;
+    let head = batch.frames.head(index);
+    let course = || course_of(head, len).ok_or(HEADERS_TOO_LONG);
+    if gateway.router.has(packet.destination) {
+        return Err(SECOND_HOP);
+    }
+    let way = match choose((gateway, routing), packet.destination, course, silent, context) {
+        Err(NEXT_HOP_UNKNOWN) => {
+            ask_outside(wanted((head, len), gateway, context), context);
+            return Err(NEXT_HOP_UNKNOWN);
+        }
+        choice => choice?.way,
+    };
+    let exit = context.other(way.hop.exit).filter(|_| way.leaves).ok_or(SECOND_HOP)?;
+    // A gateway outside that is a vnic is none: other hosts reach no vnic so.
+    let wire = exit.wire.map(Verdict::Deliver);
+    let to = exit.routing.as_deref().filter(|_| wire == Some(way.verdict)).ok_or(SECOND_HOP)?;
+    may_pass((packet.destination, false), gateway, (routing, to), context).map_err(barred)?;
+    if behind && !is_free(packet.source, exit, context) {
+        return Err(FOREIGN_SOURCE);
+    }
+    if packet.hops == 0 {
+        return Err(TTL_EXPIRED);
+    }
+    if longest(meta, len) > way.mtu {
+        return Err(ROUTE_TOO_BIG);
+    }
+    if !behind {
+        look_for(packet.source, context);
+    }
+    Ok(way)
+}
+
+/// Checks that a machine on the host `from` may send from the source of a packet. Returns whether
+/// it is behind a machine of the network.
+fn check_source(
+    packet: &Header,
+    from: Address,
+    (gateway, routing): (&Gateway, &Routing),
+    context: &Context<'_>,
+) -> Result<bool, DropReason> {
+    let (source, vni) = (packet.source, context.entry.vni);
+    let owned = routing.owns(source);
+    let behind = || match gateway.router.route_to(source).map(|route| &route.leads) {
+        Some(Leads::Via(ways)) => ways.iter().any(|way| way.vni == vni),
+        _ => false,
+    };
+    let is_routers = routing.by_address(source).is_some() || gateway.router.has(source);
+    let is_machine = is_host_address(source) && !is_link_local(source) && !is_routers;
+    if !is_machine || !owned && !behind() {
+        return Err(FOREIGN_SOURCE);
+    }
+    // A filtered vnic whose machine runs here speaks here alone.
+    let holding = context.entry.holders.get(source);
+    if holding.is_some_and(|holding| holding.excludes(context.sender, context.snapshot)) {
+        return Err(OWN_SOURCE_ROUTED);
+    }
+    // One that is declared to be on a host sends from there.
+    let declared = context.snapshot.neighbours.get(vni, source).and_then(|it| it.host);
+    if declared.is_some_and(|host| ip_of(host) != ip_of(from)) {
+        return Err(FOREIGN_SOURCE);
+    }
+    Ok(!owned)
+}
+
+/// Has a machine outside asked for, mostly the gateway there: the next packet finds it.
+fn ask_outside(place: Option<AskPlace>, context: &Context<'_>) {
+    let is_wired = |place: &AskPlace| {
+        context.snapshot.network(place.0).is_some_and(|network| network.wire.is_some())
+    };
+    if let Some(place) = place.filter(is_wired) {
+        let sender = context.sender;
+        let _ = context.asking.want(place, sender.place, &sender.shared.asks, context.now);
+    }
+}
+
+/// Has a machine that nobody declared asked for, so that its answers find it: from outside nothing
+/// waits.
+fn look_for(source: Address, context: &Context<'_>) {
+    let place = (context.entry.vni, source);
+    let found = context.snapshot.found.get(place.0, source);
+    let placed =
+        found.and_then(|found| context.fdb.lookup(context.entry.vni, found.mac, context.now));
+    if placed.is_none() && may_be_asked_for(place, context.snapshot) {
+        let sender = context.sender;
+        let _ = context.asking.want(place, sender.place, &sender.shared.asks, context.now);
     }
 }

@@ -132,7 +132,9 @@ fn outwards(batch: &mut Batch<'_>, context: &Context<'_>, pieces: &mut PieceScra
         return;
     }
     // A filtered machine is no router on the way: it tells of its own packets alone.
-    let tells = context.sender.rules.bypass || context.sender.rules.forwards;
+    let sender = context.sender;
+    // Of a machine of another host nobody here knows whether it is filtered.
+    let tells = !sender.is_trunk() && (sender.rules.bypass || sender.rules.forwards);
     let public = context.entry.routing.as_ref().is_some_and(|routing| routing.public);
     while left != 0 {
         let index = left.trailing_zeros() as usize;
@@ -434,7 +436,8 @@ fn masquerade(batch: &mut Batch<'_>, context: &Context<'_>) {
 }
 
 /// Gives packets that routers of other hosts passed on the source address of the gateway here, to
-/// which their receivers answer. All else of them was written there.
+/// which their receivers answer, and those that this host leads out both addresses. All else of
+/// them was written there.
 #[cold]
 #[inline(never)]
 fn of_far_routers(batch: &mut Batch<'_>) {
@@ -444,7 +447,10 @@ fn of_far_routers(batch: &mut Batch<'_>) {
     for (index, (((_, slot), meta), hop)) in each {
         let crossed = crossed.wrapping_shr(index as u32) & 1 == 1;
         let [_, _, _, _, _, _, gateway @ ..] = hop.macs;
-        if crossed && gateway != [0; 6] && matches!(meta.verdict, Verdict::Deliver(_)) {
+        let is_delivered = crossed && matches!(meta.verdict, Verdict::Deliver(_));
+        if is_delivered && hop.is_routed() && !hop.is_from_far() {
+            slot.bytes_mut().iter_mut().zip(hop.macs).for_each(|(place, byte)| *place = byte);
+        } else if is_delivered && gateway != [0; 6] {
             let places = slot.bytes_mut().iter_mut().zip(hop.macs).skip(6);
             places.take(6).for_each(|(place, byte)| *place = byte);
         }

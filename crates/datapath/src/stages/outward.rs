@@ -35,6 +35,12 @@ drop_reasons! { 14;
         remedy: "have the machine use the other one's address inside, or give it an address outside, too (`butterfly floating add`); without a wire: `butterfly external add EXTERNAL --uplink ...`",
         charged: "the sender",
     }
+    /// Another host sent it here to be led out, and it does not leave by a wire of this host.
+    SECOND_HOP = "second-hop" {
+        cause: "a host with an external that leads out by this one (`--via`), where the router is not declared, is not attached to an external with a wire, or leads to the destination otherwise: inside, or by a third host; or a host that forges such packets",
+        remedy: "compare `butterfly router list` and `butterfly route list` on both hosts: here the router is attached to the external with the interface",
+        charged: "the network",
+    }
 }
 
 /// Bar to a packet from or to an outside. [`crate::stages::route`] has names for the first two.
@@ -70,7 +76,7 @@ pub(super) fn may_enter(
         Some(Leads::Via(ways)) if ways.iter().all(|way| way.vni == own) => Ok(()),
         Some(Leads::Connected(_) | Leads::Via(_)) => Err(Barred::By(INSIDE_SOURCE)),
         // No answer would find it.
-        Some(Leads::Nowhere) | None => Err(Barred::Foreign),
+        Some(Leads::Nowhere | Leads::Over(_)) | None => Err(Barred::Foreign),
     }
 }
 
@@ -111,7 +117,7 @@ pub(super) fn turns_at(
     let at = match router.route_to(destination).map(|route| &route.leads) {
         Some(Leads::Connected(vni)) => Some(*vni).filter(has),
         Some(Leads::Via(ways)) => ways.iter().map(|way| way.vni).find(has),
-        Some(Leads::Nowhere) | None => None,
+        Some(Leads::Nowhere | Leads::Over(_)) | None => None,
     };
     match at.and_then(|vni| outside_of(vni, context)) {
         Some(outside) if outside.mac != 0 => Ok(at),
@@ -131,7 +137,7 @@ pub(super) fn may_turn(
     let leads_out = |gateway: &Gateway| match gateway.router.route_to(source).map(|it| &it.leads) {
         Some(Leads::Connected(at)) => *at == vni,
         Some(Leads::Via(ways)) => ways.iter().all(|way| way.vni == vni),
-        Some(Leads::Nowhere) | None => false,
+        Some(Leads::Nowhere | Leads::Over(_)) | None => false,
     };
     let answered = routing.answers_for(source).is_some() || gateway.is_none_or(leads_out);
     answered.then_some(()).ok_or(NAT_HAIRPIN)

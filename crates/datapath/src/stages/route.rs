@@ -315,16 +315,16 @@ impl<'a> Ways<'a> {
 
 /// Way of a packet.
 #[derive(Clone, Copy)]
-struct Onward {
-    hop: Hop,
+pub(super) struct Onward {
+    pub hop: Hop,
     /// To the receiver, here or on another host.
-    verdict: Verdict,
+    pub verdict: Verdict,
     /// Longest packet in bytes, with what may be behind it.
-    mtu: u32,
+    pub mtu: u32,
     /// The network that it leads to gives its vnics their addresses itself.
-    leases: bool,
+    pub leases: bool,
     /// It leads to the outside of an external.
-    leaves: bool,
+    pub leaves: bool,
 }
 
 impl Onward {
@@ -455,7 +455,7 @@ fn gateway_on_wire<'a>(
 }
 
 /// Returns the name of a bar.
-fn barred(why: Barred) -> DropReason {
+pub(super) fn barred(why: Barred) -> DropReason {
     match why {
         Barred::Foreign => FOREIGN_SOURCE,
         Barred::NoRoute => NO_ROUTE,
@@ -621,7 +621,7 @@ fn pass_on<'a>(
 
 /// Returns the length in bytes of the packet in a frame of `len` bytes, or of the longest that it
 /// is cut into. Bytes behind the packet go along with it, so they count.
-fn longest(meta: &Meta, len: u32) -> u32 {
+pub(super) fn longest(meta: &Meta, len: u32) -> u32 {
     let len = len.saturating_sub(L3 as u32);
     if !meta.offload || meta.net.gso_type & !NetHeader::GSO_ECN == NetHeader::GSO_NONE {
         return len;
@@ -642,7 +642,7 @@ pub(super) struct Header {
     pub destination: Address,
     ends: Ends,
     /// Time to live, or hop limit.
-    hops: u8,
+    pub hops: u8,
 }
 
 /// Reads the header of a packet that is whole, as far as the frame has `len` bytes.
@@ -702,14 +702,14 @@ const ENDS: usize = 12;
 const ENDS_V6: usize = 8;
 
 /// Way that a router chose for a packet.
-struct Choice {
-    way: Onward,
+pub(super) struct Choice {
+    pub way: Onward,
     /// There are several, of which another packet may have another one.
-    several: bool,
+    pub several: bool,
 }
 
 /// Finds the way to an address from a gateway of a network, of a packet with this course.
-fn choose<'a>(
+pub(super) fn choose<'a>(
     (gateway, routing): (&'a Gateway, &Routing),
     destination: Address,
     course: impl FnOnce() -> Result<Course, DropReason>,
@@ -740,6 +740,9 @@ fn resolve<'a>(
     let (vni, next) = match &route.leads {
         Leads::Connected(vni) => (*vni, destination),
         Leads::Nowhere => return Err(ROUTE_BLACKHOLE),
+        Leads::Over(host) => {
+            return far::leave_by(gateway, host, context).map(|way| Choice { way, several: false });
+        }
         Leads::Via(ways) => match &ways[..] {
             [way] => (way.vni, way.address),
             ways => {
@@ -787,7 +790,7 @@ fn first_of<'a>(
 /// Ways of a route that lead nowhere, as packets of this batch found. Packets of a batch tend to
 /// have one route, whose ways are the same for all of them.
 #[derive(Default)]
-struct Silent<'a> {
+pub(super) struct Silent<'a> {
     route: Option<&'a RouteEntry>,
     /// A bit for each way, in the order in which they were declared.
     ways: u16,
@@ -816,7 +819,7 @@ impl<'a> Silent<'a> {
 
 /// Returns the course of the packet in a frame of `len` bytes. `None` if its ports are beyond what
 /// is at hand of it.
-fn course_of(head: &[u8], len: u32) -> Option<Course> {
+pub(super) fn course_of(head: &[u8], len: u32) -> Option<Course> {
     let room = len.saturating_sub(L3 as u32) as usize;
     course(head.get(L3..).unwrap_or_default(), room)
 }
@@ -834,7 +837,7 @@ pub(crate) fn decided_by<'a>(
     let leads = |vni, next| leave(gateway, (vni, next), context).is_ok().then_some(next);
     let next = match &route.leads {
         Leads::Connected(vni) => leads(*vni, packet.destination),
-        Leads::Nowhere => None,
+        Leads::Nowhere | Leads::Over(_) => None,
         Leads::Via(ways) => {
             let order = course_of(head, head.len() as u32)?.order(ways);
             order.iter().find_map(|way| leads(way.vni, way.address))
@@ -900,12 +903,16 @@ fn turn(vni: u32, context: &Context<'_>) -> Result<Onward, DropReason> {
 
 /// Returns the address to be asked for, and its network, for a packet without a next hop: none if
 /// it is declared who has it.
-fn wanted((head, len): (&[u8], u32), gateway: &Gateway, context: &Context<'_>) -> Option<AskPlace> {
+pub(super) fn wanted(
+    (head, len): (&[u8], u32),
+    gateway: &Gateway,
+    context: &Context<'_>,
+) -> Option<AskPlace> {
     let destination = read(head, len).ok()?.destination;
     let may_be = |at: &AskPlace| asks::may_be_asked_for(*at, context.snapshot);
     match &gateway.router.route_to(destination)?.leads {
         Leads::Connected(vni) => Some((*vni, destination)).filter(may_be),
-        Leads::Nowhere => None,
+        Leads::Nowhere | Leads::Over(_) => None,
         Leads::Via(ways) => {
             let order = course_of(head, len)?.order(ways);
             let others = order.iter().filter(|way| way.vni != context.entry.vni);
@@ -1020,7 +1027,11 @@ fn next_hop(address: Address, network: &Network, context: &Context<'_>) -> Optio
         None => place_beside((address, mac), network, context)?,
     };
     let leads = match verdict {
-        Verdict::Tunnel(_) => network.remote.is_some() && context.remote().is_some(),
+        // An external has no other hosts, and the network of the machine has.
+        Verdict::Tunnel(_) => {
+            let from_here = context.remote().is_some() || context.sender.is_wire();
+            network.remote.is_some() && from_here
+        }
         // Its machine does not run.
         Verdict::Deliver(slot) => here.is_none_or(|(away, _)| away != slot),
         _ => false,

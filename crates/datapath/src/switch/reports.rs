@@ -139,6 +139,11 @@ impl Switch {
         self.plane().shared.tunnel.as_ref().map(|tunnel| tunnel.inner_mtu())
     }
 
+    /// Returns the address of the tunnel endpoint; `None` if there is no uplink.
+    pub fn endpoint(&self) -> Option<std::net::IpAddr> {
+        self.plane().shared.tunnel.as_ref().map(|tunnel| crate::world::rules::address(tunnel.own))
+    }
+
     /// Returns the uplink; `None` if there is none.
     pub fn uplink(&self) -> Option<UplinkReport> {
         uplink(self.plane(), self.side()?)

@@ -8,10 +8,9 @@ use std::{
 
 use butterfly_model::Nat;
 
-use crate::engine::place::PortRef;
 use crate::ip::{Address, is_v4};
 use crate::world::{
-    ports::{InsideEnd, NoPort, PortProtocol, PortTable, Said},
+    ports::{InsideEnd, NoPort, PortProtocol, PortTable, Said, Sharer},
     rules::number,
     steering::mix,
 };
@@ -40,7 +39,7 @@ pub(crate) struct Assumed {
 /// sent change nothing, and what they would get is noted.
 #[derive(Clone, Copy)]
 pub(crate) struct Sharing<'a> {
-    pub vnic: PortRef,
+    pub sharer: Sharer,
     pub now: u32,
     pub assumed: Option<&'a Cell<Option<Assumed>>>,
 }
@@ -199,7 +198,7 @@ impl Translations {
         let end = Self::end((inside, protocol, port))?;
         let (pool, former) = self.pools_of(end.address);
         let pool = pool?;
-        let (vnic, now) = (sharing.vnic, sharing.now);
+        let (vnic, now) = (sharing.sharer, sharing.now);
         let taken_at = |pool: &Pool| {
             let address = pool.address;
             move |port| self.is_forwarded(address, protocol, port)

@@ -9,7 +9,7 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     sync::atomic::{
-        AtomicU32, AtomicU64,
+        AtomicU16, AtomicU32, AtomicU64,
         Ordering::{Relaxed, SeqCst},
     },
 };
@@ -18,6 +18,7 @@ use butterfly_mem::words::Words;
 use butterfly_packet::{protocol, tcp};
 
 use crate::engine::{place::PortRef, sip::sip13};
+use crate::world::steering::mix;
 
 /// Ports of a protocol.
 const PORTS: usize = 1 << 16;
@@ -40,6 +41,12 @@ const AHEAD: u64 = 16;
 const LONGEST: u32 = 7_440;
 /// Most ports of a protocol that one vnic has.
 const SHARE: u32 = 4096;
+/// Most ports of a protocol that the machines of a network on other hosts have: half of all.
+const SHARE_OF_TRUNK: u32 = LINES as u32 * LINE as u32 / 2;
+/// Places in which the counter of an address is looked for.
+const PLACES: u64 = 8;
+/// Digits of pi: an address's places.
+const OF_ADDRESS: [u64; 2] = [0xc0ac_29b7_c97c_50dd, 0x3f84_d5b5_b547_0917];
 /// Part of a protocol's free ports that a vnic has at most: the fuller the table is, the less. So
 /// no number of them leaves nothing to others.
 const PART: u32 = 4;
@@ -210,6 +217,27 @@ fn next(state: PortState, said: Said) -> PortState {
     }
 }
 
+/// Sender of packets that look for ports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Sharer {
+    pub port: PortRef,
+    /// The machines of a network on other hosts: each address has a share of its own, too.
+    pub is_trunk: bool,
+}
+
+impl From<PortRef> for Sharer {
+    fn from(port: PortRef) -> Sharer {
+        Sharer { port, is_trunk: false }
+    }
+}
+
+impl Sharer {
+    /// Returns the address whose share counts, if one does.
+    fn counted(self, end: InsideEnd) -> Option<u32> {
+        self.is_trunk.then_some(end.address)
+    }
+}
+
 /// Vnic that ports are given to, as tables note it: a place 14, and a number 18 that tells those of
 /// one place apart. Nobody is 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -233,14 +261,75 @@ struct Holders {
     of: Box<[AtomicU32]>,
     /// By protocol and place: the vnic 32, its ports 32.
     counts: Box<[AtomicU64]>,
+    /// Place of the counter of the address on another host that has a port, and 1; 0 if none has.
+    address_of: Box<[AtomicU16]>,
+    /// By protocol and place: an address 32, its ports 32. Without ports it is nobody's.
+    addresses: Box<[AtomicU64]>,
 }
+
+const _: () = assert!(COUNTERS <= u16::MAX as usize, "places of counters have 16 bits");
 
 impl Holders {
     fn new() -> Holders {
         Holders {
             of: (0..PROTOCOLS * PORTS).map(|_| AtomicU32::new(0)).collect(),
             counts: (0..PROTOCOLS * COUNTERS).map(|_| AtomicU64::new(0)).collect(),
+            address_of: (0..PROTOCOLS * PORTS).map(|_| AtomicU16::new(0)).collect(),
+            addresses: (0..PROTOCOLS * COUNTERS).map(|_| AtomicU64::new(0)).collect(),
         }
+    }
+
+    /// Returns the counters that an address on other hosts may have, with their places. There is
+    /// none for one that finds all of them taken: its ports count for its network alone.
+    fn counters_of(
+        &self,
+        protocol: PortProtocol,
+        address: u32,
+    ) -> impl Iterator<Item = (u16, &AtomicU64)> {
+        let hash = mix(OF_ADDRESS, [address.into(), protocol as u64]);
+        (0..PLACES).filter_map(move |n| {
+            let at = hash.wrapping_add(n) as usize % COUNTERS;
+            Some((at as u16, self.addresses.get(protocol as usize * COUNTERS + at)?))
+        })
+    }
+
+    /// Returns how many ports of a protocol an address on another host has.
+    fn count_of(&self, protocol: PortProtocol, address: u32) -> u32 {
+        let counts = self.counters_of(protocol, address).map(|(_, counter)| counter.load(Relaxed));
+        let own = counts.filter(|word| word >> 32 == u64::from(address));
+        own.map(|word| word as u32).max().unwrap_or_default()
+    }
+
+    /// Counts a port more of an address. Returns the place of its counter, and 1; 0 without one.
+    fn count_in(&self, protocol: PortProtocol, address: u32) -> u16 {
+        let add = |is_its: fn(u64, u64) -> bool| {
+            self.counters_of(protocol, address).find_map(|(at, counter)| {
+                let more = |word: u64| {
+                    let count = (word as u32).saturating_add(1);
+                    let new = u64::from(address) << 32 | u64::from(count);
+                    is_its(word, address.into()).then_some(new)
+                };
+                counter.fetch_update(Relaxed, Relaxed, more).is_ok().then_some(at + 1)
+            })
+        };
+        let own = add(|word, address| word as u32 != 0 && word >> 32 == address);
+        own.or_else(|| add(|word, _| word as u32 == 0)).unwrap_or_default()
+    }
+
+    /// Counts a port less where [`Self::count_in`] counted it.
+    fn count_out(&self, protocol: PortProtocol, place: u16) {
+        let at = usize::from(place).checked_sub(1).map(|at| protocol as usize * COUNTERS + at);
+        if let Some(counter) = at.and_then(|at| self.addresses.get(at)) {
+            let less = |word: u64| (word as u32 != 0).then(|| word - 1);
+            let _ = counter.fetch_update(Relaxed, Relaxed, less);
+        }
+    }
+
+    /// Returns whether a port counts for this address at this place, or for none.
+    fn counts_for(&self, protocol: PortProtocol, place: u16, address: Option<u32>) -> bool {
+        let at = usize::from(place).checked_sub(1).map(|at| protocol as usize * COUNTERS + at);
+        let word = at.and_then(|at| self.addresses.get(at)).map(|word| word.load(Relaxed));
+        word.map(|word| word >> 32) == address.map(u64::from)
     }
 
     fn cell(&self, protocol: PortProtocol, holder: Holder) -> Option<&AtomicU64> {
@@ -259,10 +348,15 @@ impl Holders {
         self.of.get(at).map_or(Holder::NOBODY, |of| Holder(of.load(Relaxed)))
     }
 
-    /// Notes that a port is this vnic's from now on.
-    fn pass(&self, protocol: PortProtocol, port: u16, to: Holder) {
+    /// Notes that a port is this vnic's from now on, or the machine's with this address on another
+    /// host.
+    fn pass(&self, protocol: PortProtocol, port: u16, to: Holder, address: Option<u32>) {
         let at = protocol as usize * PORTS + usize::from(port);
-        let Some(of) = self.of.get(at) else { return };
+        let (Some(of), Some(place)) = (self.of.get(at), self.address_of.get(at)) else { return };
+        if !self.counts_for(protocol, place.load(Relaxed), address) {
+            let new = address.map_or(0, |address| self.count_in(protocol, address));
+            self.count_out(protocol, place.swap(new, Relaxed));
+        }
         if of.load(Relaxed) == to.0 {
             return;
         }
@@ -443,13 +537,13 @@ impl PortTable {
     pub fn would_give(
         &self,
         end: InsideEnd,
-        vnic: PortRef,
+        sharer: impl Into<Sharer>,
         now: u32,
         taken: impl Fn(u16) -> bool,
     ) -> Result<u16, NoPort> {
         match self.look(end, time(now), &taken) {
             Candidate::Own((port, ..), _) => Ok(port),
-            free => self.may_have(free, end.protocol, Holder::of(vnic)).map(|(port, ..)| port),
+            free => self.may_have(free, end, sharer.into()).map(|(port, ..)| port),
         }
     }
 
@@ -457,21 +551,26 @@ impl PortTable {
     fn may_have<'a>(
         &self,
         found: Candidate<'a>,
-        protocol: PortProtocol,
-        holder: Holder,
+        end: InsideEnd,
+        sharer: Sharer,
     ) -> Result<Place<'a>, NoPort> {
         match found {
-            Candidate::Free(_) if !self.has_share(protocol, holder) => Err(NoPort::Share),
+            Candidate::Free(_) if !self.has_share(end, sharer) => Err(NoPort::Share),
             Candidate::Free(place) => Ok(place),
             _ => Err(NoPort::Full),
         }
     }
 
-    /// Returns whether a vnic may have one more port of a protocol.
-    fn has_share(&self, protocol: PortProtocol, holder: Holder) -> bool {
+    /// Returns whether a vnic may have one more port of a protocol, or machines on other hosts, and
+    /// the one of them.
+    fn has_share(&self, end: InsideEnd, sharer: Sharer) -> bool {
+        let protocol = end.protocol;
         let used = self.used().get(protocol as usize).copied().unwrap_or_default();
         let free = (LINES as u32 * LINE as u32).saturating_sub(used);
-        self.holders.count(protocol, holder) < SHARE.min(free / PART)
+        let most = if sharer.is_trunk { SHARE_OF_TRUNK } else { SHARE };
+        let own = sharer.counted(end).map_or(0, |it| self.holders.count_of(protocol, it));
+        let count = self.holders.count(protocol, Holder::of(sharer.port));
+        count < most.min(free / PART) && own < SHARE
     }
 
     /// Returns the port by which a packet of an end leaves that a vnic sends, and notes that it is
@@ -483,12 +582,11 @@ impl PortTable {
         &self,
         end: InsideEnd,
         said: Said,
-        (vnic, now): (PortRef, u32),
+        (sharer, now): (impl Into<Sharer>, u32),
         taken: impl Fn(u16) -> bool,
         mut can_leave: impl FnMut() -> bool,
     ) -> Result<u16, NoPort> {
-        let now = time(now);
-        let holder = Holder::of(vnic);
+        let (now, sharer) = (time(now), sharer.into());
         let next = |before| match end.protocol {
             PortProtocol::Tcp => next(before, said),
             _ => PortState::New,
@@ -501,7 +599,7 @@ impl PortTable {
                     (found, PortUse { state: next(before), time: now, ..own }, false)
                 }
                 free => {
-                    let found = self.may_have(free, end.protocol, holder)?;
+                    let found = self.may_have(free, end, sharer)?;
                     if !can_leave() {
                         return Err(NoPort::Unfit);
                     }
@@ -519,7 +617,8 @@ impl PortTable {
             if is_new && word == 0 {
                 self.count(end.protocol, 1);
             }
-            self.holders.pass(end.protocol, port, holder);
+            let holder = Holder::of(sharer.port);
+            self.holders.pass(end.protocol, port, holder, sharer.counted(end));
             if is_new && self.has_another(end, port, &taken) {
                 // Another worker gave it one meanwhile, elsewhere: that stays.
                 self.free_of(end, port);
@@ -561,11 +660,11 @@ impl PortTable {
         &self,
         end: InsideEnd,
         said: Said,
-        (vnic, now): (PortRef, u32),
+        (sharer, now): (impl Into<Sharer>, u32),
         taken: impl Fn(u16) -> bool,
     ) -> Option<u16> {
         self.outside_of(end, now, &taken)?;
-        self.give(end, said, (vnic, now), taken, || false).ok()
+        self.give(end, said, (sharer, now), taken, || false).ok()
     }
 
     /// Returns whether an end has another port than this one, however old.
@@ -582,7 +681,7 @@ impl PortTable {
         let Some(place) = self.word(protocol, port) else { return };
         if place.compare_exchange(word, 0, SeqCst, Relaxed).is_ok() {
             self.count(protocol, -1);
-            self.holders.pass(protocol, port, Holder::NOBODY);
+            self.holders.pass(protocol, port, Holder::NOBODY, None);
         }
     }
 
@@ -650,7 +749,7 @@ impl PortTable {
             let lasts = PortUse::read(word).is_some_and(|own| own.lasts(protocol, time(now)));
             if word == 0 {
                 // One that was freed while it was given.
-                self.holders.pass(protocol, port, Holder::NOBODY);
+                self.holders.pass(protocol, port, Holder::NOBODY, None);
             } else if !lasts {
                 self.free(protocol, port, word);
             }

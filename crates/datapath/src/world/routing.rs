@@ -1,6 +1,6 @@
 //! Routing: what joins the networks of this host, as workers see it.
 
-use std::{collections::BTreeSet, fmt, sync::Arc};
+use std::{collections::BTreeSet, fmt, net::Ipv4Addr, sync::Arc};
 
 use butterfly_model as model;
 use butterfly_packet::Mac;
@@ -9,15 +9,21 @@ use crate::engine::{
     mac::{address as mac_of, number},
     reserved::TRANSLATED,
 };
-use crate::ip::{Address, discovery::link_local, is_v4};
+use crate::ip::{Address, discovery::link_local, is_v4, mapped};
 use crate::world::{
     leases::Leasing,
     leases6::Leasing6,
     outside::Outside,
     prefixes::{PrefixBuilder, Prefixes},
     rules::{address as ip_of, number as number_of_ip},
-    ways::{Course, Leads, Passage},
+    ways::{Course, Leads, OtherHost, Passage},
 };
+
+/// All addresses of both families.
+const EVERYTHING: [Block; 2] = [
+    Block { first: mapped(Ipv4Addr::UNSPECIFIED), last: mapped(Ipv4Addr::BROADCAST) },
+    Block { first: 0, last: Address::MAX },
+];
 
 /// A block of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,11 +143,21 @@ impl Joined {
             };
             RouteEntry { block: Block::new(&route.to()), leads }
         });
+        let over = router.second_hop().map(|it| OtherHost {
+            endpoint: number_of_ip(it.host),
+            mac: number(Mac(model::host_mac(it.host))),
+            mtu: it.mtu.into(),
+        });
+        // What is declared comes first.
+        let over = over.into_iter().flat_map(|it| EVERYTHING.map(|block| (block, it)));
+        let missing = over
+            .filter(|(block, _)| !router.routes().any(|route| Block::new(&route.to()) == *block));
+        let over = missing.map(|(block, it)| RouteEntry { block, leads: Leads::Over(it) });
         // Of one block, the network itself comes before a route.
         let own = interfaces
             .iter()
             .map(|it| RouteEntry { block: it.block, leads: Leads::Connected(it.vni) });
-        let entries: Box<[RouteEntry]> = declared.chain(own).collect();
+        let entries: Box<[RouteEntry]> = declared.chain(over).chain(own).collect();
         let (mut v4, mut v6) = (PrefixBuilder::new(), PrefixBuilder::new());
         for (at, RouteEntry { block, .. }) in entries.iter().enumerate() {
             let table = if is_v4(block.first) { &mut v4 } else { &mut v6 };
@@ -216,7 +232,7 @@ impl Gateway {
         let (connected, ways) = match self.router.route_to(address).map(|route| &route.leads) {
             Some(Leads::Connected(vni)) => (Some(*vni), &[][..]),
             Some(Leads::Via(ways)) => (None, &ways[..]),
-            Some(Leads::Nowhere) | None => (None, &[][..]),
+            Some(Leads::Nowhere | Leads::Over(_)) | None => (None, &[][..]),
         };
         connected.into_iter().chain(ways.iter().map(|way| way.vni))
     }
@@ -374,7 +390,7 @@ impl Routing {
             Leads::Via(ways) => {
                 course.order(ways).iter().map(|way| (way.vni, way.address)).collect()
             }
-            Leads::Nowhere => Vec::new(),
+            Leads::Nowhere | Leads::Over(_) => Vec::new(),
         };
         routes.flat_map(ways).filter(|(vni, _)| *vni != own).collect()
     }
@@ -384,6 +400,15 @@ impl Routing {
         let each = self.gateways.iter();
         each.flat_map(move |it| it.networks_to(address).map(move |vni| (it, vni)))
             .filter(move |(_, vni)| *vni != own)
+    }
+
+    /// Returns the hosts by which routers of the network lead to an address outside, and the
+    /// gateways of these routers.
+    pub fn overs(&self, address: Address) -> impl Iterator<Item = (&Gateway, &OtherHost)> {
+        self.gateways.iter().filter_map(move |it| match &it.router.route_to(address)?.leads {
+            Leads::Over(host) => Some((it, host)),
+            _ => None,
+        })
     }
 
     /// Returns the machines by which routers of the network lead to an address: the networks that

@@ -42,8 +42,21 @@ pub(crate) enum Leads {
     Connected(u32),
     /// By one of these machines, [`MAX_WAYS`] at most, in the order in which they were declared.
     Via(Box<[Passage]>),
+    /// By another host, which leads out.
+    Over(OtherHost),
     /// To nobody.
     Nowhere,
+}
+
+/// Host that leads out what a router here does not know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct OtherHost {
+    /// Its tunnel endpoint.
+    pub endpoint: Address,
+    /// Its router address, as [`crate::engine::mac::number`].
+    pub mac: u64,
+    /// Longest IP packet that goes there, in bytes, if the tunnel takes it.
+    pub mtu: u32,
 }
 
 /// Flow of a packet, as far as its way depends on it. Both directions have the same.

@@ -7,6 +7,7 @@ mod asks;
 mod dropped;
 mod explained;
 mod hairpin;
+mod hop;
 mod hostile;
 mod hosts;
 mod leases;

@@ -211,7 +211,8 @@ pub(super) fn resolve(
 fn elsewhere(source: IpAddr, network: &Network, snapshot: &Snapshot) -> Mac {
     let routing = network.routing.as_ref();
     let beyond = routing.and_then(|routing| routing.beyond(number(source), network.vni));
-    let Some((_, vni)) = beyond else { return ELSEWHERE };
+    let outside = || Some(address_of(routing?.overs(number(source)).next()?.1.mac));
+    let Some((_, vni)) = beyond else { return outside().unwrap_or(ELSEWHERE) };
     let ways = routing.into_iter().flat_map(|routing| routing.ways_to(number(source)));
     let places = [(vni, number(source))].into_iter().chain(ways);
     let mut found = places.filter_map(|(vni, address)| snapshot.neighbours.get(vni, address));

@@ -161,10 +161,15 @@ pub(super) fn route(batch: &Batch<'_>, to: Option<Address>, context: &Context<'_
     let mut text =
         format!("the gateway of VNI {} passes it on to VNI {}", context.sender.vni, exit.vni);
     let meta = batch.metas().first()?;
-    if let Some((RouteEntry { block, leads: Leads::Via(_) }, Some(next))) =
-        decided_by(batch.frames.head(0), meta, context)
-    {
-        text.push_str(&format!(", by the route {block} via {}", address(next)));
+    match decided_by(batch.frames.head(0), meta, context) {
+        Some((RouteEntry { block, leads: Leads::Via(_) }, Some(next))) => {
+            text.push_str(&format!(", by the route {block} via {}", address(next)));
+        }
+        Some((RouteEntry { leads: Leads::Over(host), .. }, _)) => {
+            let (vni, host) = (context.sender.vni, address(host.endpoint));
+            text = format!("the gateway of VNI {vni} passes it on to host {host}, which leads out");
+        }
+        _ => {}
     }
     let mut step = step("route", Mark::Pass, text);
     let declared = |to| {
@@ -207,6 +212,9 @@ pub(super) fn undelivered(
     match leads {
         Leads::Connected(_) => None,
         Leads::Nowhere => Some(format!("the route {block} is a blackhole")),
+        Leads::Over(host) => {
+            Some(format!("host {} leads {there}: the way out", address(host.endpoint)))
+        }
         Leads::Via(ways) => {
             let ways: Vec<String> =
                 ways.iter().map(|way| address(way.address).to_string()).collect();
@@ -543,7 +551,7 @@ impl Passage<'_> {
     fn tried(&self, vnic: &Vnic, direction: Direction, peer: Address) -> Vec<String> {
         let protocol = self.packet.tuple.protocol;
         let stranger = direction == Direction::Inbound
-            && filter::is_from_outside(self.context.sender, vnic, self.context);
+            && filter::is_from_outside((self.context.sender, peer), vnic, self.context);
         let port = filter::rule_port(self.packet);
         let wanted = RuleInput { direction, peer, stranger, protocol, port };
         tried::tried(self.plane, vnic, &wanted, self.context.snapshot, &self.rules)

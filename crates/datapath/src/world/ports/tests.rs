@@ -446,3 +446,42 @@ proptest! {
         }
     }
 }
+
+/// Machines of a network on other hosts have a share each, and half of all together.
+#[test]
+fn addresses_on_other_hosts_have_shares() {
+    let ports = ports();
+    let trunk = Sharer { port: PortRef { slot: 3, incarnation: 1 }, is_trunk: true };
+    let give = |machine: u32, port: u16| {
+        let one = end(machine, port, PortProtocol::Udp);
+        ports.give(one, says(0), (trunk, NOW.1), nobody, || true)
+    };
+    let count = |machine: u32| ports.holders.count_of(PortProtocol::Udp, 0x0a00_0000 + machine);
+    for n in 0..SHARE {
+        assert!(give(1, 10_000 + n as u16).is_ok());
+    }
+    assert_eq!((give(1, 9000), count(1)), (Err(NoPort::Share), SHARE));
+    let next = end(1, 9000, PortProtocol::Udp);
+    assert_eq!(ports.would_give(next, trunk, NOW.1, nobody), Err(NoPort::Share));
+    // Others have theirs, and a vnic here is another one, whatever address it has.
+    assert_eq!((give(2, 9000), count(2)), (Ok(9000), 1));
+    assert!(give_to(&ports, end(1, 9002, PortProtocol::Udp), says(0), NOW).is_ok());
+    assert_eq!(count(1), SHARE);
+    // A machine that moves here takes its ports along, and back.
+    let one = end(1, 10_000, PortProtocol::Udp);
+    give_to(&ports, one, says(0), (NOW.0, NOW.1 + 8)).unwrap();
+    assert_eq!(count(1), SHARE - 1);
+    ports.give(one, says(0), (trunk, NOW.1 + 16), nobody, || true).unwrap();
+    assert_eq!(count(1), SHARE);
+    // All of a network together.
+    let mut given = 0;
+    for n in 0..60_000_u32 {
+        given += u32::from(give(10 + n % 500, 20_000 + (n / 500) as u16 * 2).is_ok());
+    }
+    let all = ports.holders.count(PortProtocol::Udp, Holder::of(trunk.port));
+    assert!(all <= SHARE_OF_TRUNK && given > SHARE, "{all} {given}");
+    ports.sweep(0, 1, NOW.1 + 8000);
+    assert_eq!(ports.used(), [0; 3]);
+    assert_eq!([1, 2, 10].map(count), [0; 3]);
+    assert!(ports.holders.addresses.iter().all(|word| word.load(Relaxed) as u32 == 0));
+}

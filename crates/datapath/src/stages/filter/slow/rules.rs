@@ -172,7 +172,7 @@ pub(super) fn by_rules_enters(
     let tuple = &packet.tuple;
     let ingress = &rules.policy.ingress;
     let (peer, protocol, port) = (tuple.source, tuple.protocol, rule_port(packet));
-    let admitted = match is_from_outside(sender, receiver, context) {
+    let admitted = match is_from_outside((sender, peer), receiver, context) {
         true => ingress.admits_stranger(peer, protocol, port),
         false => ingress.admits(peer, protocol, port, &context.snapshot.members),
     };
@@ -181,14 +181,24 @@ pub(super) fn by_rules_enters(
 
 /// Returns whether a packet comes from the outside of an external: nobody there is a member of a
 /// group, as anybody there may write a member's address as the source.
-pub(crate) fn is_from_outside(sender: &Vnic, receiver: &Vnic, context: &Context<'_>) -> bool {
+pub(crate) fn is_from_outside(
+    (sender, source): (&Vnic, Address),
+    receiver: &Vnic,
+    context: &Context<'_>,
+) -> bool {
+    // By another host, if a router of the receiver's network leads there so.
+    let is_far = || {
+        let network = context.snapshot.networks.get(receiver.network);
+        let routing = network.and_then(|network| network.routing.as_ref());
+        routing.is_some_and(|routing| routing.overs(source).next().is_some())
+    };
     let is_outside = || {
         let network = context.snapshot.networks.get(sender.network);
         network
             .and_then(|network| network.routing.as_ref())
             .is_some_and(|routing| routing.outside.is_some())
     };
-    sender.is_wire() || sender.vni != receiver.vni && is_outside()
+    sender.is_wire() || sender.vni != receiver.vni && is_outside() || sender.is_trunk() && is_far()
 }
 
 /// Returns the decisions of the rules at both ends on a packet by itself, without its session.
