@@ -264,7 +264,11 @@ fn decide<'a>(
     context: &Context<'a>,
 ) -> Result<Onward, DropReason> {
     // One that somebody passed on, or whose host has no place in the table, is of nobody.
-    let from = endpoint_of(meta, context).ok_or(SECOND_HOP)?;
+    let from = endpoint_of(meta, context);
+    // Of a packet that is not sent, nobody knows whose it would be.
+    if from.is_none() && context.assumed.is_none() {
+        return Err(SECOND_HOP);
+    }
     if !matches!(meta.inside, Inside::Ip { at, vlan: 0 } if usize::from(at) == L3) {
         return Err(ROUTER_MAC); // routers pass on IP, without tags
     }
@@ -312,7 +316,7 @@ fn decide<'a>(
 /// it is behind a machine of the network.
 fn check_source(
     packet: &Header,
-    from: Address,
+    from: Option<Address>,
     (gateway, routing): (&Gateway, &Routing),
     context: &Context<'_>,
 ) -> Result<bool, DropReason> {
@@ -334,7 +338,7 @@ fn check_source(
     }
     // One that is declared to be on a host sends from there.
     let declared = context.snapshot.neighbours.get(vni, source).and_then(|it| it.host);
-    if declared.is_some_and(|host| ip_of(host) != ip_of(from)) {
+    if declared.zip(from).is_some_and(|(host, from)| host != from) {
         return Err(FOREIGN_SOURCE);
     }
     Ok(!owned)

@@ -503,7 +503,22 @@ fn an_explanation_names_the_host_that_leads_out() {
     let says = |text: &str| there.steps.iter().any(|step| step.text.contains(text));
     assert!(says("passes it on to host 192.168.0.1, which leads out"), "{there:?}");
     assert_eq!(back.fate, Fate::Delivered("a".into()), "{back:?}");
-    // There, from outside.
+    // There, asked as `explain` of this host says, and from outside.
+    let way = there.routed.unwrap();
+    assert_eq!((way.vni, way.source, way.destination), (42, gateway(), router_of(1)));
+    let far = Question {
+        from: Origin::Outside(42),
+        source: Some(A.3.into()),
+        source_mac: Some(way.source),
+        destination_mac: Some(way.destination),
+        ..asked
+    };
+    let told = one.host.explain(&far).unwrap();
+    let [there, ..] = &told.walks[..] else { panic!("{told:?}") };
+    assert_eq!(there.fate, Fate::Delivered(PORT.into()), "{there:?}");
+    let says = |text: &str| there.steps.iter().any(|step| step.text.contains(text));
+    assert!(says("another host has it led out here: it passes on to VNI 77"), "{there:?}");
+    assert!(says("with as many hops to go, as 192.0.2.9 port"), "{there:?}");
     let asked = Question {
         from: Origin::Vnic(PORT.into()),
         to: Target::Address(FLOATING.parse().unwrap()),

@@ -153,7 +153,15 @@ pub(super) fn route(batch: &Batch<'_>, to: Option<Address>, context: &Context<'_
         return Some(step("route", Mark::Note, text));
     }
     if context.sender.is_trunk() && batch.exits().is_routed(0) {
-        let text = "another host's router passed it on, and a router here leads back to its source";
+        let hop = batch.hop(0)?;
+        let vni = context.other(hop.exit)?.vni;
+        let text = match hop.is_from_far() {
+            true => {
+                "another host's router passed it on, and a router here leads back to its source"
+                    .to_owned()
+            }
+            false => format!("another host has it led out here: it passes on to VNI {vni}"),
+        };
         return Some(step("route", Mark::Pass, text));
     }
     let hop = batch.hop(0).filter(Hop::is_routed)?;
@@ -187,7 +195,7 @@ pub(super) fn route(batch: &Batch<'_>, to: Option<Address>, context: &Context<'_
 
 /// Returns the way on of what a router of this host passes on.
 pub(super) fn rewritten(batch: &Batch<'_>, context: &Context<'_>) -> Option<Rewritten> {
-    let hop = batch.hop(0).filter(|hop| hop.is_routed() && !context.sender.is_trunk())?;
+    let hop = batch.hop(0).filter(|hop| hop.is_routed() && !hop.is_from_far())?;
     let [destination @ .., _, _, _, _, _, _] = hop.macs;
     let [_, _, _, _, _, _, source @ ..] = hop.macs;
     let vni = context.other(hop.exit)?.vni;
@@ -243,14 +251,15 @@ pub(super) fn masquerade(
     was: Option<Address>,
     context: &Context<'_>,
 ) -> Option<Step> {
-    if context.sender.is_trunk() && batch.exits().is_routed(0) {
-        let [_, _, _, _, _, _, from @ ..] = batch.hop(0).filter(Hop::is_routed)?.macs;
+    if let Some(hop) = batch.hop(0).filter(Hop::is_from_far) {
+        let [_, _, _, _, _, _, from @ ..] = hop.macs;
         let from = Mac(from);
         let text = format!("it goes on from {from}, the gateway to which it is answered");
         return Some(step("masquerade", Mark::Pass, text));
     }
     let Rewritten { source: from, destination: to, .. } = rewritten(batch, context)?;
-    let mut text = format!("it goes on from {from} to {to}, with a hop less to go");
+    let hops = if context.sender.is_trunk() { "as many hops" } else { "a hop less" };
+    let mut text = format!("it goes on from {from} to {to}, with {hops} to go");
     let left = batch.outward.then(|| packet_of(batch, 0));
     let left = left.and_then(|packet| ends(packet).ok());
     if let Some(left) = left.filter(|left| Some(number_of_ip(left.source)) != was) {
