@@ -97,6 +97,9 @@ pub trait Dataplane {
     /// The largest IP packet of a virtual machine that reaches other hosts, if there is an uplink.
     fn inner_mtu(&self) -> Option<u32>;
 
+    /// The address of the tunnel endpoint, if there is an uplink.
+    fn endpoint(&self) -> Option<IpAddr>;
+
     /// Names a peer for one network or for all. Says whether it was not named before.
     fn add_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError>;
 
@@ -231,6 +234,10 @@ impl Dataplane for Arc<Switch> {
 
     fn inner_mtu(&self) -> Option<u32> {
         Switch::inner_mtu(self)
+    }
+
+    fn endpoint(&self) -> Option<IpAddr> {
+        Switch::endpoint(self)
     }
 
     fn add_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {

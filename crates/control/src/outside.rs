@@ -42,6 +42,9 @@ fn parts(external: &External) -> Vec<String> {
 }
 
 fn wire(external: &External) -> String {
+    if let Some(host) = external.via() {
+        return format!("via host {}", canonical(host));
+    }
     match (external.wire(), external.vlan()) {
         (None, _) => "no wire".to_owned(),
         (Some(wire), None) => format!("wire {wire}"),

@@ -363,6 +363,16 @@ pub enum Refused {
         /// The external.
         external: String,
     },
+    /// Translations at an external that another host has.
+    #[error(
+        "external {external:?} leads out by host {}, which translates: declare translations there, and take those back that are declared here", canonical(*.host)
+    )]
+    TranslatedThere {
+        /// The external.
+        external: String,
+        /// The tunnel endpoint of the host.
+        host: IpAddr,
+    },
     /// An address of an external that something else has.
     #[error("{} of external {external:?} belongs to {owner}: choose another address", canonical(*.address))]
     OutsideTaken {

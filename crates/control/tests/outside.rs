@@ -512,3 +512,65 @@ fn an_address_outside_is_none_that_the_outside_reaches_as_it_is() {
     let why = there.with(file, Unnamed::Stay).unwrap_err();
     assert!(matches!(why, Refused::OutsideInside { .. }), "{why}");
 }
+
+/// An external by another host.
+fn over(name: &str, number: u32, host: &str) -> External {
+    External::over(id(name), vni(number), host.parse().unwrap(), None).unwrap()
+}
+
+#[test]
+fn what_is_translated_at_another_host_is_declared_there() {
+    let by_host = || over("far", 901, "198.18.0.1");
+    let there = with(
+        joined(),
+        [
+            Change::DeclareExternal(by_host()),
+            Change::DeclareRouter(router(
+                "r",
+                &[42],
+                &[("internet", &["192.0.2.7"]), ("far", &[])],
+            )),
+        ],
+    );
+    let text = "external \"far\" leads out by host 198.18.0.1, which translates";
+    assert_refused(&there, nats("r", "far", &[snat("192.0.2.9")]), text);
+    assert_refused(&there, nats("r", "far", &[floating("192.0.2.80", "10.0.0.10")]), text);
+    let named = router("r", &[42], &[("far", &["192.0.2.8"])]);
+    assert_refused(&there, Change::DeclareRouter(named), "192.0.2.8 is none of the addresses");
+    // One that translates here does not change its way out.
+    let there = with(there, [nats("r", "internet", &[snat("192.0.2.9")])]);
+    let change = || Change::DeclareExternal(over("internet", 900, "198.18.0.1"));
+    let given = Change::DeclareRouter(router("r", &[42], &[("internet", &[])]));
+    let text = "external \"internet\" leads out by host 198.18.0.1, which translates";
+    let free = with(there.clone(), [given.clone()]);
+    assert_refused(&free, change(), text);
+    let free = with(joined(), [given]);
+    let there = with(free, [change()]);
+    assert_eq!(
+        there.routed().external("internet").unwrap().via(),
+        Some("198.18.0.1".parse().unwrap())
+    );
+    assert_eq!(
+        with(there, [Change::DeclareExternal(internet())]).routed().external("internet"),
+        Some(&internet())
+    );
+}
+
+#[test]
+fn a_router_leads_out_by_another_host() {
+    let there = state([
+        Change::DeclareNetwork(network(42, "10.0.0.0/24", "10.0.0.1")),
+        Change::DeclareExternal(over("b", 901, "198.18.0.2")),
+        Change::DeclareExternal(over("a", 902, "198.18.0.1")),
+        Change::DeclareRouter(router("r", &[42], &[("a", &[]), ("b", &[])])),
+    ]);
+    let lowered = |has: fn(&ExternalId) -> bool| {
+        let routed = there.routed();
+        let lowered = routed.lowered(routed.router("r").unwrap(), None, has);
+        assert_eq!((lowered.attachments().count(), lowered.externals().len()), (1, 0));
+        lowered.second_hop().map(|it| it.host.to_string())
+    };
+    assert_eq!(lowered(|_| true), Some("198.18.0.1".to_owned()), "the first one");
+    assert_eq!(lowered(|id| id.as_str() == "b"), Some("198.18.0.2".to_owned()));
+    assert_eq!(lowered(|_| false), None);
+}

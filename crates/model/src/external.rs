@@ -5,7 +5,7 @@ use crate::{
     cidr::Cidr,
     network::{MtuError, Network},
     route::Route,
-    router::fnv_1a,
+    router::{SecondHop, fnv_1a},
     subnet::{Subnet, SubnetError, parse_block},
     vni::Vni,
 };
@@ -206,6 +206,14 @@ pub enum ExternalError {
     /// The MTU does not fit.
     #[error(transparent)]
     Mtu(#[from] MtuError),
+    /// A way out by another host, and something that only a way out of this host has.
+    #[error(
+        "external {0} leads out by another host, --via, and has {1} as well: what it is outside is declared there, so leave that out, or --via"
+    )]
+    ViaAnd(ExternalId, &'static str),
+    /// The host that leads out is none.
+    #[error("{host} cannot be the tunnel endpoint of a host by which external {0} leads out: give the one that `butterfly uplink` tells on that host", host = canonical(*.1))]
+    NotAnEndpoint(ExternalId, IpAddr),
 }
 
 /// A network with an outside: what is behind a wire of this host, or, without a wire, its vnics
@@ -234,7 +242,13 @@ pub struct External {
     addresses: Vec<Cidr>,
     v4_gateway: Option<Ipv4Addr>,
     v6_gateway: Option<Ipv6Addr>,
+    /// Tunnel endpoint of the host that leads out. Then it has no wire, addresses and gateways, and
+    /// its number is a name alone.
+    via: Option<IpAddr>,
 }
+
+/// Largest IP packet for a host that leads out, in bytes, if none is declared: that of Ethernet.
+const MTU_OF_SECOND_HOP: u16 = 1500;
 
 impl External {
     /// Makes an external without a wire, of the addresses that this host has there with the lengths
@@ -267,8 +281,9 @@ impl External {
         }
         let network = Network::new(vni, subnets_of(&addresses), None)?;
         let (v4_gateway, v6_gateway) = (None, None);
-        let (chosen, wire, vlan) = (false, None, None);
-        let mut all = Self { id, network, chosen, wire, vlan, addresses, v4_gateway, v6_gateway };
+        let (chosen, wire, vlan, via) = (false, None, None, None);
+        let mut all =
+            Self { id, network, chosen, wire, vlan, addresses, v4_gateway, v6_gateway, via };
         for gateway in gateways {
             all.add_gateway(gateway)?;
         }
@@ -291,6 +306,53 @@ impl External {
             Some(before) => Err(ExternalError::TwoGateways(id(), before, gateway)),
             None => Ok(()),
         }
+    }
+
+    /// Makes an external by which the host with this tunnel endpoint leads out for this one. `vni`
+    /// is a number that nothing else has. Fails for an address that no other host can have, and for
+    /// an MTU that is out of range.
+    ///
+    /// ```
+    /// use butterfly_model::{External, ExternalId, Vni};
+    /// let id = ExternalId::new("internet").unwrap();
+    /// let vni = Vni::new(16_777_215).unwrap();
+    /// let external = External::over(id, vni, "192.0.2.1".parse().unwrap(), None)?;
+    /// assert_eq!(external.second_hop().unwrap().mtu, 1500);
+    /// # Ok::<(), butterfly_model::ExternalError>(())
+    /// ```
+    pub fn over(
+        id: ExternalId,
+        vni: Vni,
+        host: IpAddr,
+        mtu: Option<u32>,
+    ) -> Result<Self, ExternalError> {
+        let is_host = match host {
+            IpAddr::V4(ip) => {
+                !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || ip.is_broadcast())
+            }
+            IpAddr::V6(ip) => {
+                let is_v4 = ip.to_ipv4_mapped().is_some();
+                !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_v4)
+            }
+        };
+        if !is_host {
+            return Err(ExternalError::NotAnEndpoint(id, host));
+        }
+        let network = Network::new(vni, Vec::new(), mtu)?;
+        let (v4_gateway, v6_gateway) = (None, None);
+        let (chosen, wire, vlan, via, addresses) = (true, None, None, Some(host), Vec::new());
+        Ok(Self { id, network, chosen, wire, vlan, addresses, v4_gateway, v6_gateway, via })
+    }
+
+    /// Returns the tunnel endpoint of the host that leads out for this one, if one does.
+    pub fn via(&self) -> Option<IpAddr> {
+        self.via
+    }
+
+    /// Returns what a router has by it, if another host leads out.
+    pub fn second_hop(&self) -> Option<SecondHop> {
+        let mtu = self.network.mtu().unwrap_or(MTU_OF_SECOND_HOP);
+        self.via.map(|host| SecondHop { host, mtu })
     }
 
     /// Reads an external without a wire of the texts of addresses with their lengths
@@ -401,9 +463,10 @@ impl External {
         &self.network
     }
 
-    /// Returns whether `other` is the same wire, or has the same VNI if both have none.
+    /// Returns whether `other` is the same wire, or by the same host, or has the same VNI if both
+    /// have none.
     pub fn is_same_wire(&self, other: &External) -> bool {
-        let of = |it: &Self| (it.vni(), it.chosen, it.wire.clone(), it.vlan);
+        let of = |it: &Self| (it.vni(), it.chosen, it.wire.clone(), it.vlan, it.via);
         of(self) == of(other)
     }
 
@@ -412,7 +475,7 @@ impl External {
     pub fn in_common(&self, other: &External) -> Option<Self> {
         let mut addresses = self.addresses.clone();
         addresses.retain(|address| other.addresses.contains(address));
-        if addresses.is_empty() || !self.is_same_wire(other) {
+        if !self.is_same_wire(other) || addresses.is_empty() && self.via.is_none() {
             return None;
         }
         let v4_gateway = self.v4_gateway.filter(|_| self.v4_gateway == other.v4_gateway);
@@ -583,5 +646,31 @@ mod tests {
             let error = ExternalId::new(text).unwrap_err().to_string();
             assert!(error.starts_with(&format!("external id {text:?} is refused: it ")), "{error}");
         }
+    }
+
+    #[test]
+    fn another_host_leads_out() {
+        let vni = Vni::new(77).unwrap();
+        let over = |host: &str, mtu| External::over(id(), vni, host.parse().unwrap(), mtu);
+        let one = over("192.0.2.1", None).unwrap();
+        assert_eq!((one.is_provider(), one.wire(), one.addresses().len()), (false, None, 0));
+        let host = "192.0.2.1".parse().unwrap();
+        assert_eq!(one.second_hop(), Some(SecondHop { host, mtu: 1500 }));
+        assert_eq!(over("fd00::1", Some(9000)).unwrap().second_hop().unwrap().mtu, 9000);
+        assert!(one.default_routes().is_empty() && one.network().subnets().is_empty());
+        assert_eq!(external(&["192.0.2.7/24"], &[]).unwrap().second_hop(), None);
+        for host in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "::", "::1", "ff02::1"]
+        {
+            assert!(matches!(over(host, None), Err(ExternalError::NotAnEndpoint(..))), "{host}");
+        }
+        assert!(over("::ffff:192.0.2.1", None).is_err());
+        assert!(matches!(over("192.0.2.1", Some(67)), Err(ExternalError::Mtu(_))));
+        // What two declarations have in common is the way out.
+        let wired = external(&["192.0.2.7/24"], &[]).unwrap();
+        let small = over("192.0.2.1", Some(1400)).unwrap();
+        assert_eq!(one.in_common(&small), Some(one.clone()));
+        let other = over("192.0.2.2", None).unwrap();
+        assert_eq!([&other, &wired].map(|it| one.in_common(it)), [None, None]);
+        assert_eq!(wired.in_common(&one), None);
     }
 }

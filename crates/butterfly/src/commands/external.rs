@@ -30,10 +30,11 @@ pub fn node() -> Node {
             Node::run(
                 Command::new("add")
                     .about("Declares an external. One that is there has exactly this interface, these addresses and gateways from now on; routers stay attached.")
-                    .args([word("ID").help("id of the external: any text of one line"), uplink(), vlan(), vni(), addresses(), gateways(), mtu()])
+                    .args([word("ID").help("id of the external: any text of one line"), uplink(), vlan(), vni(), addresses(), gateways(), via(), mtu()])
                     .after_help(
                         "butterfly external add internet --uplink eth1 --address 192.0.2.7/24 --gateway 192.0.2.1\n\
-                         butterfly external add office --uplink eth1 --vlan 7 --vni 77 --address 198.51.100.7/24 2001:db8::7/64",
+                         butterfly external add office --uplink eth1 --vlan 7 --vni 77 --address 198.51.100.7/24 2001:db8::7/64\n\
+                         butterfly external add internet --via 192.0.2.1",
                     ),
                 add,
             ),
@@ -67,7 +68,7 @@ fn vni() -> Arg {
 }
 
 fn addresses() -> Arg {
-    list("address", "IP/LEN").required(true).help("addresses of this host there with the lengths of their subnets, 8 at most, of each family in one subnet")
+    list("address", "IP/LEN").help("addresses of this host there with the lengths of their subnets, 8 at most, of each family in one subnet; without --via it has one")
 }
 
 fn gateways() -> Arg {
@@ -78,8 +79,12 @@ fn gateways() -> Arg {
 
 fn mtu() -> Arg {
     option("mtu", "BYTES").help(
-        "the largest IP packet, 68 to 65535, that leaves by it (default: as the interface takes)",
+        "the largest IP packet, 68 to 65535, that leaves by it (default: as the interface takes; with --via 1500)",
     )
+}
+
+fn via() -> Arg {
+    option("via", "HOST").help("the tunnel endpoint of the host that leads out for this one: it has the interface, the addresses and the translations")
 }
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
@@ -91,15 +96,34 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         address: arguments.values("address").to_vec(),
         gateway: arguments.values("gateway").to_vec(),
         mtu: arguments.parsed("mtu", "a number of bytes from 68 to 65535")?,
+        via: arguments.value("via").map(str::to_owned),
         ..External::default()
     };
-    if external.uplink.is_none() {
+    if external.via.is_some() {
+        let beside = [
+            (external.uplink.is_some(), "--uplink"),
+            (external.vlan.is_some(), "--vlan"),
+            (external.vni.is_some(), "--vni"),
+            (!external.address.is_empty(), "--address"),
+            (!external.gateway.is_empty(), "--gateway"),
+        ];
+        if let Some((_, name)) = beside.into_iter().find(|(has, _)| *has) {
+            return Err(Failure::usage(format!(
+                "with --via the other host leads out: give {name} there, and not here"
+            )));
+        }
+    } else if external.address.is_empty() {
+        return Err(Failure::usage(
+            "--address is mandatory, but where another host leads out: --via",
+        ));
+    }
+    if external.uplink.is_none() && external.via.is_none() {
         if external.vlan.is_some() {
             return Err(Failure::usage("--vlan needs --uplink, whose VLAN it is"));
         }
         if external.vni.is_none() {
             return Err(Failure::usage(
-                "an external leads out by an interface, --uplink, or has NICs as its outside, --vni",
+                "an external leads out by an interface, --uplink, or by another host, --via, or has NICs as its outside, --vni",
             ));
         }
     }
@@ -141,6 +165,7 @@ fn print_externals(arguments: &Arguments, session: &mut Session) -> Result<(), F
         ("vni", Align::Right),
         ("address", Align::Left),
         ("gateway", Align::Left),
+        ("via", Align::Left),
         ("mtu", Align::Right),
         ("in effect", Align::Left),
     ];
@@ -176,7 +201,7 @@ fn losses(external: &External) -> Vec<String> {
     external.wire.loss.iter().map(told).collect()
 }
 
-fn row(external: &External) -> [String; 8] {
+fn row(external: &External) -> [String; 9] {
     let number = |number: Option<u32>| number.map_or("-".into(), |number| number.to_string());
     let texts = |texts: &[String]| match texts.is_empty() {
         true => "-".to_owned(),
@@ -190,6 +215,7 @@ fn row(external: &External) -> [String; 8] {
         number(external.vni),
         texts(&external.address),
         texts(&external.gateway),
+        external.via.as_deref().map_or("-".into(), safe),
         number(external.mtu),
         effect.map_or("yes".into(), |why| format!("no: {}", safe(why))),
     ]
@@ -225,6 +251,7 @@ fn external_json(external: &External) -> Value {
         "vni_chosen": external.chosen(),
         "addresses": external.address,
         "gateways": external.gateway,
+        "via": external.via,
         "mtu_bytes": external.mtu,
         "not_in_effect": external.not_in_effect,
         "trouble": trouble(external),

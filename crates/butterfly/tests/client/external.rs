@@ -8,7 +8,8 @@ const EXTERNALS: &str = r#"
     external_list { id: "internet" uplink: "eth1" vni: 16777215 address: "192.0.2.7/24"
         gateway: "192.0.2.1" chosen: true not_in_effect: "there is no interface \"eth1\"" }
     external_list { id: "office" uplink: "tap:out" vlan: 7 vni: 77 mtu: 1400
-        address: "198.51.100.7/24" address: "2001:db8::7/64" }"#;
+        address: "198.51.100.7/24" address: "2001:db8::7/64" }
+    external_list { id: "second" vni: 16777214 via: "198.18.0.1" chosen: true }"#;
 const NATS: &str = r#"
     nat_list { router: "r1" kind: SNAT external: "internet" address: "192.0.2.9"
         tcp_ports: 5 udp_ports: 6 echo_ids: 0 }
@@ -44,6 +45,10 @@ fn externals_are_declared_listed_and_taken_back() {
             "external add x --vni 77 --address 198.51.100.7/24 @",
             r#"external_add { id: "x" vni: 77 address: "198.51.100.7/24" }"#,
         ),
+        (
+            "external add internet --via 192.0.2.1 --mtu 1400 @",
+            r#"external_add { id: "internet" via: "192.0.2.1" mtu: 1400 }"#,
+        ),
         ("external del internet @", r#"external_del: "internet""#),
         (
             "router attach r1 --external internet --address 192.0.2.7 @",
@@ -67,11 +72,12 @@ fn externals_are_declared_listed_and_taken_back() {
     check(&[
         row(
             "external list @",
-            "external  uplink   vlan       vni  address                         gateway     mtu  in effect\n\
-             internet  eth1        -  16777215  192.0.2.7/24                    192.0.2.1     -  no: there is no interface \"eth1\"\n\
-             office    tap:out     7        77  198.51.100.7/24 2001:db8::7/64  -          1400  yes\n",
+            "external  uplink   vlan       vni  address                         gateway    via          mtu  in effect\n\
+             internet  eth1        -  16777215  192.0.2.7/24                    192.0.2.1  -              -  no: there is no interface \"eth1\"\n\
+             office    tap:out     7        77  198.51.100.7/24 2001:db8::7/64  -          -           1400  yes\n\
+             second    -           -  16777214  -                               -          198.18.0.1     -  yes\n",
         ),
-        row("external list --ids @", "internet\noffice\n"),
+        row("external list --ids @", "internet\noffice\nsecond\n"),
         Row {
             line: "external list --json @",
             asks: &[&["external_list: true"]],
@@ -89,11 +95,14 @@ fn externals_are_declared_listed_and_taken_back() {
     ]);
     let expected = json!({ "externals": [
         { "id": "internet", "uplink": "eth1", "vlan": null, "vni": 16777215, "vni_chosen": true,
-          "addresses": ["192.0.2.7/24"], "gateways": ["192.0.2.1"], "mtu_bytes": null,
+          "addresses": ["192.0.2.7/24"], "gateways": ["192.0.2.1"], "via": null, "mtu_bytes": null,
           "not_in_effect": "there is no interface \"eth1\"",
           "trouble": "there is no interface \"eth1\"", "wire": null },
         { "id": "office", "uplink": "tap:out", "vlan": 7, "vni": 77, "vni_chosen": false,
-          "addresses": ["198.51.100.7/24", "2001:db8::7/64"], "gateways": [], "mtu_bytes": 1400,
+          "addresses": ["198.51.100.7/24", "2001:db8::7/64"], "gateways": [], "via": null, "mtu_bytes": 1400,
+          "not_in_effect": null, "trouble": null, "wire": null },
+        { "id": "second", "uplink": null, "vlan": null, "vni": 16777214, "vni_chosen": true,
+          "addresses": [], "gateways": [], "via": "198.18.0.1", "mtu_bytes": null,
           "not_in_effect": null, "trouble": null, "wire": null },
     ] });
     assert_eq!(printed("external list --json @", EXTERNALS), expected);
@@ -116,10 +125,10 @@ fn wires_are_told() {
         line: "external list @",
         asks: &[&["external_list: true"]],
         answers: &[&[WIRES]],
-        out: "external  uplink  vlan       vni  address          gateway  mtu  in effect\n\
-              internet  eth1       -  16777215  192.0.2.7/24     -          -  no: its interface eth1 is down\n\
-              lab       -          -        77  198.51.100.7/24  -          -  yes\n\
-              office    tap        7        78  198.51.100.7/24  -          -  yes\n\
+        out: "external  uplink  vlan       vni  address          gateway  via  mtu  in effect\n\
+              internet  eth1       -  16777215  192.0.2.7/24     -        -      -  no: its interface eth1 is down\n\
+              lab       -          -        77  198.51.100.7/24  -        -      -  yes\n\
+              office    tap        7        78  198.51.100.7/24  -        -      -  yes\n\
               \n\
               wire/internet: wire-tx-full: 1 frame so far\n  Too slow.\n  what to do: `ethtool eth1`\n",
         ..Row::default()
@@ -355,6 +364,12 @@ fn what_cannot_be_meant_is_refused_by_the_client() {
         ),
         ("external add x --vni 7 --vlan 7 --address 192.0.2.7/24", "--vlan needs --uplink"),
         ("external add x --uplink eth1", "--address is mandatory"),
+        ("external add x --via 192.0.2.1 --uplink eth1", "give --uplink there, and not here"),
+        ("external add x --via 192.0.2.1 --vni 7", "give --vni there, and not here"),
+        (
+            "external add x --via 192.0.2.1 --address 192.0.2.7/24",
+            "give --address there, and not here",
+        ),
         (
             "external add x --uplink eth1 --vlan x --address 192.0.2.7/24",
             "\"x\" is not a number from 1 to 4094",
@@ -434,8 +449,8 @@ fn a_dump_has_externals_and_translations_and_is_applied() {
     let kinds: Vec<&str> =
         dump.out.lines().map(str::trim).filter(|line| line.contains("_add {")).collect();
     let (external, nat) = ("external_add {", "nat_add {");
-    let expected =
-        ["network_add {", external, external, "router_add {", nat, nat, nat, "nic_add {"];
+    let before = ["network_add {", external, external, external, "router_add {"];
+    let expected = [&before[..], &[nat, nat, nat, "nic_add {"]].concat();
     assert_eq!(kinds, expected);
 
     std::fs::write(daemon.path("saved"), dump.out).unwrap();
@@ -444,6 +459,8 @@ fn a_dump_has_externals_and_translations_and_is_applied() {
     let externals = EXTERNALS
         .replace("external_list {", "external {")
         .replace(" vni: 16777215", "")
+        .replace(" vni: 16777214", "")
+        .replace("\"198.18.0.1\" chosen: true", "\"198.18.0.1\"")
         .replace("chosen: true not_in_effect: \"there is no interface \\\"eth1\\\"\"", "");
     let nats = NATS.replace("nat_list {", "nat {").replace(USED, "");
     let state = format!(

@@ -527,6 +527,25 @@ pub fn external(
     let id = external_id(declared.id())?;
     let wire = declared.uplink.as_deref().map(WireDevice::parse).transpose();
     let wire = wire.map_err(|error| told(&error))?;
+    if let Some(host) = &declared.via {
+        let host = parse_ip(host).map_err(|error| told(&error))?;
+        let beside = [
+            (wire.is_some(), "an uplink"),
+            (declared.vlan.is_some(), "a VLAN"),
+            (!declared.address.is_empty(), "addresses"),
+            (!declared.gateway.is_empty(), "gateways"),
+            (declared.vni.is_some() && !declared.chosen(), "a VNI"),
+        ];
+        if let Some((_, other)) = beside.into_iter().find(|(has, _)| *has) {
+            return Err(told(&ExternalError::ViaAnd(id, other)));
+        }
+        let vni = match declared.vni {
+            Some(vni) => network(vni)?,
+            None => number(declared.id()).map_err(refusal)?,
+        };
+        let made = External::over(id, vni, host, declared.mtu);
+        return made.map_err(|error| told(&error));
+    }
     if wire.is_none() && declared.vni.is_none() {
         return Err(told(&ExternalError::NoWayOut(id)));
     }
@@ -559,6 +578,7 @@ pub fn external_details(external: &External) -> proto::External {
         gateway: external.gateways().map(canonical).collect(),
         mtu: external.network().mtu().map(u32::from),
         chosen: (!external.is_provider()).then_some(true),
+        via: external.via().map(canonical),
         ..Default::default()
     }
 }

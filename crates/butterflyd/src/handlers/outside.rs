@@ -17,7 +17,7 @@ use butterfly_api::{
 };
 use butterfly_control::{Change, Refused, nat_name};
 use butterfly_datapath::{PortsInUse, RoutingChange};
-use butterfly_model::{External, ExternalId, Nat, NatRule, Router, RouterId, Vni};
+use butterfly_model::{External, ExternalId, Nat, NatRule, Router, RouterId, Vni, canonical};
 use std::net::IpAddr;
 use tracing::{info, warn};
 
@@ -133,6 +133,10 @@ impl<D: Dataplane> Daemon<D> {
     pub(super) fn declare_wire(&mut self, external: &External) -> Result<(), Failure> {
         let id = external.id();
         let known = self.desired.routed().external(id.as_str()).cloned();
+        if external.via().is_some() {
+            return self.declare_other_host(external, known.as_ref());
+        }
+        let known = known.filter(|known| known.via().is_none());
         let old = known.as_ref().filter(|_| self.missing_wires.why(id).is_none());
         let Err(failure) = self.try_wire(external, known.as_ref()) else {
             match self.lead_out(external, old.is_none()) {
@@ -155,6 +159,57 @@ impl<D: Dataplane> Daemon<D> {
         self.route(RoutingChange::DeclareNetwork(stays.network().clone()))?;
         self.route(RoutingChange::DeclareWire(stays.without_wire()))?;
         if self.missing_wires.restoring { Ok(()) } else { Err(failure) }
+    }
+
+    /// Has the routers of an external lead out by another host, in place of the one with its id. On
+    /// an error nothing has changed.
+    fn declare_other_host(
+        &mut self,
+        external: &External,
+        known: Option<&External>,
+    ) -> Result<(), Failure> {
+        let id = external.id();
+        match self.check_other_host(external) {
+            Err(failure) if self.missing_wires.restoring => {
+                self.not_in_effect(id, failure);
+                return Ok(());
+            }
+            Err(failure) => return Err(failure),
+            Ok(()) => {}
+        }
+        self.lead_out(external, false)?;
+        if known.is_some_and(|known| known.via().is_none()) {
+            self.route(RoutingChange::RemoveWire(external.vni()))?;
+            self.route(RoutingChange::RemoveNetwork(external.vni()))?;
+        }
+        self.missing_wires.forget(id);
+        Ok(())
+    }
+
+    /// Checks that the host by which an external leads out may be another one of this tunnel.
+    fn check_other_host(&self, external: &External) -> Result<(), Failure> {
+        let Some(host) = external.via() else { return Ok(()) };
+        let (id, text) = (external.id().as_str(), canonical(host));
+        let Some(own) = self.dataplane.endpoint() else {
+            return Err(Failure::new(format!(
+                "external {id:?} leads out by host {text}, and this host has no tunnel"
+            ))
+            .with_help("start the daemon with a tunnel endpoint (-i) and an uplink (--uplink)"));
+        };
+        if own == host {
+            return Err(Failure::new(format!(
+                "external {id:?} leads out by host {text}, which is this host"
+            ))
+            .with_help("give the tunnel endpoint of the host with the interface, or --uplink"));
+        }
+        match own.is_ipv4() == host.is_ipv4() {
+            true => Ok(()),
+            false => Err(Failure::new(format!(
+                "external {id:?} leads out by host {text}, and the tunnel endpoint of this host is of the other address family: {}",
+                canonical(own)
+            ))
+            .with_help("give the endpoint that `butterfly uplink` tells on that host")),
+        }
     }
 
     /// Notes that an external is declared and not in effect, or not all of it.
@@ -234,8 +289,12 @@ impl<D: Dataplane> Daemon<D> {
     /// Takes an external from the data path; no router is attached to it.
     pub(super) fn remove_wire(&mut self, id: &ExternalId) -> Result<(), Failure> {
         self.missing_wires.forget(id);
-        let vni = self.desired.routed().external(id.as_str()).map(External::vni);
-        let Some(vni) = vni else { return Ok(()) };
+        let external = self.desired.routed().external(id.as_str());
+        // By another host nothing is here but what its routers had.
+        let Some(external) = external.filter(|external| external.via().is_none()) else {
+            return Ok(());
+        };
+        let vni = external.vni();
         self.route(RoutingChange::RemoveWire(vni))?;
         self.route(RoutingChange::RemoveNetwork(vni))
     }
@@ -266,7 +325,10 @@ impl<D: Dataplane> Daemon<D> {
                 self.missing_wires.forget(&id);
                 continue;
             };
-            let tried = self.try_wire(&external, Some(&external));
+            let tried = match external.via() {
+                Some(_) => self.check_other_host(&external),
+                None => self.try_wire(&external, Some(&external)),
+            };
             match tried.and_then(|()| self.lead_out(&external, true)) {
                 Ok(()) => {
                     self.missing_wires.forget(&id);

@@ -31,6 +31,10 @@ impl<D: Dataplane> Daemon<D> {
         let external = self.external(external)?;
         let id = external.id();
         match (external.wire(), self.missing_wires.why(id)) {
+            (None, _) if external.via().is_some() => {
+                Err(Failure::new(format!("external {id} has no wire on this host"))
+                    .with_help("it leads out by another host: ask there"))
+            }
             (None, _) => Err(Failure::new(format!("external {id} has no wire"))
                 .with_help("its outside are its NICs here: ask about those")),
             (_, Some(why)) => Err(Failure::new(format!("external {id} is not in effect: {why}"))),

@@ -192,6 +192,10 @@ fn kept(
     let defaults = left.externals().filter_map(|(id, _)| in_common(id));
     let defaults: Vec<Route> = defaults.flat_map(|external| external.default_routes()).collect();
     subnets.extend(defaults.iter().map(Route::to));
+    // By another host, too.
+    if left.externals().filter_map(|(id, _)| in_common(id)).any(|it| it.via().is_some()) {
+        subnets.extend(["0.0.0.0", "::"].iter().flat_map(|all| Cidr::new(all, 0)));
+    }
     let ways = (&by_externals(was, old), &by_externals(will, new));
     keep_routes(&mut left, ways, &stays, &comes_back, &subnets);
     for route in defaults.iter().filter(|route| was.route(&route.to()).is_none()) {

@@ -84,7 +84,7 @@ impl Routed {
     /// external in place of the one with its id.
     ///
     /// Of several externals with a gateway of one family, the first one in byte order gives the
-    /// route.
+    /// route. What none of them leads to goes by the first one that is on another host.
     pub fn lowered(
         &self,
         router: &Router,
@@ -97,6 +97,10 @@ impl Routed {
             let other = other.filter(|other| other.id() == id);
             let external = other.or_else(|| self.externals.get(id.as_str()));
             let Some(external) = external.filter(|external| has(external.id())) else { continue };
+            if let Some(over) = external.second_hop() {
+                lowered.set_second_hop(lowered.second_hop().or(Some(over)));
+                continue;
+            }
             lowered.attach(external.vni(), given);
             let routes = external.default_routes();
             let missing: Vec<Route> =
@@ -152,6 +156,10 @@ impl Routed {
         bounded(others().count() + 1, MAX_EXTERNALS, "externals", host)?;
         self.check_its_number(external, vnics)?;
         check_wire(external, others())?;
+        let translates = || self.externals.translated_at(id).next().is_some();
+        if let Some(host) = external.via().filter(|_| translates()) {
+            return Err(Refused::TranslatedThere { external: name(), host });
+        }
         for address in external.addresses().iter().map(Cidr::address) {
             let vni = external.vni();
             let vnic = vnics.with_address(vni, address);
@@ -385,6 +393,9 @@ impl Routed {
         let external = self.externals.get(id.as_str());
         let external = external.ok_or_else(|| Refused::ExternalMissing(id.as_str().to_owned()))?;
         let names = || (router.as_str().to_owned(), id.as_str().to_owned());
+        if let Some(host) = external.via().filter(|_| !nats.is_empty()) {
+            return Err(Refused::TranslatedThere { external: names().1, host });
+        }
         let attached = self.routers.get(router).and_then(|it| it.external(id.as_str()));
         if attached.is_none() && !nats.is_empty() {
             let (router, external) = names();

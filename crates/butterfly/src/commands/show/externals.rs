@@ -37,6 +37,8 @@ fn row(external: &External) -> [String; 9] {
             None => safe(name),
         }
     });
+    let by_host = external.via.as_ref().map(|host| format!("by {}", safe(host)));
+    let place = place.or(by_host);
     [
         safe(external.id()),
         place.unwrap_or_else(|| "-".to_owned()),
@@ -57,6 +59,7 @@ pub fn json(externals: &[External]) -> Value {
             "id": external.id(),
             "uplink": external.uplink,
             "vlan": external.vlan,
+            "via": external.via,
             "in_effect": trouble(external).is_none(),
             "trouble": trouble(external),
             "wire": external.wire.as_ref().map(wire_json),

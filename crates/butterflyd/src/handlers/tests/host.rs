@@ -603,6 +603,10 @@ impl Dataplane for Fake {
         self.uplink.then_some(1450)
     }
 
+    fn endpoint(&self) -> Option<IpAddr> {
+        self.uplink.then(|| ip("10.0.0.1"))
+    }
+
     fn change_routing(&mut self, change: RoutingChange) -> Result<(), NotInEffect> {
         self.calls.push(match change {
             RoutingChange::DeclareNetwork(network) => {
@@ -616,7 +620,9 @@ impl Dataplane for Fake {
             }
             RoutingChange::DeclareRouter(router) => {
                 let joined: Vec<_> = router.attachments().map(|(vni, _)| vni.to_string()).collect();
-                let text = format!("router {}: joins {}", router.id(), joined.join(" "));
+                let over = router.second_hop().map(|it| format!(", out by {}", it.host));
+                let over = over.unwrap_or_default();
+                let text = format!("router {}: joins {}{over}", router.id(), joined.join(" "));
                 self.routers.insert(router.id().clone(), router);
                 text
             }

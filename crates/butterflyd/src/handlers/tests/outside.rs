@@ -489,3 +489,171 @@ fn a_wire_that_a_refused_change_cost_is_missing() {
     assert_eq!((wires(&mut host), host.fake().nats.len()), (Some("eth1".to_owned()), 1));
     assert!(!host.succeeds("external_list: true").contains("not_in_effect"));
 }
+
+const VIA: &str = "id: \"internet\" via: \"10.0.0.9\"";
+
+/// A host with a tunnel.
+fn tunnelled() -> Host {
+    let mut host = host();
+    host.fake().uplink = true;
+    host
+}
+
+/// Each row: the request, what the data path is asked.
+#[test]
+fn another_host_leads_out() {
+    let mut host = tunnelled();
+    let out_no_more = ["network 16777215: leads out no more", "network 16777215: remove"];
+    for (request, calls) in [
+        // From the wire to the other host, and with its routers.
+        (
+            format!("external_add {{ {VIA} }}"),
+            [&["router r: joins 42, out by 10.0.0.9"][..], &out_no_more].concat(),
+        ),
+        (format!("external_add {{ {VIA} }}"), vec![]),
+        (
+            format!("external_add {{ {VIA} mtu: 1400 }}"),
+            vec!["router r: joins 42, out by 10.0.0.9"],
+        ),
+        (
+            format!("external_add {{ {} }}", VIA.replace("0.9", "0.8")),
+            vec!["router r: joins 42, out by 10.0.0.8"],
+        ),
+        (
+            "router_detach { router: \"r\" external: \"internet\" }".into(),
+            vec!["router r: joins 42"],
+        ),
+        (
+            "router_attach { router: \"r\" external: \"internet\" }".into(),
+            vec!["router r: joins 42, out by 10.0.0.8"],
+        ),
+        // And back.
+        (
+            format!("external_add {{ {INTERNET} }}"),
+            vec![
+                "network 16777215: declare",
+                "network 16777215: leads out by \"eth1\"",
+                "router r: joins 42 16777215",
+            ],
+        ),
+        (
+            format!("external_add {{ {VIA} }}"),
+            [&["router r: joins 42, out by 10.0.0.9"][..], &out_no_more].concat(),
+        ),
+        ("router_del: \"r\"".into(), vec!["router r: remove"]),
+        ("external_del: \"internet\"".into(), vec![]),
+    ] {
+        host.succeeds(&request);
+        assert_eq!(host.fake().take_calls(), calls, "{request}");
+    }
+}
+
+#[test]
+fn a_way_out_by_another_host_is_refused_by_what_it_lacks() {
+    let mut host = host();
+    let add = |rest: &str| format!("external_add {{ id: \"x\" {rest} }}");
+    let (why, help) = host.fails(&add("via: \"10.0.0.9\""));
+    assert_eq!(why, "external \"x\" leads out by host 10.0.0.9, and this host has no tunnel");
+    assert!(help.contains("(-i)"), "{help}");
+    host.fake().uplink = true;
+    host.succeeds("external_add { id: \"far\" via: \"10.0.0.9\" }");
+    host.fake().take_calls();
+    let before = listed(&mut host);
+    assert!(
+        before
+            .contains("external_list { id: \"far\" vni: 16777214 chosen: true via: \"10.0.0.9\" }"),
+        "{before}"
+    );
+    for (request, why) in [
+        (add("via: \"10.0.0.1\""), "external \"x\" leads out by host 10.0.0.1, which is this host"),
+        (
+            add("via: \"fd00::9\""),
+            "external \"x\" leads out by host fd00::9, and the tunnel endpoint",
+        ),
+        (add("via: \"127.0.0.1\""), "127.0.0.1 cannot be the tunnel endpoint"),
+        (add("via: \"nobody\""), "\"nobody\" is not an IP address"),
+        (add("via: \"10.0.0.9\" mtu: 67"), "MTU 67 is out of range"),
+        (
+            add("via: \"10.0.0.9\" uplink: \"eth2\""),
+            "external x leads out by another host, --via, and has an uplink as well",
+        ),
+        (
+            add("via: \"10.0.0.9\" vlan: 7"),
+            "external x leads out by another host, --via, and has a VLAN",
+        ),
+        (
+            add("via: \"10.0.0.9\" vni: 7"),
+            "external x leads out by another host, --via, and has a VNI",
+        ),
+        (
+            add("via: \"10.0.0.9\" address: \"192.0.2.7/24\""),
+            "external x leads out by another host, --via, and has addresses",
+        ),
+        (
+            add("via: \"10.0.0.9\" gateway: \"192.0.2.1\""),
+            "external x leads out by another host, --via, and has gateways",
+        ),
+        (
+            format!("nat_add {{ {} }}", SNAT.replace("internet", "far")),
+            "external \"far\" leads out by host 10.0.0.9, which translates",
+        ),
+        (
+            "router_attach { router: \"r\" external: \"far\" address: \"192.0.2.7\" }".into(),
+            "192.0.2.7 is none of the addresses",
+        ),
+    ] {
+        let (told, _) = host.fails(&request);
+        assert!(told.starts_with(why), "{request}: {told}");
+        assert_eq!(listed(&mut host), before, "{request}");
+    }
+    // Given back as it is listed it changes nothing.
+    host.succeeds("external_add { id: \"far\" vni: 16777214 chosen: true via: \"10.0.0.9\" }");
+    assert_eq!(host.fake().take_calls(), [""; 0]);
+    let drops = "drop_list { nic_id: \"wire/far\" }";
+    assert!(host.fails(drops).1.contains("it leads out by another host"));
+}
+
+/// A host that lost its tunnel: all else is in effect, and it is tried again.
+#[test]
+fn a_way_out_by_another_host_is_kept_and_waits_for_a_tunnel() {
+    let mut host = tunnelled();
+    host.succeeds(&format!("external_add {{ {VIA} }}"));
+    let sockets = SocketDir::new("/run/b".into());
+    let state: Desired = host.envelope.handler_mut().desired.clone();
+    let key = Key { sort: Sort::External, name: "internet".to_owned() };
+    let value = encoded(&key, &state).unwrap();
+    let (read, _) = object(&key, &value, 1, &sockets).unwrap();
+    assert_eq!(read.externals, [state.routed().external("internet").unwrap().clone()]);
+    let bytes = host.envelope.handler_mut().declaration_bytes().unwrap();
+    let mut successor = Host::new();
+    assert!(successor.envelope.handler_mut().take_up_bytes(&bytes).unwrap().is_empty());
+    let list = successor.succeeds("external_list: true");
+    assert!(list.contains("not_in_effect") && list.contains("this host has no tunnel"), "{list}");
+    let over = |host: &mut Host| {
+        host.fake().routers.values().next().unwrap().second_hop().map(|it| it.host.to_string())
+    };
+    assert_eq!(over(&mut successor), None);
+    successor.fake().uplink = true;
+    successor.envelope.handler_mut().missing_wires.try_now();
+    successor.envelope.handler_mut().outcome();
+    assert_eq!(over(&mut successor), Some("10.0.0.9".to_owned()));
+    assert!(!successor.succeeds("external_list: true").contains("not_in_effect"));
+    // A file brings a host from one way out to the other.
+    let file = |external: &str| {
+        format!(
+            "apply {{ external {{ {external} }} {} router {{ id: \"r\" attachment {{ vni: 42 }} \
+             attachment {{ external: \"internet\" }} }} prune: true }}",
+            NETWORK.replace("network_add", "network")
+        )
+    };
+    successor.fake().take_calls();
+    assert_eq!(successor.succeeds(&file(VIA)), "apply { }");
+    assert_eq!(successor.fake().take_calls(), [""; 0]);
+    let told = successor.succeeds(&file(INTERNET));
+    assert!(told.contains("+wire eth1") && told.contains("-via host 10.0.0.9"), "{told}");
+    assert_eq!(over(&mut successor), None);
+    assert_eq!(successor.fake().wires.len(), 1);
+    successor.succeeds(&file(VIA));
+    assert_eq!(over(&mut successor), Some("10.0.0.9".to_owned()));
+    assert_eq!((successor.fake().wires.len(), successor.fake().networks.len()), (0, 1));
+}
