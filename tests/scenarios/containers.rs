@@ -80,7 +80,12 @@ impl Netns {
     }
 
     pub(crate) fn pings(&self, address: &str) -> bool {
-        self.output(&format!("ping -n -c 1 -W 5 {address}")).status.success()
+        self.pings_within(5, address)
+    }
+
+    /// Returns whether an address answers within some seconds.
+    pub(crate) fn pings_within(&self, seconds: u32, address: &str) -> bool {
+        self.output(&format!("ping -n -c 1 -W {seconds} {address}")).status.success()
     }
 }
 

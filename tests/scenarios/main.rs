@@ -38,6 +38,7 @@ mod queues;
 mod rings;
 mod routed_hosts;
 mod routing;
+mod second_hop;
 mod security_groups;
 mod sleeping;
 mod switching;

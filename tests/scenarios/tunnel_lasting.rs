@@ -26,7 +26,7 @@ const SIZES: [usize; 3] = [60, 700, 1514];
 
 /// Two hosts. The daemon of the near one keeps its state.
 pub(crate) struct Two {
-    near: Netns,
+    pub(crate) near: Netns,
     far: Netns,
     pub(crate) place: Place,
 }
