@@ -86,6 +86,8 @@ pub(crate) struct RouteEntry {
     pub leads: Leads,
 }
 
+const _: () = assert!(size_of::<RouteEntry>() <= 64, "an entry is one cache line");
+
 /// A router: the networks that it joins, and where it leads beyond them.
 #[derive(Debug)]
 pub(crate) struct Joined {
@@ -152,7 +154,8 @@ impl Joined {
         let over = over.into_iter().flat_map(|it| EVERYTHING.map(|block| (block, it)));
         let missing = over
             .filter(|(block, _)| !router.routes().any(|route| Block::new(&route.to()) == *block));
-        let over = missing.map(|(block, it)| RouteEntry { block, leads: Leads::Over(it) });
+        let over =
+            missing.map(|(block, it)| RouteEntry { block, leads: Leads::Over(Box::new(it)) });
         // Of one block, the network itself comes before a route.
         let own = interfaces
             .iter()
@@ -406,7 +409,7 @@ impl Routing {
     /// gateways of these routers.
     pub fn overs(&self, address: Address) -> impl Iterator<Item = (&Gateway, &OtherHost)> {
         self.gateways.iter().filter_map(move |it| match &it.router.route_to(address)?.leads {
-            Leads::Over(host) => Some((it, host)),
+            Leads::Over(host) => Some((it, &**host)),
             _ => None,
         })
     }

@@ -42,8 +42,8 @@ pub(crate) enum Leads {
     Connected(u32),
     /// By one of these machines, [`MAX_WAYS`] at most, in the order in which they were declared.
     Via(Box<[Passage]>),
-    /// By another host, which leads out.
-    Over(OtherHost),
+    /// By another host, which leads out. In a box, so that entries of routes stay a cache line.
+    Over(Box<OtherHost>),
     /// To nobody.
     Nowhere,
 }

@@ -464,8 +464,16 @@ fn nobody_behind_another_host_is_a_member() {
     let asks = udp((4000, 53))(ip((X.1, WIRE), WORLD, FLOATING));
     assert_eq!(answers(&mut one, &mut two, &asks), BTreeMap::new());
     assert_eq!(two.drops_counted(), [("a.drop.ingress-denied".to_owned(), 1)]);
-    two.admit("198.51.100.0/24");
+    let block = two.admit("198.51.100.0/24");
     assert_eq!(answers(&mut one, &mut two, &asks).len(), 1);
+    assert_eq!(two.sessions(), 1);
+    // The session is decided again without that rule, by a packet of either direction.
+    let change = |rule| butterfly_datapath::GroupChange::RemoveRule(rule);
+    two.host.change_group(&name, change(block)).unwrap();
+    two.host.moved();
+    assert_eq!(answers(&mut one, &mut two, &asks), BTreeMap::new());
+    assert_eq!(two.drops_counted(), [("a.drop.ingress-denied".to_owned(), 1)]);
+    assert_eq!(two.sessions(), 0);
 }
 
 #[test]
