@@ -182,9 +182,13 @@ fn any_external() -> impl Strategy<Value = External> {
     let wire = select(vec![None, Some("eth1"), Some("eth2"), Some("tap:eth1"), Some("tap")]);
     let vlan = select(vec![None, Some(7)]);
     let mtu = select(vec![None, Some(1400)]);
-    let all = (select(vec!["x", "y"]), 3..7u32, addresses, gateways, wire, (vlan, mtu));
-    let made = all.prop_map(|(id, number, addresses, gateways, wire, (vlan, mtu))| {
+    let via = select(vec![None, None, None, Some([198, 18, 0, 1]), Some([198, 18, 0, 2])]);
+    let all = (select(vec!["x", "y"]), 3..7u32, addresses, gateways, wire, (vlan, mtu, via));
+    let made = all.prop_map(|(id, number, addresses, gateways, wire, (vlan, mtu, via))| {
         let id = ExternalId::new(id).unwrap();
+        if let Some(host) = via {
+            return External::over(id, vni(number), host.into(), mtu).ok();
+        }
         let external = External::parse(id, vni(number), addresses, gateways).ok()?;
         let external = external.with_mtu(mtu).unwrap();
         let Some(wire) = wire.map(|text| WireDevice::parse(text).unwrap()) else {
@@ -485,7 +489,13 @@ fn led(state: &Desired) -> BTreeSet<String> {
                 let ways = route.via().iter().map(|via| format!("via {via}")).collect();
                 (route.to(), 0, ways)
             });
-            let has = own.chain(routes).filter(|(block, ..)| block.contains(address));
+            // Of one length a declared route comes before another host.
+            let everything = ["0.0.0.0", "::"].map(|all| Cidr::new(all, 0).unwrap());
+            let over = lowered.second_hop().map(|it| vec![format!("over {}", it.host)]);
+            let over =
+                over.into_iter().flat_map(|ways| everything.map(|all| (all, -1, ways.clone())));
+            let blocks = own.chain(routes).chain(over);
+            let has = blocks.filter(|(block, ..)| block.contains(address));
             let longest = has.max_by_key(|(block, own, _)| (block.mask_size(), *own));
             if let Some((block, _, ways)) = longest {
                 let text = |way| format!("{} to {address} by {block} {way}", router.id());
