@@ -317,9 +317,10 @@ fn only_what_leaves_by_the_wire_is_led_out() {
     router.add_route(butterfly_model::Route::new(third, route.via().to_vec()).unwrap());
     one.host.change_routing(RoutingChange::DeclareRouter(router));
     to_wire(arrive(&mut one, 2, &own("203.0.113.9")));
-    // Its address outside, which somebody inside has.
+    // To an address of this host, by which somebody inside is reached: it comes in again.
     one.host.change_routing(leads(None));
-    drops(&mut one, &own(SHARED), "nat-hairpin");
+    let turned = to_wire(arrive(&mut one, 2, &own(SHARED)));
+    assert_eq!((&turned[..6], &turned[6..12]), (&WIRE.0[..], &WIRE.0[..]));
     // Without a rule that translates it, and without the wire.
     translate(&one, &[]);
     drops(&mut one, &own(WORLD), "nat-no-rule");
@@ -379,8 +380,21 @@ fn what_is_no_plain_packet_is_not_led_out() {
     drops(&mut one, &other, "router-mac");
     other[..6].copy_from_slice(&router_of(3).0);
     drops(&mut one, &other, "router-mac");
-    let piece = hop("10.0.0.10", WORLD, |ip| ip.fragment(7, 0, true).payload(17, &[0; 64]));
-    drops(&mut one, &piece, "nat-fragment");
+}
+
+/// Fragments follow their first one, which has the ports.
+#[test]
+fn fragments_are_led_out() {
+    let (mut one, _) = pair(true, false);
+    translate(&one, &[snat()]);
+    let later = || hop("10.0.0.10", WORLD, |ip| ip.fragment(7, 64, false).payload(17, &[0; 72]));
+    drops(&mut one, &later(), "nat-fragment");
+    let head = [&[0x13, 0x88, 0, 53, 0, 136, 0, 0][..], &[0; 56]].concat();
+    let first = hop("10.0.0.10", WORLD, |ip| ip.fragment(7, 0, true).payload(17, &head));
+    let first = to_wire(arrive(&mut one, 2, &first));
+    let rest = to_wire(arrive(&mut one, 2, &later()));
+    assert_eq!((&first[26..30], &rest[26..30]), (&[192, 0, 2, 9][..], &[192, 0, 2, 9][..]));
+    assert_eq!(first[18..20], rest[18..20], "one identification");
 }
 
 /// A machine on another host tells of its own packets alone.
