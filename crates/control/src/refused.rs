@@ -355,7 +355,7 @@ pub enum Refused {
     },
     /// A router's own address that the external does not have.
     #[error(
-        "{} is none of the addresses that this host has in external {external:?}: declare it there first, `butterfly external add`", canonical(*.address)
+        "{} is none of the addresses that this host has in external {external:?}: declare it there first, `butterfly external add`; of an external that another host has (via), attach the router without an address", canonical(*.address)
     )]
     NotAtExternal {
         /// The address.
@@ -365,7 +365,7 @@ pub enum Refused {
     },
     /// Translations at an external that another host has.
     #[error(
-        "external {external:?} leads out by host {}, which translates: declare translations there, and take those back that are declared here", canonical(*.host)
+        "external {external:?} leads out by host {}, which translates: declare translations there; those that are declared here have to be deleted first", canonical(*.host)
     )]
     TranslatedThere {
         /// The external.

@@ -208,7 +208,7 @@ pub enum ExternalError {
     Mtu(#[from] MtuError),
     /// A way out by another host, and something that only a way out of this host has.
     #[error(
-        "external {0} leads out by another host, --via, and has {1} as well: what it is outside is declared there, so leave that out, or --via"
+        "external {0} leads out by another host (via), so {1} cannot be given here: declare that on the other host"
     )]
     ViaAnd(ExternalId, &'static str),
     /// The host that leads out is none.

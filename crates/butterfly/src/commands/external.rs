@@ -114,7 +114,7 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         }
     } else if external.address.is_empty() {
         return Err(Failure::usage(
-            "--address is mandatory, but where another host leads out: --via",
+            "an external needs --address, this host's address there; or --via, the host that leads out instead",
         ));
     }
     if external.uplink.is_none() && external.via.is_none() {

@@ -39,7 +39,7 @@ fn hosts_of_neighbours_are_told_apart() {
     daemon.receive("tunnels @");
     daemon.send(&answer(&[told]));
     let ended = client.end();
-    assert!(ended.out.contains("10.9.0.2  unknown   neighbours  "), "{}", ended.out);
+    assert!(ended.out.contains("10.9.0.2  unknown   routers     "), "{}", ended.out);
 }
 
 #[test]

@@ -133,7 +133,8 @@ families! {
     NetworkDrops = Counter "butterfly_network_drops_total" ["vni", "reason"];
 
     /// 1 if an external is in effect and its interface is up, else 0. What passes by its wire, and
-    /// is dropped there, is in the metrics of NICs, as NIC `wire/ID`.
+    /// is dropped there, is in the metrics of NICs, as NIC `wire/ID`. Of one by another host
+    /// (`--via`) it says nothing of the interface: that host's does.
     ExternalUp = Gauge "butterfly_external_up" ["external"];
     /// Frames that the wire of an external lost, by reason: the kernel dropped them, or they found
     /// no room. A reason appears when it first happens.

@@ -83,7 +83,7 @@ impl Hop {
     /// Returns whether it leads by a wire to this host itself: from and to its MAC address there.
     pub fn turns(&self) -> bool {
         let (to, from) = self.macs.split_at(6);
-        to == from
+        self.is_routed() && to == from
     }
 
     pub const NONE: Hop = Hop { macs: [0; 12], exit: NetworkRef(0) };

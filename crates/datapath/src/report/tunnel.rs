@@ -31,11 +31,11 @@ pub struct PeerReport {
     pub address: IpAddr,
     /// Link address of the next hop, if it is known.
     pub mac: Option<Mac>,
-    /// True if the operator named it, by itself or as the host of neighbours.
+    /// True if the operator named it, by itself, or as a host of neighbours or one that leads out.
     pub named: bool,
     /// Networks that it was named for. Empty for a peer that was named for all, or for none.
     pub vnis: Vec<u32>,
-    /// True if it was named as the host of neighbours alone.
+    /// True if it was named as a host of neighbours, or as one that leads out, alone.
     pub of_neighbours: bool,
     /// Seconds since the last frame from it.
     pub idle: Option<u32>,

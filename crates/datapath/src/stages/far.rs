@@ -285,6 +285,9 @@ fn decide<'a>(
     if gateway.router.has(packet.destination) {
         return Err(SECOND_HOP);
     }
+    if let Some(Leads::Over(_)) = gateway.router.route_to(packet.destination).map(|it| &it.leads) {
+        return Err(SECOND_HOP); // this host is led out itself
+    }
     let way = match choose((gateway, routing), packet.destination, course, silent, context) {
         Err(NEXT_HOP_UNKNOWN) => {
             ask_outside(wanted((head, len), gateway, context), context);

@@ -25,7 +25,7 @@ drop_reasons! { 14;
     NAT_NO_RULE = "nat-no-rule" {
         cause: "a machine with a private address that reaches for the outside, and a router that translates nothing for it",
         remedy: "declare the network public if the outside has a route to it: `butterfly network add --vni VNI ... --public`; else have the router translate its addresses: `butterfly snat add ROUTER --external EXTERNAL --address IP` for all machines, `butterfly floating add` for one",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// From a machine inside to an address outside that a router of this host translates, and no
     /// answer would come by that address: the sender's own is not translated, and the receiver's
@@ -33,11 +33,11 @@ drop_reasons! { 14;
     NAT_HAIRPIN = "nat-hairpin" {
         cause: "a machine of a public network, or IPv6, that reaches for a machine of its own router by the other one's address outside; or an external whose outside is vnics",
         remedy: "have the machine use the other one's address inside, or give it an address outside, too (`butterfly floating add`); without a wire: `butterfly external add EXTERNAL --uplink ...`",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// Another host sent it here to be led out, and it does not leave by a wire of this host.
     SECOND_HOP = "second-hop" {
-        cause: "a host with an external that leads out by this one (`--via`), where the router is not declared, is not attached to an external with a wire, or leads to the destination otherwise: inside, or by a third host; or a host that forges such packets",
+        cause: "a host with an external that leads out by this one (`--via`), where the router is not declared, is not attached to an external with a wire, or leads to the destination otherwise: inside, or by a third host; a frame that a third host passed on, as after a VM moved; a host for which the table of peers has no room; or one that forges such packets",
         remedy: "compare `butterfly router list` and `butterfly route list` on both hosts: here the router is attached to the external with the interface",
         charged: "the network",
     }

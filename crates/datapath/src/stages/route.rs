@@ -86,11 +86,11 @@ drop_reasons! { 10;
     IP_CHECKSUM = "ip-checksum" {
         cause: "a broken network stack in the machine",
         remedy: "replace the machine's kernel or driver, or the program in it that writes raw packets",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// The source of the packet that is to be routed is not of its network.
     FOREIGN_SOURCE = "foreign-source" {
-        cause: "a machine that forwards for others to which no route leads by it, or has an address that its network does not have; or one that sends from its link-local address, which is never routed. Of a network: another host routed the packet here, and no router of this host leads back to its source",
+        cause: "a machine that forwards for others to which no route leads by it, or has an address that its network does not have; or one that sends from its link-local address, which is never routed. Of a network: another host routed the packet here, and no router of this host leads back to its source, a neighbour says that its machine is on another host, or what is outside did not come from the host that leads out (`--via`)",
         remedy: "compare the packet's source with `butterfly network list`: add the subnet, or give the machine an address of it; if it forwards, lead to the others by it with `butterfly route add`; of a network compare `butterfly network list` and `butterfly router list` on both hosts",
         charged: "the sender, or the network if the frame came from another host",
     }
@@ -108,27 +108,27 @@ drop_reasons! { 10;
     }
     /// No network of the router has the destination.
     NO_ROUTE = "no-route" {
-        cause: "a destination that no network of the router has, and no route leads to",
+        cause: "a destination that no network of the router has, and no route leads to; or to the outside, an external that is not in effect (`butterfly external list`) or not attached",
         remedy: "`butterfly router list` tells the networks, `butterfly route list` the routes: attach the missing network with `butterfly router attach`, or lead there with `butterfly route add`",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// The destination is in the network from which the packet came, or behind a machine of it.
     ROUTE_BACK = "route-back" {
         cause: "a machine that sends to its gateway what is for itself, or for a neighbour in its own network; or a route by a machine of the sender's network",
         remedy: "look at the machine's routes: what is in its own network needs no gateway, and what is behind a machine of it is sent to that machine",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// The packet has passed as many routers as it may (RFC 1812, 5.3.1; RFC 8200, 3).
     TTL_EXPIRED = "ttl-expired" {
         cause: "a loop of routers, or `traceroute`, which looks for them so",
         remedy: "nothing if somebody traces a route; else look for two routers that send to each other",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// The packet is longer than the network that it leaves by allows.
     ROUTE_TOO_BIG = "route-too-big" {
         cause: "an MTU of the sender's network that is larger than that of the receiver's",
-        remedy: "declare one MTU for both: `butterfly network add --vni VNI ... --mtu N`",
-        charged: "the sender",
+        remedy: "declare one MTU for both: `butterfly network add --vni VNI ... --mtu N`; of what another host leads out: `butterfly external add EXTERNAL --via HOST --mtu N`, as its interface takes",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// To the router itself, and no request for an echo that it answers.
     GATEWAY_NO_SERVICE = "gateway-no-service" {
@@ -141,19 +141,19 @@ drop_reasons! { 10;
     NEXT_HOP_UNKNOWN = "next-hop-unknown" {
         cause: "an address that nobody has, that several vnics have or one with `--shared-ip`, whose machine is not started, or whose machine is on another host and neither declared nor answering, or on one that cannot be reached: the daemon has no tunnel (`-i`), or the neighbour's `--host` is this host, or of the other family",
         remedy: "declare the address with its vnic (`butterfly nic update --id NIC --ip ADDRESS..`) and start the machine; if it is on another host: `butterfly neighbour add --vni VNI --ip ADDRESS --mac MAC --host HOST`",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// A route of the router says that nobody has the destination.
     ROUTE_BLACKHOLE = "route-blackhole" {
         cause: "a destination that is in the block of a route without machines",
         remedy: "nothing if that is meant; else look for the block in `butterfly route list` and take the route back with `butterfly route del`",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// The packet has a routing header of type 0, which tells routers where to send it (RFC 5095).
     SOURCE_ROUTED = "source-routed" {
         cause: "a program that looks for a way round filters, or a very old one",
         remedy: "find the program that sends it: no network stack makes such packets by itself",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
 }
 

@@ -45,42 +45,42 @@ drop_reasons! { 15;
     NAT_QUOTE = "nat-quote" {
         cause: "a forged error, or one about a conversation that is over",
         remedy: "nothing for a few; else find the machine that sends them",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// To the outside from a machine that shares an address there, by a vnic that has as many of
     /// its ports as one may have.
     NAT_SHARE = "nat-share" {
-        cause: "a machine that makes very many conversations at once, or scans: a vnic has at most 4,096 ports of a protocol at once, and at most a fourth of those that are free; or the address is nearly full: `butterfly nat list` tells the ports in use",
+        cause: "a machine that makes very many conversations at once, or scans: a vnic, or an address on another host, has at most 4,096 ports of a protocol at once, and at most a fourth of those that are free, and the machines of a network on other hosts have half of all together; or the address is nearly full: `butterfly nat list` tells the ports in use",
         remedy: "find out what it does; a machine that needs as many gets a floating address of its own; for more room add an address: `butterfly snat add`",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// To the outside from a machine that shares an address there: none of the ports that it could
     /// have is free.
     NAT_PORTS_FULL = "nat-ports-full" {
         cause: "too many machines behind one address outside: from nine tenths of its ports on, some find none",
         remedy: "add an address: `butterfly snat add`; or give busy machines floating addresses",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// To the outside from a machine that shares an address there, of a protocol without ports that
     /// are shared: those of TCP, UDP and requests of ICMP echo are.
     NAT_PROTOCOL = "nat-protocol" {
         cause: "tunnels such as ESP and GRE, SCTP, or an echo reply that nobody outside asked for",
         remedy: "give the machine a floating address, by which every protocol passes",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// Fragment of a packet that is translated by its ports, to or from the outside, whose first
     /// fragment was not translated; or an ICMP error in fragments about such a packet.
     NAT_FRAGMENT = "nat-fragment" {
         cause: "a first fragment that was dropped (see the other reasons), did not come within 2 ms of this one, or was forgotten for others, as for `fragment-orphan`; or a translation that went meanwhile",
         remedy: "look for the drop of the first fragment with `butterfly drops`; avoid fragments: a smaller MTU in the machine that sends; or give the machine inside a floating address, by which each fragment passes alone",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
     /// To the outside from an address inside that was not translated, or from one that a router
     /// there translates. This is a last look, which mostly nothing comes to.
     NAT_UNTRANSLATED = "nat-untranslated" {
         cause: "a public network with an address that a router translates for another machine; else an error in the daemon",
         remedy: "compare the packet's source with `butterfly nat list`; if no router translates it, report it, with `butterfly explain` of the packet and what is declared (`butterfly dump`)",
-        charged: "the sender",
+        charged: "the sender, or the network if the frame came from another host",
     }
 }
 

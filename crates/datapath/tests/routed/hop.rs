@@ -313,7 +313,7 @@ fn only_what_leaves_by_the_wire_is_led_out() {
     let route = router.remove_route(&everything).unwrap();
     one.host.change_routing(RoutingChange::DeclareRouter(router.clone()));
     one.reaches(3);
-    drops(&mut one, &own(WORLD), "next-hop-unknown");
+    drops(&mut one, &own(WORLD), "second-hop");
     router.add_route(butterfly_model::Route::new(third, route.via().to_vec()).unwrap());
     one.host.change_routing(RoutingChange::DeclareRouter(router));
     to_wire(arrive(&mut one, 2, &own("203.0.113.9")));
@@ -327,7 +327,7 @@ fn only_what_leaves_by_the_wire_is_led_out() {
     one.host.remove(PORT);
     drops(&mut one, &own(WORLD), "next-hop-unknown");
     one.host.change_routing(leads(Some((endpoint(3), 1500))));
-    drops(&mut one, &own(WORLD), "next-hop-unknown");
+    drops(&mut one, &own(WORLD), "second-hop");
     one.host.vnic(C.0, C.1, C.2, &policy(C.3, true)).unwrap();
     one.host.change_routing(RoutingChange::RemoveRouter(RouterId::new("r").unwrap()));
     drops(&mut one, &own(WORLD), "second-hop");

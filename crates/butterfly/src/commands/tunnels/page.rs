@@ -105,7 +105,7 @@ pub fn is_silent(peer: &tunnel_show::Peer) -> bool {
 /// The networks that an operator named a peer for.
 fn named_for(peer: &tunnel_show::Peer) -> String {
     match (peer.named(), peer.vni.as_slice()) {
-        _ if peer.of_neighbours() => "neighbours".into(),
+        _ if peer.of_neighbours() => "routers".into(),
         (false, _) => "learnt".into(),
         (true, []) => "all".into(),
         (true, vnis) => vnis.iter().map(u32::to_string).collect::<Vec<_>>().join(","),

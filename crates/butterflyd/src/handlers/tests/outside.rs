@@ -575,23 +575,23 @@ fn a_way_out_by_another_host_is_refused_by_what_it_lacks() {
         (add("via: \"10.0.0.9\" mtu: 67"), "MTU 67 is out of range"),
         (
             add("via: \"10.0.0.9\" uplink: \"eth2\""),
-            "external x leads out by another host, --via, and has an uplink as well",
+            "external x leads out by another host (via), so an uplink cannot be given here",
         ),
         (
             add("via: \"10.0.0.9\" vlan: 7"),
-            "external x leads out by another host, --via, and has a VLAN",
+            "external x leads out by another host (via), so a VLAN cannot be given here",
         ),
         (
             add("via: \"10.0.0.9\" vni: 7"),
-            "external x leads out by another host, --via, and has a VNI",
+            "external x leads out by another host (via), so a VNI cannot be given here",
         ),
         (
             add("via: \"10.0.0.9\" address: \"192.0.2.7/24\""),
-            "external x leads out by another host, --via, and has addresses",
+            "external x leads out by another host (via), so addresses cannot be given here",
         ),
         (
             add("via: \"10.0.0.9\" gateway: \"192.0.2.1\""),
-            "external x leads out by another host, --via, and has gateways",
+            "external x leads out by another host (via), so gateways cannot be given here",
         ),
         (
             format!("nat_add {{ {} }}", SNAT.replace("internet", "far")),
