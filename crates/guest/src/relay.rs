@@ -52,20 +52,25 @@ fn turn(seat: &mut Seat, relay: &mut Relay, counts: &Counts) -> Result<(), End> 
     let mut gone = false;
     // Of those that are refused, too, no more than a batch.
     let mut looks = BURST;
+    // By turns, so that nobody inside keeps the outside out.
+    let mut is_devices = false;
     let sent = seat.nic.send(BURST, |memory, at| {
-        if let Some(len) = turned.as_mut().and_then(|turned| turned.give(memory, at)) {
+        is_devices = !is_devices;
+        if !is_devices && let Some(len) = turned.as_mut().and_then(|turned| turned.give(memory, at))
+        {
             return Some(len);
         }
         while looks > 0 {
             looks -= 1;
             let len = match memory.read_from(at, TX_BUFFER, device) {
-                Ok(len) => Some(len).filter(|len| *len > HEADER_LEN)?,
+                Ok(len) if len > HEADER_LEN => len,
+                Ok(_) => break,
                 Err(error) => {
                     let kind = error.kind();
                     let empty =
                         matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
                     gone |= !empty;
-                    return None;
+                    break;
                 }
             };
             let is_forged = turned.as_ref().is_some_and(|turned| {
@@ -76,7 +81,7 @@ fn turn(seat: &mut Seat, relay: &mut Relay, counts: &Counts) -> Result<(), End> 
                 return Some(len);
             }
         }
-        None
+        turned.as_mut().and_then(|turned| turned.give(memory, at))
     })?;
     let received = seat.nic.receive(BURST, |memory, pieces| {
         if turned.as_mut().is_some_and(|turned| turned.take(memory, pieces, &counts.turned)) {

@@ -272,7 +272,9 @@ fn turn(
         return Err(Some(End::Stopped));
     }
     let room = seat.nic.room().map_err(failed)?.min(BURST);
-    let again = seat.nic.send(room, |memory, at| turned.give(memory, at)).map_err(failed)?;
+    // Half of the room is the interface's, so that nobody inside keeps the outside out.
+    let mut again =
+        seat.nic.send(room.div_ceil(2), |memory, at| turned.give(memory, at)).map_err(failed)?;
     let arrived = wire.xdp.receive(room.saturating_sub(again));
     let (mut next, mut lost) = (0, 0);
     let is_forged = |index| turned.is_forged(wire.xdp.frame(index), turns);
@@ -284,7 +286,8 @@ fn turn(
     });
     wire.xdp.release();
     counts.not_ours(mem::take(&mut lost));
-    taken.map_err(failed)?;
+    let rest = room.saturating_sub(again + taken.map_err(failed)?);
+    again += seat.nic.send(rest, |memory, at| turned.give(memory, at)).map_err(failed)?;
     // The port itself counts frames for which it has no room.
     let left = seat.nic.receive(BURST, |memory, pieces| {
         if !turned.take(memory, pieces, turns) {

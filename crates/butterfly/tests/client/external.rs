@@ -363,7 +363,7 @@ fn what_cannot_be_meant_is_refused_by_the_client() {
             "an external leads out by an interface, --uplink",
         ),
         ("external add x --vni 7 --vlan 7 --address 192.0.2.7/24", "--vlan needs --uplink"),
-        ("external add x --uplink eth1", "--address is mandatory"),
+        ("external add x --uplink eth1", "an external needs --address"),
         ("external add x --via 192.0.2.1 --uplink eth1", "give --uplink there, and not here"),
         ("external add x --via 192.0.2.1 --vni 7", "give --vni there, and not here"),
         (

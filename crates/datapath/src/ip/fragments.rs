@@ -239,7 +239,12 @@ impl<V: Copy> Fragments<V> {
             key.sender
         } else if self.free == NONE && self.entries.len() >= ENTRIES {
             let network = self.of_network.greatest(|_| true, key.vni);
-            self.of_sender.greatest(|of| of == network, key.sender)
+            let most = self.of_sender.greatest(|of| of == network, key.sender);
+            match self.of_sender.of(most) {
+                // Of many with one each the oldest goes: it had its time.
+                1 if most != key.sender => self.oldest_sender(network).unwrap_or(most),
+                _ => most,
+            }
         } else {
             return;
         };
@@ -255,6 +260,14 @@ impl<V: Copy> Fragments<V> {
         if let Some((_, oldest)) = oldest {
             self.remove(oldest);
         }
+    }
+
+    /// Returns the sender of the oldest packet of a network.
+    fn oldest_sender(&self, network: u32) -> Option<u32> {
+        let all = self.senders.iter().zip(&self.made).zip(&self.entries);
+        let its = all.filter(|((of, _), entry)| **of != NOBODY && entry.key.vni == network);
+        let oldest = its.max_by_key(|((_, made), _)| self.clock.wrapping_sub(**made));
+        oldest.map(|((of, _), _)| *of)
     }
 
     /// Puts an entry into a free place; there is one.

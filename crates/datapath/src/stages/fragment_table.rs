@@ -12,10 +12,11 @@ use std::sync::{
 
 use crate::engine::reason::DropReason;
 use crate::ip::{
-    Piece,
+    Piece, Tuple,
     fragments::{FragmentKey, Fragments},
 };
 use crate::session::Timeouts;
+use crate::world::{snapshot::Vnic, steering::mix};
 
 /// Values kept for first fragments, by whichever worker they came.
 ///
@@ -94,3 +95,20 @@ impl<V: Copy> FragmentLook<'_, V> {
         self.0.has(key, now)
     }
 }
+
+/// Returns the sender of a packet, which has a part of the table: a vnic, or each address behind a
+/// wire or on another host. Incarnations of vnics are below those numbers.
+pub(super) fn sender_of(tuple: &Tuple, sender: &Vnic) -> u32 {
+    if !sender.is_wire() && !sender.is_trunk() {
+        return sender.place.incarnation;
+    }
+    let source = [(tuple.source >> 64) as u64, tuple.source as u64];
+    let [high, low] = OF_SENDER;
+    let number = mix([high ^ u64::from(sender.place.incarnation), low], source);
+    (number >> 34) as u32 | OF_ADDRESSES
+}
+
+/// First number of a sender that is an address.
+const OF_ADDRESSES: u32 = 1 << 31;
+/// Digits of pi.
+const OF_SENDER: [u64; 2] = [0x2ffd_72db_d01a_dfb7, 0xb8e1_afed_6a26_7e96];

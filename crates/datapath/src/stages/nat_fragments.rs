@@ -23,9 +23,10 @@ use crate::ip::{
 use crate::stages::{
     context::Context,
     filter::read_packet,
+    fragment_table::sender_of,
     translate::{NAT_FRAGMENT, packet_of},
 };
-use crate::world::{nat::FirstTranslation, ports::PortProtocol, rules::number, steering::mix};
+use crate::world::{nat::FirstTranslation, ports::PortProtocol, rules::number};
 
 /// Fragments of one batch.
 pub(crate) struct PieceScratch {
@@ -106,7 +107,8 @@ impl NatPiece {
         let piece = packet.fragment.ok_or(MALFORMED_IP)?;
         let destination = came_to.map_or(packet.tuple.destination, |end| number(end.address));
         let tuple = Tuple { destination, ..packet.tuple };
-        let key = FragmentKey::new(&tuple, &piece, context.sender.vni, sender_of(&tuple, context));
+        let key =
+            FragmentKey::new(&tuple, &piece, context.sender.vni, sender_of(&tuple, context.sender));
         Ok(NatPiece { key, piece })
     }
 
@@ -143,24 +145,6 @@ impl NatPiece {
         passed.map_err(|reason| if reason == FRAGMENT_ORPHAN { NAT_FRAGMENT } else { reason })
     }
 }
-
-/// Returns the sender of a packet, which has a part of the table: a vnic, or each address behind a
-/// wire or on another host. Incarnations of vnics are below those numbers.
-fn sender_of(tuple: &Tuple, context: &Context<'_>) -> u32 {
-    let sender = context.sender;
-    if !sender.is_wire() && !sender.is_trunk() {
-        return sender.place.incarnation;
-    }
-    let source = [(tuple.source >> 64) as u64, tuple.source as u64];
-    let [high, low] = OF_SENDER;
-    let number = mix([high ^ u64::from(sender.place.incarnation), low], source);
-    (number >> 34) as u32 | OF_ADDRESSES
-}
-
-/// First number of a sender that is an address.
-const OF_ADDRESSES: u32 = 1 << 31;
-/// Digits of pi.
-const OF_SENDER: [u64; 2] = [0x2ffd_72db_d01a_dfb7, 0xb8e1_afed_6a26_7e96];
 
 /// Gives a packet in fragments, which was translated, the identification of its first one.
 pub(super) fn identify(

@@ -13,7 +13,7 @@ use butterfly_mem::cpu;
 use super::copies::{LONGEST, copy};
 use super::shared::Shared;
 use crate::engine::{
-    batch::{Batch, Verdict},
+    batch::{Batch, Meta, Verdict},
     place::{PeerRef, PortRef},
 };
 use crate::ip::fragments::FragmentKey;
@@ -109,7 +109,13 @@ impl FragmentPen {
         let (frames, metas) = batch.parts();
         for (index, key) in early {
             let has_place = self.has_place(key, context);
-            let Some(meta) = metas.get_mut(*index).filter(|_| has_place) else { continue };
+            // One that was noted and is of no place in the batch any more may be another frame's.
+            let waits = |meta: &&mut Meta| {
+                awaited == Awaited::Decision || matches!(meta.verdict, Verdict::Drop(..))
+            };
+            let Some(meta) = metas.get_mut(*index).filter(waits).filter(|_| has_place) else {
+                continue;
+            };
             let Some(mut frame) = self.spare.pop() else { return };
             if !copy(frames, *index, &mut frame) {
                 self.spare.push(frame);

@@ -57,16 +57,17 @@ pub(super) fn walk(
         if !scratches.filter.early.is_empty() {
             pen(&mut batch, context, &mut scratches.filter.early, later, from);
         }
-        if batch.early {
-            let pieces = [&mut scratches.translate, &mut scratches.masquerade];
-            pen_untranslated(&mut batch, context, pieces, later, from);
-        }
         if batch.relays {
             later.take_relayed(&mut batch, context);
         }
         if batch.answers != 0 {
             later.hops.take(&mut batch, context);
         }
+    }
+    // Noted before the batch was cut: the one that is left may be none of them.
+    if batch.early {
+        let pieces = [&mut scratches.translate, &mut scratches.masquerade];
+        pen_untranslated(&mut batch, context, pieces, later, from);
     }
     let n = batch.frames.len();
     let counts = batch.origin == BatchOrigin::Port;

@@ -293,11 +293,12 @@ impl Holders {
         })
     }
 
-    /// Returns how many ports of a protocol an address on another host has.
-    fn count_of(&self, protocol: PortProtocol, address: u32) -> u32 {
+    /// Returns how many ports of a protocol an address on another host has. `None` if it has no
+    /// counter and there is none for it.
+    fn count_of(&self, protocol: PortProtocol, address: u32) -> Option<u32> {
         let counts = self.counters_of(protocol, address).map(|(_, counter)| counter.load(Relaxed));
-        let own = counts.filter(|word| word >> 32 == u64::from(address));
-        own.map(|word| word as u32).max().unwrap_or_default()
+        let its = counts.filter(|word| *word as u32 == 0 || word >> 32 == u64::from(address));
+        its.map(|word| word as u32).max()
     }
 
     /// Counts a port more of an address. Returns the place of its counter, and 1; 0 without one.
@@ -567,10 +568,13 @@ impl PortTable {
         let protocol = end.protocol;
         let used = self.used().get(protocol as usize).copied().unwrap_or_default();
         let free = (LINES as u32 * LINE as u32).saturating_sub(used);
-        let most = if sharer.is_trunk { SHARE_OF_TRUNK } else { SHARE };
-        let own = sharer.counted(end).map_or(0, |it| self.holders.count_of(protocol, it));
+        let most = SHARE.min(free / PART);
         let count = self.holders.count(protocol, Holder::of(sharer.port));
-        count < most.min(free / PART) && own < SHARE
+        let Some(address) = sharer.counted(end) else { return count < most };
+        match self.holders.count_of(protocol, address) {
+            Some(own) => count < SHARE_OF_TRUNK && own < most,
+            None => count < SHARE_OF_TRUNK.min(free / PART),
+        }
     }
 
     /// Returns the port by which a packet of an end leaves that a vnic sends, and notes that it is

@@ -633,3 +633,30 @@ fn by_two_queues_at_once() {
         assert_eq!((lost, drops(&mut net)), (None, vec![]));
     }
 }
+
+/// So it is for a filtered machine: nobody outside uses up the places of all others there.
+#[test]
+fn the_world_is_many_senders_to_a_filter() {
+    let mut net = Net::apart(&[A], false);
+    net.host.begin_seeking();
+    net.host.change_routing(inside(42, "fd00:42::/64"));
+    net.host.change_routing(RoutingChange::DeclareNetwork(external().network().clone()));
+    net.host.lay_wire(&external(), WIRE).unwrap();
+    net.host.change_routing(attached("r", 42));
+    translate(&net, "r", &[forward("192.0.2.9:53", "10.0.0.10:1053")]);
+    net.admit("198.51.100.0/24");
+    net.host.settle();
+    net.host.moved();
+    let _ = net.host.received().unwrap();
+    let comes = |from: u8, id| {
+        let ip = ip((X.1, WIRE), &format!("198.51.100.{from}"), SHARED);
+        cut(&ip, UDP, id, 53, Said::Answer)
+    };
+    let one = comes(1, 1);
+    assert_eq!(send(&mut net, FAR, &one[..1], A).len(), 1);
+    for from in 2..=9 {
+        let firsts: Vec<_> = (1..=20).map(|id| comes(from, id)[0].clone()).collect();
+        assert_eq!(send(&mut net, FAR, &firsts, A).len(), 20);
+    }
+    assert_eq!(send(&mut net, FAR, &one[1..], A).len(), one.len() - 1, "{:?}", drops(&mut net));
+}

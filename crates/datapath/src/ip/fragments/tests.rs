@@ -274,6 +274,21 @@ fn no_number_of_vnics_pushes_out_others() {
     assert_eq!(table.of_network.of(5) + table.of_network.of(6), ENTRIES as u16);
 }
 
+/// Of senders with one packet each the oldest goes, so a newcomer has its time, however many there
+/// are.
+#[test]
+fn of_many_with_one_each_the_oldest_goes() {
+    let mut table = Fragments::new(LIFE);
+    for n in 0..ENTRIES as u32 * 3 {
+        table.first(of(1, 5, n), piece(0, 8, true), n, 100).unwrap();
+        let Some(oldest) = (n + 1).checked_sub(ENTRIES as u32).filter(|it| *it > 0) else {
+            continue;
+        };
+        assert!(table.has(&of(1, 5, n), 100) && table.has(&of(1, 5, oldest), 100));
+        assert!(!table.has(&of(1, 5, oldest - 1), 100));
+    }
+}
+
 /// Fragments without a byte, or whose place contradicts their kind.
 #[test]
 fn pieces_that_cannot_be() {

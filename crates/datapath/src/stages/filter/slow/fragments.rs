@@ -8,6 +8,7 @@ use crate::stages::filter::FragmentDecision;
 use crate::stages::filter::known::Judgement;
 use crate::stages::filter::room::FilterRoom;
 use crate::stages::filter::slow::decision::{CellPair, Decision};
+use crate::stages::fragment_table::sender_of;
 
 impl Decision<'_> {
     fn fragment_key(&self, piece: &Piece) -> FragmentKey {
@@ -59,7 +60,10 @@ pub(super) fn later(
 }
 
 pub(super) fn fragment_key(packet: &Packet, piece: &Piece, context: &Context<'_>) -> FragmentKey {
+    let sender = context.sender;
     // By incarnation, not by slot: the successor in a place does not go on with the packets of a
-    // vnic.
-    FragmentKey::new(&packet.tuple, piece, context.sender.vni, context.sender.place.incarnation)
+    // vnic. Behind a wire is the world, of which nobody uses up the places of all others.
+    let own = sender.place.incarnation;
+    let of = if sender.is_wire() { sender_of(&packet.tuple, sender) } else { own };
+    FragmentKey::new(&packet.tuple, piece, sender.vni, of)
 }
