@@ -45,6 +45,7 @@ impl PieceScratch {
     /// Begins another batch.
     pub fn begin(&mut self) {
         self.firsts.clear();
+        self.early.clear(); // of a batch that was cut before them
     }
 
     /// Notes a fragment, which may wait.

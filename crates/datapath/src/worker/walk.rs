@@ -57,17 +57,16 @@ pub(super) fn walk(
         if !scratches.filter.early.is_empty() {
             pen(&mut batch, context, &mut scratches.filter.early, later, from);
         }
+        if batch.early {
+            let pieces = [&mut scratches.translate, &mut scratches.masquerade];
+            pen_untranslated(&mut batch, context, pieces, later, from);
+        }
         if batch.relays {
             later.take_relayed(&mut batch, context);
         }
         if batch.answers != 0 {
             later.hops.take(&mut batch, context);
         }
-    }
-    // Noted before the batch was cut: the one that is left may be none of them.
-    if batch.early {
-        let pieces = [&mut scratches.translate, &mut scratches.masquerade];
-        pen_untranslated(&mut batch, context, pieces, later, from);
     }
     let n = batch.frames.len();
     let counts = batch.origin == BatchOrigin::Port;
@@ -119,7 +118,8 @@ fn pen(
     early.clear();
 }
 
-/// Has fragments wait, once, whose first ones were not translated yet.
+/// Has fragments wait, once, whose first ones were not translated yet: those that come in by an
+/// outside, or those that leave. What the other list has is of a batch that was cut before them.
 #[cold]
 #[inline(never)]
 fn pen_untranslated(
@@ -129,8 +129,10 @@ fn pen_untranslated(
     later: &mut Later,
     from: usize,
 ) {
-    for PieceScratch { early, .. } in pieces {
-        if from == 0 && batch.origin != BatchOrigin::Penned {
+    let routing = context.entry.routing.as_ref();
+    let enters = routing.is_some_and(|routing| routing.outside.is_some());
+    for (PieceScratch { early, .. }, its) in pieces.into_iter().zip([enters, !enters]) {
+        if its && from == 0 && batch.origin != BatchOrigin::Penned {
             later.pen.take(early, Awaited::Translation, batch, context);
         }
         early.clear();
