@@ -247,8 +247,6 @@ pub(crate) struct Batch<'a> {
     pub relays: bool,
     /// The destination of one of them was translated, or one leaves by the outside of an external.
     pub outward: bool,
-    /// One of them is a fragment that came before the first of its packet was translated.
-    pub early: bool,
     /// A bit for each frame that a router of this host answers, or of whose drop it tells.
     pub answers: u64,
     /// A bit for each fragment whose destination was translated by ports.
@@ -274,7 +272,6 @@ impl<'a> Batch<'a> {
             floods: false,
             relays: false,
             outward: false,
-            early: false,
             answers: 0,
             pieces: 0,
             origin,

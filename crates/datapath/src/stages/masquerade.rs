@@ -327,7 +327,7 @@ fn follow(
     if piece.first_of(context).is_none() {
         // The filter has put them in order, and does not pass one twice.
         if !is_filtered(meta, context) {
-            pieces.note_early(batch, index, piece);
+            pieces.note_early(index, piece);
         }
         return Err(NAT_FRAGMENT);
     }

@@ -49,10 +49,9 @@ impl PieceScratch {
     }
 
     /// Notes a fragment, which may wait.
-    pub(super) fn note_early(&mut self, batch: &mut Batch<'_>, index: usize, piece: &NatPiece) {
+    pub(super) fn note_early(&mut self, index: usize, piece: &NatPiece) {
         if self.early.len() < BATCH {
             self.early.push((index, piece.key));
-            batch.early = true;
         }
     }
 

@@ -229,7 +229,7 @@ fn inwards(
     };
     if let Some(piece) = piece.as_ref().filter(|piece| !piece.is_first()) {
         let Some(first) = pieces.first_of(piece, context) else {
-            pieces.note_early(batch, index, piece);
+            pieces.note_early(index, piece);
             return Err(NAT_FRAGMENT);
         };
         let end = inside(found.protocol, Some(first.port));

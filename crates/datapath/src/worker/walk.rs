@@ -48,26 +48,11 @@ pub(super) fn walk(
     crate::engine::fail_points::frames(&batch.frames);
     scratches.turn.from = from;
     pipeline::run(&mut batch, context, scratches, &mut ());
-    let cut = &scratches.turn;
     let lone = lone(&batch, context);
     if lone.is_none() {
-        if cut.turn().later {
-            later.take(&mut batch, context);
-        }
-        if !scratches.filter.early.is_empty() {
-            pen(&mut batch, context, &mut scratches.filter.early, later, from);
-        }
-        if batch.early {
-            let pieces = [&mut scratches.translate, &mut scratches.masquerade];
-            pen_untranslated(&mut batch, context, pieces, later, from);
-        }
-        if batch.relays {
-            later.take_relayed(&mut batch, context);
-        }
-        if batch.answers != 0 {
-            later.hops.take(&mut batch, context);
-        }
+        wait(&mut batch, context, scratches, later, from);
     }
+    let cut = &scratches.turn;
     let n = batch.frames.len();
     let counts = batch.origin == BatchOrigin::Port;
     let bytes = batch.frames.frames().iter().map(|frame| u64::from(frame.len)).sum();
@@ -100,6 +85,33 @@ pub(super) fn walk(
         }
     }
     Walked { likely, frames: n, flooded: 0, judged: None, print: None }
+}
+
+/// Has frames wait that the stages do not send on now.
+#[inline(never)] // a lone frame is none of these, and pays nothing for them
+fn wait(
+    batch: &mut Batch<'_>,
+    context: &Context<'_>,
+    scratches: &mut Scratches,
+    later: &mut Later,
+    from: usize,
+) {
+    if scratches.turn.turn().later {
+        later.take(batch, context);
+    }
+    if !scratches.filter.early.is_empty() {
+        pen(batch, context, &mut scratches.filter.early, later, from);
+    }
+    if !scratches.translate.early.is_empty() || !scratches.masquerade.early.is_empty() {
+        let pieces = [&mut scratches.translate, &mut scratches.masquerade];
+        pen_untranslated(batch, context, pieces, later, from);
+    }
+    if batch.relays {
+        later.take_relayed(batch, context);
+    }
+    if batch.answers != 0 {
+        later.hops.take(batch, context);
+    }
 }
 
 /// Has early fragments wait, once. Of a flood that some receivers have already, nothing waits.
