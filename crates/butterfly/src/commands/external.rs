@@ -68,7 +68,7 @@ fn vni() -> Arg {
 }
 
 fn addresses() -> Arg {
-    list("address", "IP/LEN").help("addresses of this host there with the lengths of their subnets, 8 at most, of each family in one subnet; without --via it has one")
+    list("address", "IP/LEN").help("addresses of this host there with the lengths of their subnets, 8 at most, of each family in one subnet (mandatory without --via)")
 }
 
 fn gateways() -> Arg {
