@@ -187,18 +187,30 @@ fn veth() -> Space {
     far
 }
 
+/// A program that serves in a namespace. It ends with this, also if the test fails.
+struct Serving(Child);
+
+impl Serving {
+    fn new(space: &Space, words: &[&str]) -> Serving {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", space.path())).args(words);
+        Serving(command.stdout(std::process::Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Data of TCP from one end to the other, in large segments that are cut on the way out.
 fn transfers(server: &Space, client: &Space, to: &str) {
-    let mut serving = Command::new("nsenter")
-        .args([&format!("--net={}", server.path()), "iperf3", "-s", "-1", "-p", "5201"])
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
+    let _serving = Serving::new(server, &["iperf3", "-s", "-1", "-p", "5201"]);
     eventually("a transfer", || {
         client.run(&format!("iperf3 -p 5201 -c {to} -n 8M --connect-timeout 1000")).is_ok()
     });
-    let _ = serving.kill();
-    let _ = serving.wait();
 }
 
 #[test]
@@ -323,10 +335,7 @@ fn reach_each_other(switch: &Switch) {
     one.reaches("192.0.2.80");
     // This host's own.
     other.reaches("192.0.2.7");
-    let mut telling = Command::new("nsenter")
-        .args([&format!("--net={}", one.path()), "sh", "-ec", &format!("exec {TELLS}")])
-        .spawn()
-        .unwrap();
+    let telling = Serving::new(&one, &["sh", "-ec", &format!("exec {TELLS}")]);
     let tells = |space: &Space, from: &str| {
         eventually(&format!("a line from {from}"), || {
             told_by(space, "192.0.2.80").is_ok_and(|told| told.contains(&format!("from {from}")))
@@ -334,8 +343,7 @@ fn reach_each_other(switch: &Switch) {
     };
     tells(&other, "192.0.2.9");
     tells(&one, "192.0.2.80");
-    let _ = telling.kill();
-    let _ = telling.wait();
+    drop(telling);
     transfers(&one, &other, "192.0.2.80");
     transfers(&other, &one, "192.0.2.9 -p 8080");
 }
