@@ -33,9 +33,21 @@ const PER_NETWORK: usize = 32;
 impl Plane {
     /// Has advertisements sent that are due.
     pub(super) fn advertise(&self, seeker: &mut Seeker, now: u32) {
-        let snapshot = self.shared.snapshot.load_full();
+        let (snapshot, untold) = {
+            let mut state = self.state();
+            // Together: what is told no more is not in the snapshot that follows it.
+            (self.shared.snapshot.load_full(), std::mem::take(&mut state.routed.untold))
+        };
         seeker.advertising.told.retain(|place, _| snapshot.vnic(*place).is_some());
         seeker.advertising.links.retain(|vni, _| snapshot.network(*vni).is_some());
+        for (vni, untold) in untold {
+            let Some(network) = snapshot.network(vni) else { continue };
+            let link = seeker.advertising.links.entry(vni).or_default();
+            link.heard(&untold.blocks, now);
+            for vnic in listeners(network, &snapshot).filter(|_| !untold.routers.is_empty()) {
+                seeker.advertising.note_asked(vnic.place, &untold.routers, now);
+            }
+        }
         let mut room = PER_SECOND.saturating_sub(seeker.advertising.under_way());
         // Starts behind the last network that had its turn.
         let from = seeker.advertising.served;
@@ -70,7 +82,7 @@ impl Plane {
         seeker: &mut Seeker,
         now: u32,
     ) -> (usize, bool) {
-        let leasing = network.routing.as_ref().and_then(|it| it.leasing6.as_ref());
+        let leasing = network.routing.as_ref().and_then(|it| it.leasing());
         let adverts = leasing.map_or(&[][..], |leasing| leasing.adverts());
         let messages: Vec<&[u8]> = adverts.iter().map(|it| &*it.message).collect();
         let gone_blocks = withdrawn(network, seeker, now);
@@ -91,8 +103,7 @@ impl Plane {
         self.make_askers(&mut self.state(), seeker, std::iter::once(network.vni));
         let Some(asker) = seeker.askers.get(&network.vni).cloned() else { return (0, false) };
         let Some(worker) = self.board.announcer(asker.place.slot) else { return (0, false) };
-        let routers = adverts.iter().filter(|it| it.lifetime > 0).map(|it| it.from.0);
-        let routers: Arc<[Mac]> = routers.collect();
+        let routers: Arc<[Mac]> = leasing.into_iter().flat_map(|it| it.routers()).collect();
         let adverts: Vec<_> = adverts.iter().map(|it| it.without(&gone_blocks)).collect();
         let mut told: Vec<Vec<Vec<u8>>> = vec![Vec::new(); adverts.len()];
         let mut farewells = BTreeMap::<[u8; 6], (RouterAdvert, Vec<Vec<u8>>)>::new();
@@ -138,7 +149,7 @@ impl Plane {
 fn withdrawn(network: &Network, seeker: &mut Seeker, now: u32) -> Vec<(Ipv6Addr, u8)> {
     let links = &mut seeker.advertising.links;
     let routing = network.routing.as_ref();
-    let leasing = routing.and_then(|it| it.leasing6.as_ref()).filter(|it| it.leases());
+    let leasing = routing.and_then(|it| it.leasing()).filter(|it| it.leases());
     let link = match leasing {
         Some(leasing) => {
             let link = links.entry(network.vni).or_default();

@@ -10,7 +10,7 @@ use std::{
 use butterfly_packet::Mac;
 
 use crate::engine::place::PortRef;
-use crate::world::leases6::VALID;
+use crate::world::leases6::{Leasing6, VALID};
 
 /// Shortest and longest time between two advertisements to a vnic, in seconds (RFC 4861, 6.2.1).
 const SHORTEST: u32 = 200;
@@ -20,6 +20,45 @@ const LEAST: u32 = 3;
 /// Most blocks of a network that are taken back at a time: as many as it may have. The oldest is
 /// forgotten first.
 const WITHDRAWN: usize = 8;
+
+/// Most routers of a network that count as told, and left, since the last look. So many more than
+/// a network tells of leave only if whoever declares changes its mind many times in a second.
+const LEFT: usize = 16;
+
+/// What a network told before a change. Its machines may have asked and heard it at any moment, not
+/// only when a look found that it was due.
+#[derive(Default)]
+pub(super) struct Untold {
+    /// Routers, the oldest first.
+    pub routers: Vec<Mac>,
+    /// Blocks of the link, the oldest first.
+    pub blocks: Vec<(Ipv6Addr, u8)>,
+}
+
+impl Untold {
+    /// Returns what a network told until now, and does not tell from now on.
+    pub fn of(before: &Leasing6, after: Option<&Leasing6>) -> Untold {
+        let stays = |mac: &Mac| after.is_some_and(|it| it.routers().any(|other| other == *mac));
+        let blocks = after.map_or(&[][..], Leasing6::prefixes);
+        Untold {
+            routers: before.routers().filter(|mac| !stays(mac)).collect(),
+            blocks: before.prefixes().iter().filter(|it| !blocks.contains(it)).copied().collect(),
+        }
+    }
+
+    /// Returns whether all is still told.
+    pub fn is_empty(&self) -> bool {
+        self.routers.is_empty() && self.blocks.is_empty()
+    }
+
+    /// Adds what is told no more since a later change. The newest stay.
+    pub fn add(&mut self, later: Untold) {
+        self.routers.extend(later.routers);
+        self.routers.drain(..self.routers.len().saturating_sub(LEFT));
+        self.blocks.extend(later.blocks);
+        self.blocks.drain(..self.blocks.len().saturating_sub(LEFT));
+    }
+}
 
 /// State of advertisements.
 #[derive(Default)]
@@ -59,8 +98,17 @@ impl OnLink {
         self.gone.drain(..beyond);
     }
 
+    /// Notes blocks of which machines may have heard, as they asked before this look.
+    pub fn heard(&mut self, blocks: &[(Ipv6Addr, u8)], now: u32) {
+        for block in blocks.iter().filter(|block| !self.now.contains(block)) {
+            self.gone.retain(|(other, _)| other != block);
+            self.gone.push_back((*block, now));
+        }
+    }
+
     /// Does the same for those of its blocks that the network still has.
     pub fn keep(&mut self, has: impl Fn(&(Ipv6Addr, u8)) -> bool, now: u32) {
+        self.gone.retain(|(block, _)| !has(block));
         let left: Vec<_> = self.now.iter().copied().filter(has).collect();
         self.look(&left, now);
     }
@@ -81,8 +129,8 @@ impl OnLink {
 pub(super) struct Advertised {
     last: u32,
     next: u32,
-    /// Hash of the last ones.
-    contents: u64,
+    /// Hash of the last ones, if these are all that it heard.
+    contents: Option<u64>,
     /// Routers that were told.
     routers: Arc<[Mac]>,
 }
@@ -93,7 +141,7 @@ impl Advertising {
         self.told.get(&place).is_none_or(|told| {
             let passed = now.wrapping_sub(told.last);
             passed >= told.next.wrapping_sub(told.last)
-                || told.contents != contents && passed >= LEAST
+                || told.contents != Some(contents) && passed >= LEAST
         })
     }
 
@@ -124,7 +172,25 @@ impl Advertising {
     pub fn note(&mut self, place: PortRef, (contents, routers): (u64, &Arc<[Mac]>), now: u32) {
         let jitter = self.hash.hash_one((place.slot, place.incarnation, now)) as u32;
         let next = now.wrapping_add(SHORTEST + jitter % (LONGEST - SHORTEST + 1));
-        self.told.insert(place, Advertised { last: now, next, contents, routers: routers.clone() });
+        self.told.insert(
+            place,
+            Advertised { last: now, next, contents: Some(contents), routers: routers.clone() },
+        );
+    }
+
+    /// Notes that a vnic may have asked, and heard of these routers, too.
+    pub fn note_asked(&mut self, place: PortRef, routers: &[Mac], now: u32) {
+        let new = || Advertised {
+            last: now.wrapping_sub(LEAST),
+            next: now,
+            contents: None,
+            routers: Arc::default(),
+        };
+        let told = self.told.entry(place).or_insert_with(new);
+        let others = routers.iter().filter(|mac| !told.routers.contains(mac));
+        let all: Vec<Mac> = told.routers.iter().chain(others).copied().collect();
+        told.routers = all[all.len().saturating_sub(LEFT)..].into();
+        told.contents = None;
     }
 }
 

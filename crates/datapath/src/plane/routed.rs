@@ -10,7 +10,7 @@ use butterfly_model::{External, Nat, Neighbour, Network as Declared, Router, Rou
 use butterfly_packet::Mac;
 
 use crate::engine::mac::number;
-use crate::plane::ports::SharedPorts;
+use crate::plane::{advertising::Untold, ports::SharedPorts};
 use crate::world::{
     nat::NatTable,
     outside::{Outside, WirePlace},
@@ -70,9 +70,18 @@ pub(super) struct Routed {
     nat: BTreeMap<(Vni, RouterId), Vec<Nat>>,
     /// Ports of the addresses that machines of routers share.
     pub ports: SharedPorts,
+    /// What networks told in advertisements and tell no more, by VNI, since the last look at it.
+    pub untold: BTreeMap<u32, Untold>,
 }
 
 impl Routed {
+    /// Keeps what networks told and tell no more, until somebody looks.
+    pub fn untold(&mut self, of: Vec<(u32, Untold)>) {
+        for (vni, untold) in of.into_iter().filter(|(_, untold)| !untold.is_empty()) {
+            self.untold.entry(vni).or_default().add(untold);
+        }
+    }
+
     /// Carries out a change. Returns the networks whose routing is another one now.
     pub fn change(&mut self, change: RoutingChange) -> BTreeSet<Vni> {
         match change {

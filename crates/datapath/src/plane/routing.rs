@@ -13,6 +13,7 @@ use crate::ip::Address;
 use crate::overlay::impossible;
 use crate::plane::{
     Plane, State,
+    advertising::Untold,
     networks::{leases, rebuild_network},
     ports::{KeptPorts, PortsInUse},
     routed::{NotInEffect, RoutingChange},
@@ -22,6 +23,7 @@ use crate::plane::{
 use crate::world::{
     neighbours::Whereabouts,
     outside::WirePlace,
+    routing::Routing,
     rules::{address, number as number_of_ip},
     snapshot::{Network, Snapshot, Vnic},
 };
@@ -78,6 +80,7 @@ impl Plane {
         let concerned = state.routed.change(change);
         if !concerned.is_empty() {
             let mut all = HashMap::clone(&next.routings);
+            let mut untold = Vec::new();
             for (vni, routing) in state.routed.routings(concerned.clone()) {
                 let vni = vni.number();
                 match &routing {
@@ -87,6 +90,10 @@ impl Plane {
                 let here = next.by_vni.get(&vni).copied();
                 if let Some((at, network)) = here.and_then(|at| Some((at, next.networks.get(at)?)))
                 {
+                    if let Some(before) = network.routing.as_deref().and_then(Routing::leasing) {
+                        let after = routing.as_deref().and_then(Routing::leasing);
+                        untold.push((vni, Untold::of(before, after)));
+                    }
                     let may_be_routed = routing.is_some() || network.remote.is_some();
                     let mut network = Network { routing, may_be_routed, ..Network::clone(network) };
                     network.leases = leases(&network, &next.vnics);
@@ -94,6 +101,7 @@ impl Plane {
                 }
             }
             next.routings = Arc::new(all);
+            state.routed.untold(untold);
         }
         let before = next.by_vni.clone();
         let leaving = self.join(&mut state, &mut next, concerned);

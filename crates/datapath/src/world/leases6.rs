@@ -158,6 +158,11 @@ impl Leasing6 {
         &self.adverts
     }
 
+    /// Returns the MAC addresses of the routers of which it tells.
+    pub fn routers(&self) -> impl Iterator<Item = Mac> {
+        self.adverts.iter().filter(|advert| advert.lifetime > 0).map(|advert| advert.from.0)
+    }
+
     /// Returns the blocks that it tells to be of the link, and their lengths.
     pub fn prefixes(&self) -> &[(Ipv6Addr, u8)] {
         &self.prefixes

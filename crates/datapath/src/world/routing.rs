@@ -265,6 +265,11 @@ pub(crate) struct Routing {
 }
 
 impl Routing {
+    /// Returns what it gives by DHCPv6, and tells in advertisements.
+    pub fn leasing(&self) -> Option<&Leasing6> {
+        self.leasing6.as_deref()
+    }
+
     /// Makes the routing of a declared network. `routers` are those that join it.
     pub fn new<'a>(
         network: &model::Network,

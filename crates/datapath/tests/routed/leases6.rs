@@ -499,6 +499,9 @@ fn servers_behind_routers_are_not_heard() {
 fn without_dhcp_all_is_as_before() {
     let mut net = net(true);
     net.host.change_routing(leasing(None));
+    // Whoever asked before is told that this is over.
+    net.host.seek();
+    assert_eq!(net.host.received().unwrap().keys().collect::<Vec<_>>(), ["a", "c"]);
     let body = [&[0; 8][..], &[1, 1], &A.1.0].concat();
     let foreign = advertisement(A).icmp(134, 0, ADVERTISED, &body);
     let wish = sent(A, &message(SOLICIT, A, &[association(&[])]));
@@ -511,6 +514,7 @@ fn without_dhcp_all_is_as_before() {
     net.host.change_routing(RoutingChange::DeclareNetwork(network));
     let frame = solicitation(A);
     assert_eq!(net.send(A, &frame), BTreeMap::from([("c".to_owned(), vec![frame])]));
+    net.host.pass(3);
     net.host.seek();
     assert_eq!(net.host.received().unwrap(), BTreeMap::new());
 }
@@ -727,6 +731,42 @@ fn blocks_that_left_the_link_are_taken_back() {
     told_of(&mut net, with_blocks(&[0x43], Some(dhcp())));
     net.host.pass(86_400);
     assert_eq!(blocks(&heard(&mut net)["a"][0]), [is_there(0x43)]);
+}
+
+/// A machine that asks hears of what may be gone before its vnic is due again.
+#[test]
+fn what_was_asked_for_is_taken_back_too() {
+    for bypass in [true, false] {
+        let mut net = net(bypass);
+        net.host.change_routing(router("r", &[50]));
+        net.host.change_routing(with_blocks(&[0x42], Some(dhcp())));
+        net.host.pass(1);
+        let told_at_first = heard(&mut net);
+        assert!(told_at_first.values().flatten().all(|told| told.lifetime == 0));
+        // Both come and go within three seconds, in which nothing is told unasked.
+        net.host.change_routing(router("r", &[42, 50]));
+        net.host.change_routing(with_blocks(&[0x42, 0x43], Some(dhcp())));
+        let got = told(&answer(&mut net, A, &solicitation(A)));
+        assert_eq!((got.from.0, got.lifetime, blocks(&got).len()), (gateway(), 1800, 2));
+        net.host.pass(1);
+        assert_eq!(heard(&mut net), BTreeMap::new());
+        net.host.change_routing(with_blocks(&[0x42], Some(dhcp())));
+        net.host.change_routing(router("r", &[50]));
+        net.host.pass(2);
+        let got = heard(&mut net);
+        assert_eq!(got.keys().collect::<Vec<_>>(), ["a", "c"], "each may have asked");
+        for told in got.values() {
+            assert!(told.iter().all(|told| told.lifetime == 0), "{told:?}");
+            assert!(told.iter().any(|told| told.from.0 == gateway()), "{told:?}");
+            let gone = (Ipv6Addr::from([0xfd00, 0x43, 0, 0, 0, 0, 0, 0]), 0, 0);
+            assert!(told.iter().all(|told| blocks(told).contains(&gone)), "{told:?}");
+        }
+        // Once.
+        for _ in 0..100 {
+            net.host.pass(1);
+            assert_eq!(heard(&mut net), BTreeMap::new());
+        }
+    }
 }
 
 /// Vnics of several networks that lease addresses, and which are not told yet.
