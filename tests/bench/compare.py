@@ -35,7 +35,11 @@ SCRIPT = TESTS / "peers/butterfly.sh"
 TESTPMD, NORMAL, CT, VXLAN = "testpmd io", "OVS-DPDK", "OVS-DPDK, conntrack", "OVS-DPDK, VXLAN"
 TSO = "OVS-DPDK, TSO"
 BRIDGE, NFTABLES = "kernel bridge", "kernel bridge, nftables"
+NAT, FORWARDING, MASQUERADE = "OVS-DPDK, conntrack NAT", "kernel forwarding", "kernel forwarding, nftables SNAT"
 PLAIN, FILTERED, RULES, TUNNEL = "Butterfly", "Butterfly, filtered", "Butterfly, 10,000 rules", "Butterfly, VXLAN, filtered"
+ROUTED, SNAT = "Butterfly, routed, filtered", "Butterfly, SNAT, filtered"
+# MAC address of the router between the two ends: that of Butterfly's "r1". It is the same everywhere.
+ROUTER = "b2:f0:0c:53:fd:ac"
 
 
 @dataclass
@@ -48,6 +52,7 @@ class Row:
     flows: int = 1
     tunnel: str = ""  # direction of a row in which socket B carries VXLAN
     sessions: int = 0  # size of Butterfly's table of sessions
+    router: bool = False  # a router is between the two ends
     promises: list = field(default_factory=list)
 
 
@@ -72,6 +77,12 @@ ROWS = [
         load="--tcp --segments 45 --queue-size 1024 --burst 4", promises=[(PLAIN, TSO, "mpps", "at least", 2.0)]),
     Row("every frame a new session", [CT, FILTERED, RULES], load="--new-sessions", sessions=4_194_304,
         promises=[(FILTERED, CT, "mpps", "at least", 8.0), (RULES, FILTERED, "mpps", "at least", 1 / 1.3)]),
+    Row("64 bytes, 1,000 flows, routed", [FORWARDING, FILTERED, ROUTED], flows=1000, router=True,
+        promises=[(ROUTED, FORWARDING, "mpps", "at least", 8.0), cycles(ROUTED, FILTERED, 1.15)]),
+    Row("64 bytes, 1,000 flows, SNAT", [MASQUERADE, NAT, SNAT], flows=1000, router=True,
+        promises=[(SNAT, MASQUERADE, "mpps", "at least", 10.0), (SNAT, NAT, "mpps", "at least", 5.0)]),
+    Row("every frame a new session, SNAT", [MASQUERADE, NAT, SNAT], load="--new-sessions --client-ports 1000", sessions=4_194_304,
+        router=True, promises=[(SNAT, MASQUERADE, "mpps", "at least", 10.0), (SNAT, NAT, "mpps", "at least", 5.0)]),
 ]
 
 
@@ -123,6 +134,30 @@ class Kernel(Switch):
             self.s.namespaces.remove(self.ns)
 
 
+class Forwarding(Kernel):
+    """The kernel's router between the same interfaces, which may translate what leaves by the second one."""
+
+    def start(self):
+        self.s.namespaces.append(self.ns)
+        sh("ip", "netns", "add", self.ns)
+        run = lambda *words: sh("ip", "-n", self.ns, *words)
+        inside = lambda script: sh("ip", "netns", "exec", self.ns, "sh", "-c", script)
+        inside("echo 1 >/proc/sys/net/ipv4/ip_forward")
+        # 64 thousand sessions would be its limit here, and the next ones refused.
+        inside("echo 4194304 >/proc/sys/net/netfilter/nf_conntrack_max 2>/dev/null || true")
+        for n, (end, own) in enumerate((("a", "10.0.0.0/31"), ("b", "10.0.0.3/31"))):
+            run("link", "add", f"{end}0", "type", "veth", "peer", "name", f"{end}1")
+            run("link", "set", f"{end}1", "address", ROUTER)
+            for near in (f"{end}0", f"{end}1"):
+                inside(f"echo 1 >/proc/sys/net/ipv6/conf/{near}/disable_ipv6; ip link set {near} up")
+            run("addr", "add", own, "dev", f"{end}1")
+            run("neigh", "replace", f"10.0.0.{n + 1}", "lladdr", f"02:00:00:00:00:0{n + 1}", "dev", f"{end}1")
+            inside(f"echo {1 << self.o.core:x} >/sys/class/net/{end}1/queues/rx-0/rps_cpus")
+        if self.filtered:
+            sh("ip", "netns", "exec", self.ns, "nft", "add table ip t; add chain ip t post { type nat hook postrouting priority 100; };"
+               " add rule ip t post oifname b1 snat to 192.0.2.9")
+
+
 def butterfly(bench, mode, *words):
     """Butterfly as peers.py starts any switch."""
     argv = ["compare.py", "sut", "--clear-cmd", f"{SCRIPT} mark {{a}}", "--cycles-cmd", f"{SCRIPT} cycles {{a}}"]
@@ -154,16 +189,21 @@ MAKERS = {
     FILTERED: lambda bench: butterfly(bench, "filtered", "10"),
     RULES: lambda bench: butterfly(bench, "filtered", "10000"),
     TUNNEL: lambda bench: butterfly(bench, "vxlan", "10"),
+    NAT: lambda bench: Ovs(bench, bench.opts, "nat"),
+    FORWARDING: lambda bench: Forwarding(bench, bench.opts, False),
+    MASQUERADE: lambda bench: Forwarding(bench, bench.opts, True),
+    ROUTED: lambda bench: butterfly(bench, "routed", "10"),
+    SNAT: lambda bench: butterfly(bench, "snat", "10"),
 }
 
 
 def missing(name):
     """Why a switch cannot be measured here, or None."""
-    if name in (NORMAL, TSO, CT, VXLAN) and not os.path.exists(Ovs.BINARY):
+    if name in (NORMAL, TSO, CT, VXLAN, NAT) and not os.path.exists(Ovs.BINARY):
         return "openvswitch-switch-dpdk is not installed"
     if name == TESTPMD and not shutil.which("dpdk-testpmd"):
         return "dpdk is not installed"
-    if name == NFTABLES and not shutil.which("nft"):
+    if name in (NFTABLES, MASQUERADE) and not shutil.which("nft"):
         return "nftables is not installed"
     return None
 
@@ -176,6 +216,10 @@ def generate(bench, switch, row, secs):
     command += [BIN / "butterfly-bench", "--a", switch.sockets[0], "--b", switch.sockets[1], "--size", str(row.size), "--secs", str(secs),
                 "--warm", "1", "--pin", str(bench.opts.gen_core), "--json", result, "--sync", *row.load.split()]
     command += [] if row.load else ["--flows", str(row.flows), "--order", "random"]
+    if row.router and switch.routes:
+        # One port outside for each of A's; what translates needs to see no answer.
+        command += ["--router", ROUTER, "--learn", "0"]
+        command += [] if row.load else ["--client-ports", "1000"]
     command += [] if isinstance(switch, Kernel) else ["--huge"]
     command += ["--serve"] if switch.generator_serves else []
     command += [f"--watch-tid={thread}" for thread in switch.threads()]
@@ -223,6 +267,7 @@ def one(bench, row, name, secs, tries=3):
             run = tunnel(bench, MAKERS[name], row, secs)
         else:
             with MAKERS[name](bench) as switch:
+                switch.routes = name in (NAT, FORWARDING, MASQUERADE, ROUTED, SNAT)
                 run = generate(bench, switch, row, secs)
         if run["mpps"]:
             break

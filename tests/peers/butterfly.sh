@@ -3,6 +3,8 @@
 #   butterfly.sh run A B CORE [IDLE]   in the foreground: sockets A and B, worker on CORE, IDLE more vnics with idle guests
 #   butterfly.sh filtered A B CORE RULES  two filtered vnics with so many rules, the last of which lets the other one in
 #   butterfly.sh vxlan A B CORE RULES     the first of them, and B is the uplink to the host of the other (peers.py --vxlan)
+#   butterfly.sh routed A B CORE RULES    two filtered vnics in networks that a router joins (butterfly-bench --router)
+#   butterfly.sh snat A B CORE RULES      the first of them, behind an address that machines share, and B is the next router outside
 #   butterfly.sh connect A B CORE      the same, but butterflyd connects to sockets that the generator owns
 #   butterfly.sh mark A                the measurement begins: note the worker's counters
 #   butterfly.sh cycles A              busy cycles per packet since mark
@@ -19,7 +21,7 @@ set -euo pipefail
 DAEMON_SESSION='' # peers.py favours the session that it started
 
 usage() {
-  sed -n '2,8s/^# \{0,1\}//p' "$0"
+  sed -n '2,10s/^# \{0,1\}//p' "$0"
   exit 2
 }
 [ $# -ge 2 ] || usage
@@ -54,7 +56,17 @@ run() {
     uplink=vhost-user:$dir/uplink endpoint=192.168.50.1
     # Nobody answers ARP there: the next hop is learnt from what the generator sends first.
   fi
-  if [ "$mode" = filtered ] || [ "$mode" = vxlan ]; then
+  if [ "$mode" = routed ] || [ "$mode" = snat ]; then
+    # As butterfly-bench --router has it. The id of the router is what peers know its MAC address by.
+    rules+=(+ network add --vni 42 --subnet 10.0.0.0/31 --gateway 10.0.0.0 + router add r1 + router attach r1 --vni 42)
+    if [ "$mode" = routed ]; then
+      rules+=(+ network add --vni 43 --subnet 10.0.0.2/31 --gateway 10.0.0.3 + router attach r1 --vni 43)
+    else
+      rules+=(+ external add world --vni 43 --address 10.0.0.3/31 --gateway 10.0.0.2 + router attach r1 --external world
+        + snat add r1 --external world --address 192.0.2.9 + neighbour add --vni 43 --ip 10.0.0.2 --mac 02:00:00:00:00:02)
+    fi
+  fi
+  if [ "$mode" = filtered ] || [ "$mode" = vxlan ] || [ "$mode" = routed ] || [ "$mode" = snat ]; then
     first=(nic add --id a --mac 02:00:00:00:00:01 --vni 42 --ip 10.0.0.1 --sg fw)
     second=(nic add --id b --mac 02:00:00:00:00:02 --vni 42 --ip 10.0.0.2 --sg fw)
     for ((n = 1; n < idle; n++)); do
@@ -64,6 +76,8 @@ run() {
     idle=0
   fi
   [ "$mode" != vxlan ] || first[7]=100 # the VNI
+  [ "$mode" != routed ] || second[7]=43
+  [ "$mode" != snat ] || second=(nic add --id b --mac 02:00:00:00:00:02 --vni 43 --bypass-filtering)
   trap cleanup EXIT
   trap 'exit 143' INT TERM HUP
   daemon_start "$dir" -i "$endpoint" -u "$core" --poll --uplink "$uplink" ${SESSIONS:+--sessions "$SESSIONS" --session-share 100 --session-rate 100000000}
@@ -101,7 +115,7 @@ run() {
 idle_ready() { ! alive "$1" || grep -q '^READY' "$dir/idle.log"; }
 
 case $mode in
-  run | connect | filtered | vxlan)
+  run | connect | filtered | vxlan | routed | snat)
     [ $# -ge 4 ] || usage
     run "${@:3}"
     ;;

@@ -126,6 +126,14 @@ def ovs_flows(mode, proto):
     """OpenFlow rules. ct and ctvxlan imitate the table layout of OpenStack's OVS firewall, smaller."""
     if mode == "normal":
         return ["table=0,priority=0,actions=NORMAL"]
+    if mode == "nat":
+        # A router between two networks, with a zone of connections, that translates what port 1 sends.
+        towards = lambda p: f"mod_dl_src:b2:f0:0c:53:fd:ac,mod_dl_dst:02:00:00:00:00:0{p},dec_ttl,output:{p}"
+        return ["table=0,in_port=1,ip,actions=ct(table=1,zone=1,nat)",
+                f"table=1,in_port=1,ip,ct_state=+new+trk,actions=ct(commit,zone=1,nat(src=192.0.2.9)),{towards(2)}",
+                f"table=1,in_port=1,ip,ct_state=-new+est+trk,actions={towards(2)}",
+                "table=0,in_port=2,ip,actions=ct(table=2,zone=1,nat)",
+                f"table=2,in_port=2,ip,ct_state=-new+est+trk,actions={towards(1)}"]
     if mode == "vxlan":
         return ["table=0,in_port=1,dl_dst=02:00:00:00:00:02,actions=output:3",
                 "table=0,in_port=3,dl_dst=02:00:00:00:00:01,actions=output:1"]

@@ -12,6 +12,9 @@ use crate::rng::Rng;
 /// goes.
 pub const MAX_FLOWS: u32 = 1 << 24;
 
+/// Ports of A, of which flow 0 has the first one, 1024.
+pub const CLIENT_PORTS: u32 = 32_768;
+
 /// Client and server port of one flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ports {
@@ -22,13 +25,16 @@ pub struct Ports {
 }
 
 impl Ports {
-    pub fn of_flow(flow: u32) -> Ports {
-        Ports { client: 1024 + (flow & 0x7fff) as u16, server: (5001 + (flow >> 15)) as u16 }
+    /// Of the flow with this number, of those that so many ports of the client have.
+    pub fn of_flow(flow: u32, clients: u32) -> Ports {
+        let clients = clients.max(1);
+        Ports { client: 1024 + (flow % clients) as u16, server: (5001 + flow / clients) as u16 }
     }
 
-    /// The `n`-th of 64,512 x 60,535 5-tuples, all different.
-    pub fn of_session(n: u64) -> Ports {
-        Ports { client: 1024 + (n % 64_512) as u16, server: 5001 + (n / 64_512 % 60_535) as u16 }
+    /// The `n`-th of 64,512 x 60,535 5-tuples, all different, or of those of fewer clients.
+    pub fn of_session(n: u64, clients: Option<u32>) -> Ports {
+        let clients = clients.map_or(64_512, |clients| u64::from(clients.max(1)));
+        Ports { client: 1024 + (n % clients) as u16, server: 5001 + (n / clients % 60_535) as u16 }
     }
 }
 
@@ -75,23 +81,24 @@ const DRAWN: usize = 1 << 20;
 pub enum Order {
     /// All flows in random order, again and again; and the position.
     Cycle(Vec<Ports>, usize),
-    /// Each 5-tuple once; and its number.
-    Sessions(u64),
+    /// Each 5-tuple once; and its number, and the ports of the client, if these are fewer than all.
+    Sessions(u64, Option<u32>),
 }
 
 impl Order {
-    pub fn cycle(flows: u32, choice: Choice, seed: u64) -> Order {
+    pub fn cycle((flows, clients): (u32, u32), choice: Choice, seed: u64) -> Order {
         let flows = flows.max(1);
+        let ports = |flow| Ports::of_flow(flow, clients);
         let mut rng = Rng::new(seed);
         let all = match choice {
-            Choice::Sequential => (0..flows).map(Ports::of_flow).collect(),
+            Choice::Sequential => (0..flows).map(ports).collect(),
             Choice::Shuffled => {
-                let mut all: Vec<Ports> = (0..flows).map(Ports::of_flow).collect();
+                let mut all: Vec<Ports> = (0..flows).map(ports).collect();
                 rng.shuffle(&mut all);
                 all
             }
             Choice::Random => {
-                let draw = |_| Ports::of_flow(rng.below(flows.into()) as u32);
+                let draw = |_| ports(rng.below(flows.into()) as u32);
                 (0..DRAWN).map(draw).collect()
             }
             Choice::Zipf(exponent) => {
@@ -103,7 +110,7 @@ impl Order {
                 let sums: Vec<f64> = (0..flows).map(weight).collect();
                 let draw = |_| {
                     let at = rng.below(1 << 53) as f64 / (1u64 << 53) as f64 * sum;
-                    Ports::of_flow((sums.partition_point(|sum| *sum <= at) as u32).min(flows - 1))
+                    ports((sums.partition_point(|sum| *sum <= at) as u32).min(flows - 1))
                 };
                 (0..DRAWN).map(draw).collect()
             }
@@ -122,8 +129,8 @@ impl Order {
                 }
                 ports
             }
-            Order::Sessions(n) => {
-                let ports = Ports::of_session(*n);
+            Order::Sessions(n, clients) => {
+                let ports = Ports::of_session(*n, *clients);
                 *n += 1;
                 ports
             }
@@ -139,7 +146,7 @@ mod tests {
 
     #[test]
     fn every_flow_once_a_round() {
-        let mut order = Order::cycle(100_000, Choice::Shuffled, 1);
+        let mut order = Order::cycle((100_000, CLIENT_PORTS), Choice::Shuffled, 1);
         for _ in 0..2 {
             let round: HashSet<_> =
                 (0..100_000).map(|_| order.next()).map(|p| (p.client, p.server)).collect();
@@ -155,7 +162,7 @@ mod tests {
     #[test]
     fn flows_are_drawn_as_said() {
         let drawn = |choice: &str, flows: u32| {
-            let mut order = Order::cycle(flows, choice.parse().unwrap(), 5);
+            let mut order = Order::cycle((flows, CLIENT_PORTS), choice.parse().unwrap(), 5);
             let mut counts = vec![0u32; flows as usize];
             for _ in 0..DRAWN {
                 counts[usize::from(order.next().client) - 1024] += 1;
@@ -177,17 +184,30 @@ mod tests {
 
     #[test]
     fn sessions_do_not_repeat() {
-        let mut order = Order::Sessions(0);
+        let mut order = Order::Sessions(0, None);
         let seen: HashSet<_> =
             (0..1_000_000).map(|_| order.next()).map(|p| (p.client, p.server)).collect();
         assert_eq!(seen.len(), 1_000_000);
-        assert_eq!(Ports::of_session(64_512 * 60_535 - 1), Ports { client: 65535, server: 65535 });
+        assert_eq!(
+            Ports::of_session(64_512 * 60_535 - 1, None),
+            Ports { client: 65535, server: 65535 }
+        );
+    }
+
+    #[test]
+    fn few_ports_of_clients_have_all_flows() {
+        let mut order = Order::cycle((1000, 10), Choice::Sequential, 1);
+        let mut new = Order::Sessions(0, Some(10));
+        for n in 0..1000 {
+            let ports = Ports { client: 1024 + n % 10, server: 5001 + n / 10 };
+            assert_eq!([order.next(), new.next()], [ports; 2]);
+        }
     }
 
     #[test]
     fn the_same_seed_makes_the_same_order() {
         let take = |seed| {
-            let mut order = Order::cycle(1000, Choice::Shuffled, seed);
+            let mut order = Order::cycle((1000, CLIENT_PORTS), Choice::Shuffled, seed);
             (0..1000).map(|_| order.next().client).collect::<Vec<_>>()
         };
         assert_eq!(take(7), take(7));

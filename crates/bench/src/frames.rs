@@ -75,6 +75,8 @@ pub struct Frames {
     sizes: Vec<u16>,
     size_at: usize,
     templates: Vec<Template>,
+    /// Addresses and type with which they arrive.
+    arrive: [u8; ethernet::HEADER_LEN],
     /// Payload of frames that are not verified, where it would be in a frame.
     filler: Vec<u8>,
     number: u64,
@@ -102,7 +104,7 @@ impl Frames {
         if options.latency {
             filler[number..number + NUMBER].fill(0);
         }
-        let templates = distinct
+        let mut templates: Vec<Template> = distinct
             .iter()
             .map(|len| match several {
                 Some(_) => {
@@ -112,16 +114,24 @@ impl Frames {
                 None => Template::new(options.tcp, vm, (kind, part), usize::from(*len), &filler),
             })
             .collect();
+        let mut arrive = [0; ethernet::HEADER_LEN];
+        if let Some(template) = templates.first() {
+            arrive.copy_from_slice(&template.head[..ethernet::HEADER_LEN]);
+        }
+        if let Some(router) = options.router {
+            templates.iter_mut().for_each(|template| template.head[..6].copy_from_slice(&router.0));
+            arrive[6..12].copy_from_slice(&router.0);
+        }
         let sizes = order
             .iter()
             .map(|len| distinct.binary_search(len).unwrap_or_default() as u16)
             .collect();
         let flows = if options.new_sessions {
-            Order::Sessions(0)
+            Order::Sessions(0, options.clients())
         } else {
             // Each flow has to be seen in the learning part.
             let choice = if part == Part::Learning { Choice::Shuffled } else { options.order };
-            Order::cycle(options.flows, choice, options.seed)
+            Order::cycle((options.flows, options.client_ports), choice, options.seed)
         };
         Frames {
             vm,
@@ -131,6 +141,7 @@ impl Frames {
             sizes,
             size_at: 0,
             templates,
+            arrive,
             scratch: vec![0; filler.len()],
             filler,
             number: 0,
@@ -187,7 +198,7 @@ impl Frames {
         let template = usize::from(self.sizes[(number % self.sizes.len() as u64) as usize]);
         let ports = match &self.order {
             Order::Cycle(all, _) => all[(number % all.len() as u64) as usize],
-            Order::Sessions(_) => Ports::of_session(number),
+            Order::Sessions(_, clients) => Ports::of_session(number, *clients),
         };
         let len = self.build(template, ports, number);
         &self.scratch[..len]
@@ -223,7 +234,7 @@ impl Frames {
 
     /// True if a frame has this VM's addresses, even if all else in it is wrong.
     pub fn have_our_addresses(&self, head: &[u8; 32]) -> bool {
-        head[..12] == self.templates[0].head[..12]
+        head[..12] == self.arrive[..12]
     }
 
     /// True if the first bytes of a frame of `len` bytes say that this VM sent it. Looks at one
@@ -232,11 +243,11 @@ impl Frames {
     pub fn are_ours(&self, head: &[u8; 32], len: usize) -> bool {
         let template = &self.templates[0].head;
         if self.replay.is_some() {
-            return head[..12] == template[..12];
+            return head[..12] == self.arrive[..12];
         }
         // Segments that were cut have identifications that follow each other.
         let id = |head: &[u8]| u16::from_be_bytes([head[18], head[19]]);
-        head[..14] == template[..14]
+        head[..14] == self.arrive
             && id(head).wrapping_sub(id(template)) < self.segments
             && head[23] == template[23]
             && usize::from(u16::from_be_bytes([head[16], head[17]])) + 14 == len
@@ -415,7 +426,7 @@ impl Template {
 #[cfg(test)]
 mod tests {
     use butterfly_guest_driver::{FastConfig, FastGuest, Memory, MemoryConfig, Nic, TX};
-    use butterfly_packet::{ethernet::Ethernet, tcp::Tcp, udp::Udp};
+    use butterfly_packet::{Mac, ethernet::Ethernet, tcp::Tcp, udp::Udp};
     use butterfly_vhost::net::Features;
     use clap::Parser;
 
@@ -530,6 +541,24 @@ mod tests {
         assert_eq!(of(0, Kind::Open), (tcp::SYN, 1000, 0));
         assert_eq!(of(1, Kind::Accept), (tcp::SYN | tcp::ACK, 1000, 1001));
         assert_eq!(of(0, Kind::Data), (tcp::ACK, 1001, 1001));
+    }
+
+    /// A router makes other addresses of what goes to it, also of the sender.
+    #[test]
+    fn a_router_is_between() {
+        let options = options("--router b2:f0:0c:53:fd:ac");
+        let router = Mac([0xb2, 0xf0, 0x0c, 0x53, 0xfd, 0xac]);
+        let mut frames = Frames::new(&options, 0, Kind::Data, Part::Counted);
+        let mut frame = sent(&mut frames, 1).remove(0);
+        assert_eq!((&frame[..6], &frame[6..12]), (&router.0[..], &mac(0).0[..]));
+        let is_ours = |frame: &[u8]| frames.are_ours(frame[..32].try_into().unwrap(), frame.len());
+        assert!(!is_ours(&frame), "as it was sent");
+        frame[..12].copy_from_slice(&[mac(1).0, router.0].concat());
+        frame[22] -= 1;
+        frame[26..30].copy_from_slice(&[192, 0, 2, 9]);
+        assert!(is_ours(&frame));
+        frame[6..12].copy_from_slice(&mac(0).0);
+        assert!(!is_ours(&frame), "around the router");
     }
 
     /// A large frame, and what a switch makes of it: the same, or segments with identifications

@@ -4,12 +4,12 @@ use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use anyhow::{Context, ensure};
 use butterfly_guest_driver::FastConfig;
-use butterfly_packet::{ethernet, ipv4, tcp};
+use butterfly_packet::{Mac, ethernet, ipv4, tcp};
 use butterfly_vhost::net::{Features, NetHeader};
 use clap::{ArgGroup, Parser, ValueEnum};
 
 use crate::{
-    flows::{Choice, MAX_FLOWS},
+    flows::{CLIENT_PORTS, Choice, MAX_FLOWS},
     pcap::Capture,
     rng::Rng,
     vms::is_client,
@@ -35,6 +35,8 @@ Examples:
   butterfly-bench --a $(echo a{0..9} | tr ' ' ,) --b $(echo b{0..9} | tr ' ' ,)
   # What a capture holds, ten times as fast, and every byte verified
   butterfly-bench --a a.sock --b b.sock --pcap trace.pcap --speed 10 --verify
+  # By a router that has machines share an address, 1,000 ports of A to 100 of B each
+  butterfly-bench --a a.sock --b b.sock --router b2:f0:0c:53:fd:ac --flows 100000 --client-ports 1000 --learn 0
   # TCP connections, opened and closed, 200,000 a second
   butterfly-bench --a a.sock --b b.sock --tcp --connections --rate 200000
   # The highest rate without loss, and the one with 0.1 % of it (RFC 2544)
@@ -42,7 +44,7 @@ Examples:
   butterfly-bench --a a.sock --b b.sock --pdr 0.1 --size imix --flows 10000 --order zipf
 
 VM A is 02:00:00:00:00:01 with 10.0.0.1, VM B is 02:00:00:00:00:02 with 10.0.0.2; the next pair has the next two, and so on. Flow i goes from A's port 1024 + i mod 32768
-to B's port 5001 + i / 32768. Nobody answers ARP.
+to B's port 5001 + i / 32768; with --client-ports N in place of 32768. Nobody answers ARP.
 
 Exit status: 0 done; 1 could not run; 2 wrong options; 3 frames were corrupted, duplicated or reordered (--verify), or more
 were lost than --max-loss allows.";
@@ -93,6 +95,9 @@ pub struct Options {
     /// Number of flows
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FLOWS)))]
     pub flows: u32,
+    /// Ports of A, which flows take in turn; behind a router that translates, each has one outside
+    #[arg(long, value_name = "N", default_value_t = CLIENT_PORTS, value_parser = clap::value_parser!(u32).range(1..=i64::from(CLIENT_PORTS)), conflicts_with_all = ["connections", "pcap"])]
+    pub client_ports: u32,
     /// Order of flows: shuffled (once, then again and again), sequential, random, zipf or
     /// zipf:EXPONENT (few flows have most frames)
     #[arg(long, value_name = "ORDER", default_value = "shuffled", conflicts_with = "new_sessions")]
@@ -109,6 +114,11 @@ pub struct Options {
     /// TCP, with a handshake per flow before
     #[arg(long)]
     pub tcp: bool,
+
+    /// MAC address of a router between A and B, which may translate A's address (then with --learn
+    /// 0): frames go to it, and arrive from it. A is in 10.0.0.0/31, B in 10.0.0.2/31
+    #[arg(long, value_name = "MAC", conflicts_with_all = ["verify", "pcap", "connections", "segments"])]
+    pub router: Option<Mac>,
 
     /// Put so many TCP segments of --size into one frame, which the switch or the receiver cuts
     /// (TSO). Each counts as a frame. Their payload is written once, and stays in its buffer
@@ -294,6 +304,11 @@ impl Options {
             .with(if self.segments.is_some() { SEGMENTS } else { Features::NONE })
     }
 
+    /// Returns the ports of A that new sessions have, if these are not all.
+    pub fn clients(&self) -> Option<u32> {
+        (self.client_ports < CLIENT_PORTS).then_some(self.client_ports)
+    }
+
     /// Returns the bytes of the largest frame that is sent.
     pub fn largest(&self) -> usize {
         let played = self.pcap.as_ref().map_or(0, Capture::largest);
@@ -329,6 +344,7 @@ impl Options {
             a <= 1 || !alone,
             "--connections, --dir lat and --dir ping are for one pair, and there are {a}"
         );
+        ensure!(a <= 1 || self.router.is_none(), "--router is for one pair, and there are {a}");
         if self.segments.is_some() {
             let largest = self.largest();
             ensure!(

@@ -98,7 +98,7 @@ impl Pair<'_> {
                 let Ends { segments, next, .. } = ends;
                 let mut number = *next;
                 let opened = self.vms[0].nic.tx.send(wanted, |frame| {
-                    let ports = Ports::of_session(number);
+                    let ports = Ports::of_session(number, None);
                     number += 1;
                     segments[0].fill(&frame, Kind::Open, ports)
                 })?;
@@ -164,7 +164,7 @@ impl Ends {
             let mut waiting = queue.iter();
             let sent = vm.nic.tx.send(queue.len().min(BATCH), |frame| {
                 let (kind, ports) =
-                    waiting.next().copied().unwrap_or((Kind::Last, Ports::of_flow(0)));
+                    waiting.next().copied().unwrap_or((Kind::Last, Ports::of_flow(0, 1)));
                 segments.fill(&frame, kind, ports)
             })?;
             queue.drain(..sent);

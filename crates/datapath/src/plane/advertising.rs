@@ -25,8 +25,8 @@ const WITHDRAWN: usize = 8;
 /// a network tells of leave only if whoever declares changes its mind many times in a second.
 const LEFT: usize = 16;
 
-/// What a network told before a change. Its machines may have asked and heard it at any moment, not
-/// only when a look found that it was due.
+/// Routers and blocks that a network told before a change. Its machines may have asked and heard it
+/// at any moment, not only when a look found that it was due.
 #[derive(Default)]
 pub(super) struct Untold {
     /// Routers, the oldest first.
@@ -189,7 +189,8 @@ impl Advertising {
         let told = self.told.entry(place).or_insert_with(new);
         let others = routers.iter().filter(|mac| !told.routers.contains(mac));
         let all: Vec<Mac> = told.routers.iter().chain(others).copied().collect();
-        told.routers = all[all.len().saturating_sub(LEFT)..].into();
+        let newest = all.len().saturating_sub(LEFT);
+        told.routers = all.into_iter().skip(newest).collect();
         told.contents = None;
     }
 }

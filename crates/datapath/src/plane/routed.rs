@@ -70,7 +70,8 @@ pub(super) struct Routed {
     nat: BTreeMap<(Vni, RouterId), Vec<Nat>>,
     /// Ports of the addresses that machines of routers share.
     pub ports: SharedPorts,
-    /// What networks told in advertisements and tell no more, by VNI, since the last look at it.
+    /// Routers and blocks that networks told in advertisements and tell no more, by VNI, since the
+    /// last look at it.
     pub untold: BTreeMap<u32, Untold>,
 }
 
