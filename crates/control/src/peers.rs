@@ -1,7 +1,7 @@
 //! Tunnel endpoints of other hosts that were named.
 
 use crate::refused::Refused;
-use butterfly_model::{IpSet, Vni};
+use butterfly_model::{IpSet, Vni, may_be_endpoint};
 use std::{collections::BTreeMap, net::IpAddr};
 
 /// Most pairs of one network and a peer of it: an API client may name one for each of 16 million
@@ -28,12 +28,10 @@ impl TunnelPeer {
     /// assert!(TunnelPeer::new("192.0.2.1".parse().unwrap(), None).is_ok());
     /// ```
     pub fn new(address: IpAddr, vni: Option<Vni>) -> Result<Self, Refused> {
-        let nowhere = address.is_unspecified() || address.is_multicast() || address.is_loopback();
-        let special = match address {
-            IpAddr::V4(v4) => v4.is_broadcast(),
-            IpAddr::V6(v6) => v6.to_ipv4_mapped().is_some(),
-        };
-        if nowhere || special { Err(Refused::NotAHost(address)) } else { Ok(Self { vni, address }) }
+        if !may_be_endpoint(address) {
+            return Err(Refused::NotAHost(address));
+        }
+        Ok(Self { vni, address })
     }
 
     /// Its address.

@@ -40,6 +40,23 @@ pub fn canonical(address: IpAddr) -> String {
     }
 }
 
+/// Returns whether a host can have a tunnel endpoint with this address, to which others send: not
+/// if it is unspecified, of 0.0.0.0/8, loopback, a group, broadcast, or IPv4 in the form of IPv6.
+///
+/// ```
+/// use butterfly_model::{may_be_endpoint, parse_ip};
+/// assert!(may_be_endpoint(parse_ip("192.0.2.1")?));
+/// assert!(!may_be_endpoint(parse_ip("239.0.0.1")?) && !may_be_endpoint(parse_ip("::1")?));
+/// # Ok::<(), butterfly_model::AddressError>(())
+/// ```
+pub fn may_be_endpoint(address: IpAddr) -> bool {
+    let special = match address {
+        IpAddr::V4(ip) => ip.is_broadcast() || ip.octets()[0] == 0,
+        IpAddr::V6(ip) => ip.to_ipv4_mapped().is_some(),
+    };
+    !(special || address.is_unspecified() || address.is_multicast() || address.is_loopback())
+}
+
 fn low_32_bits(address: Ipv6Addr) -> Ipv4Addr {
     let [.., a, b, c, d] = address.octets();
     Ipv4Addr::new(a, b, c, d)

@@ -1,7 +1,7 @@
 //! Declared externals: networks whose outside is a wire of this host, or its vnics.
 
 use crate::{
-    address::{AddressError, canonical, parse_ip},
+    address::{AddressError, canonical, may_be_endpoint, parse_ip},
     cidr::Cidr,
     network::{MtuError, Network},
     route::Route,
@@ -326,16 +326,7 @@ impl External {
         host: IpAddr,
         mtu: Option<u32>,
     ) -> Result<Self, ExternalError> {
-        let is_host = match host {
-            IpAddr::V4(ip) => {
-                !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || ip.is_broadcast())
-            }
-            IpAddr::V6(ip) => {
-                let is_v4 = ip.to_ipv4_mapped().is_some();
-                !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_v4)
-            }
-        };
-        if !is_host {
+        if !may_be_endpoint(host) {
             return Err(ExternalError::NotAnEndpoint(id, host));
         }
         let network = Network::new(vni, Vec::new(), mtu)?;

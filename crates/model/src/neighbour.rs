@@ -1,7 +1,7 @@
 //! Declared neighbours: machines of a network that are not vnics of this host.
 
 use crate::{
-    address::{AddressError, canonical, parse_ip},
+    address::{AddressError, canonical, may_be_endpoint, parse_ip},
     mac::{Mac, MacError},
     router::is_reserved_mac,
     vni::Vni,
@@ -67,7 +67,7 @@ impl Neighbour {
         if let Some(why) = mac.no_station().or_else(reserved) {
             return Err(NeighbourError::NoStation(mac, why));
         }
-        match host.filter(|host| is_special(*host)) {
+        match host.filter(|host| !may_be_endpoint(*host)) {
             Some(host) => Err(NeighbourError::NotAHost(canonical(host))),
             None => Ok(Self { vni, address, mac, host }),
         }

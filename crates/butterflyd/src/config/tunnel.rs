@@ -2,7 +2,7 @@
 
 use crate::config::options::Options;
 use butterfly_datapath::{Role, TunnelSpec, UplinkSpec};
-use butterfly_model::SocketPath;
+use butterfly_model::{SocketPath, may_be_endpoint};
 use std::{
     net::{IpAddr, Ipv6Addr},
     path::Path,
@@ -64,7 +64,7 @@ pub fn tunnel(
     match uplink {
         // Without an uplink these options have no effect, which no operator intends.
         Some(None) => useless(options).map(without_uplink).for_each(&mut sort_out),
-        Some(Some(_)) if !is_host(ip) => sort_out(format!(
+        Some(Some(_)) if !may_be_endpoint(ip) => sort_out(format!(
             "ip {ip} is refused: no other host can send to it; give this host's address on the network between hosts, or --uplink none"
         )),
         Some(Some(_)) if ip.is_ipv4() => {
@@ -128,7 +128,9 @@ pub fn nic_mtu(text: &str) -> Result<(NicMtu, Option<String>), String> {
 /// endpoint, and no option about others is given.
 pub fn ends_here(options: &Options, ip: IpAddr) -> bool {
     // The original takes an MTU for any device, which says nothing about others.
-    !is_host(ip) && options.uplink.is_none() && useless(options).all(|name| name == "nic-mtu")
+    !may_be_endpoint(ip)
+        && options.uplink.is_none()
+        && useless(options).all(|name| name == "nic-mtu")
 }
 
 fn uplink(options: &Options) -> Result<Option<UplinkSpec>, String> {
@@ -195,7 +197,7 @@ fn addresses(name: &str, values: &[String], endpoint: IpAddr) -> Result<Vec<IpAd
         let Ok(address) = text.parse::<IpAddr>() else {
             return refused("it is not an IP address; write 192.0.2.1 or 2001:db8::1");
         };
-        if !is_host(address) {
+        if !may_be_endpoint(address) {
             return refused("it is not the address of a host");
         }
         if address.is_ipv4() != endpoint.is_ipv4() {
@@ -208,15 +210,6 @@ fn addresses(name: &str, values: &[String], endpoint: IpAddr) -> Result<Vec<IpAd
         }
     }
     Ok(addresses)
-}
-
-/// True if packets can be sent to it from other hosts.
-fn is_host(address: IpAddr) -> bool {
-    let special = match address {
-        IpAddr::V4(ip) => ip.is_broadcast(),
-        IpAddr::V6(ip) => ip.to_ipv4_mapped().is_some(),
-    };
-    !(special || address.is_unspecified() || address.is_multicast() || address.is_loopback())
 }
 
 fn group6(text: &str) -> Result<Ipv6Addr, String> {
