@@ -292,7 +292,11 @@ fn what_cannot_be_leased_is_refused() {
         net.host.pass(10);
         let nak = answer(net, A, &message.broadcast(A));
         assert_eq!((nak.kind, nak.yours, nak.server), (NAK, NOBODY.into(), GATEWAYS[0].into()));
-        assert_eq!(nak.to, (Mac::BROADCAST, Ipv4Addr::BROADCAST));
+        let to = match message.client {
+            NOBODY => (Mac::BROADCAST, Ipv4Addr::BROADCAST),
+            renewed => (A.1, renewed.into()),
+        };
+        assert_eq!(nak.to, to);
         assert_eq!(nak.options.keys().copied().collect::<Vec<_>>(), [53, 54]);
     };
     let request = || Message::of(A, REQUEST);
@@ -310,6 +314,21 @@ fn what_cannot_be_leased_is_refused() {
     net.drops(A, &request().broadcast(A), "bad-dhcp");
     let chosen = request().option(50, &A.3).option(54, &[10, 0, 0, 99]).broadcast(A);
     net.drops(A, &chosen, "dhcp-other-choice");
+}
+
+/// dhcpcd and systemd-networkd renew from a socket at their address, and hear no broadcast there:
+/// they would go on with it until seven eighths of the lease are over.
+#[test]
+fn a_renewal_by_unicast_is_refused_by_unicast() {
+    for bypass in [true, false] {
+        let mut net = net(&[A, C], bypass);
+        let renewal = Message::of(A, REQUEST).client(A.3).bytes();
+        let frame = build::ethernet(A.1, gateway()).ipv4(A.3, GATEWAYS[0]).udp(68, 67, &renewal);
+        assert_eq!(answer(&mut net, A, &frame).kind, ACK);
+        net.host.update("a", &policy([10, 0, 0, 77], bypass)).unwrap();
+        let nak = answer(&mut net, A, &frame);
+        assert_eq!((nak.kind, nak.to), (NAK, (A.1, A.3.into())));
+    }
 }
 
 #[test]

@@ -138,15 +138,26 @@ pub fn answer(
 }
 
 /// Returns the address that an answer goes to (section 4.1).
+///
+/// A refusal is broadcast, as the client may have no right address. One that renews has it and is
+/// refused where it would hear an acknowledgement: dhcpcd and systemd-networkd listen at their own
+/// address alone then.
 fn destination(request: &Request<'_>, reply: Reply) -> Ipv4Addr {
     match reply {
-        Reply::Refuse => Ipv4Addr::BROADCAST,
+        Reply::Refuse if !renews(request) => Ipv4Addr::BROADCAST,
         _ if !request.client.is_unspecified() => request.client,
         Reply::Offer(address) | Reply::Acknowledge(address) if !request.wants_broadcast() => {
             address
         }
         _ => Ipv4Addr::BROADCAST,
     }
+}
+
+/// Returns whether a client asks for the address that it uses (section 4.3.2, RENEWING and
+/// REBINDING), and that is one which a machine may have.
+fn renews(request: &Request<'_>) -> bool {
+    let may_be = matches!(request.client.octets(), [1..=126 | 128..=223, ..]);
+    may_be && request.wanted.is_none() && request.server.is_none()
 }
 
 /// Writes the fixed part of a message, which is zero (section 4.3.1, table 3).

@@ -224,7 +224,17 @@ fn answers_go_where_the_client_hears_them() {
     assert_eq!(to(0x80, [0; 4], Reply::Acknowledge(OWN)), everybody);
     assert_eq!(to(0x80, OWN.octets(), Reply::Acknowledge(OWN)), (MAC, OWN));
     assert_eq!(to(0, OWN.octets(), Reply::Parameters), (MAC, OWN));
-    assert_eq!(to(0, OWN.octets(), Reply::Refuse), everybody);
+    // A client that renews may hear nothing but what is for its own address (dhcpcd, networkd).
+    assert_eq!(to(0x80, OWN.octets(), Reply::Refuse), (MAC, OWN));
+    for nobodys in [[0; 4], [0, 0, 0, 9], [127, 0, 0, 1], [224, 0, 0, 1], [255; 4]] {
+        assert_eq!(to(0, nobodys, Reply::Refuse), everybody);
+    }
+    for chosen in [&[50, 4, 10, 0, 0, 9][..], &[54, 4, 10, 0, 0, 1]] {
+        let mut bytes = message(&[&[53, 1, 3], chosen, &[255]].concat());
+        bytes[CIADDR..CIADDR + 4].copy_from_slice(&OWN.octets());
+        let (mac, ip, ..) = answered(&bytes, Reply::Refuse, &terms);
+        assert_eq!((mac, ip), everybody, "it begins");
+    }
     let (.., message, options) = answered(&request(0, OWN.octets()), Reply::Refuse, &terms);
     assert_eq!(codes(&options), [53, 54, 61]);
     assert_eq!((&options[0].1[..], &options[2].1[..]), (&[6][..], &[7, 7][..]));
