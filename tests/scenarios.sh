@@ -16,11 +16,11 @@ mkdir -p "$LOGS"
 build_tests "$LOGS/programs"
 # What waits for a minute of real time and uses none of it runs beside the rest.
 WAITING=(poison::a_vnic_is_released_by_itself layouts::a_commit_is_whole_or_not_at_all
-  way_back::a_program_that_fails_gives_the_process_back)
+  way_back::a_program_that_fails_gives_the_process_back clients::leases_are_renewed_in_time)
 # What no child of another test may inherit from.
 ALONE=(holder::who_gives_descriptors_waits_until_they_are_closed)
 # Files whose scenarios move frames.
-DATA_PATH=(accounting containers crashes drops external filtering hostile lasting limits mirror offloads packed pings poison queues rings routing security_groups sleeping
+DATA_PATH=(accounting behaviour clients containers crashes drops external filtering hostile lasting limits mirror offloads packed pings poison queues rings routing security_groups sleeping
   switching tap tunnel_lasting upgrade uplink)
 for file in "${DATA_PATH[@]}"; do
   [ -e "$TESTS/scenarios/$file.rs" ] || [ -d "$TESTS/scenarios/$file" ] || die "tests/scenarios has no $file"

@@ -10,7 +10,7 @@ set -euo pipefail
 # Processes by the program they run: what the build and the tests start. The start time tells a later process of the
 # same id. Zombies count: somebody did not reap them.
 REPO=$(cd "$(dirname "$0")/../.." && pwd)
-PROGRAMS='^(butterflyd|butterfly|butterfly-bench|butterfly-.*|qemu-system-.*|dpdk-testpmd|vugen|ovs.*|iperf3|valgrind.*|callgrind.*|afl.*|timeout|tcpdump|tshark|dumpcap|prometheus|promtool)$'
+PROGRAMS='^(butterflyd|butterfly|butterfly-bench|butterfly-.*|qemu-system-.*|dpdk-testpmd|vugen|ovs.*|iperf3|valgrind.*|callgrind.*|afl.*|timeout|tcpdump|tshark|dumpcap|prometheus|promtool|turnserver|turnutils_.*)$'
 
 # Builtins only: this runs after every part of the tests.
 processes() {
