@@ -9,7 +9,7 @@ use std::{
 use crate::{
     choices::Choices,
     commands::{Arrival, Case, Command, NAMES, Shot},
-    frames::Frames,
+    frames::{Frames, source_of},
     policy::Declared,
     router::{Change, Routes},
     switch::{Drop, Model, Outcome, RoutedSession},
@@ -160,14 +160,18 @@ pub fn run<S: Switch>(case: &Case, switch: &mut S, tally: &mut Tally) -> Result<
                 let vnic = NAMES.iter().position(|name| *name == sender).unwrap();
                 let shots: Vec<&Shot> =
                     shots.iter().filter(|shot| frames.sender(shot) == sender).collect();
-                let burst: Vec<Vec<u8>> =
-                    shots.into_iter().map(|shot| frames.frame(shot)).collect();
+                let burst: Vec<Vec<u8>> = shots.iter().map(|shot| frames.frame(shot)).collect();
                 if !here[vnic] {
                     continue;
                 }
                 let host = placed[vnic];
                 let seen = switch.send(host, sender, &burst);
                 tally.count(&burst, &seen);
+                for (_, frame) in &seen[host].received {
+                    frames.hear(&shots, frame);
+                }
+                leaves_translated(&declared, vnic, &seen, &routes[host])
+                    .map_err(|text| Failure { at, text })?;
                 stays_among_joined(&declared, vnic, &seen, &routes[host])
                     .map_err(|text| Failure { at, text })?;
                 let (what, early) = ((sender, &burst[..], &seen[host]), S::EARLY);
@@ -342,6 +346,31 @@ fn stays_among_joined(
     Ok(())
 }
 
+/// Checks, by nothing but what is declared, that no address of a network that is not public leaves
+/// it for an outside.
+fn leaves_translated(
+    declared: &[Declared],
+    sender: usize,
+    seen: &[Seen],
+    routes: &Routes,
+) -> Result<(), String> {
+    let from = declared[sender].vni;
+    let Some(net) = routes.net(from).filter(|net| !net.public && !routes.is_outside(from)) else {
+        return Ok(());
+    };
+    for (name, frame) in seen.iter().flat_map(|seen| &seen.received) {
+        let receiver = NAMES.iter().position(|known| known == name);
+        let is_out = receiver.is_some_and(|it| routes.is_outside(declared[it].vni));
+        if let (true, Some((_, [source, _], _))) = (is_out, source_of(frame))
+            && source.is_ipv4()
+            && net.blocks.iter().any(|block| block.has(source))
+        {
+            return Err(format!("{name} outside got a frame from {source}: {frame:02x?}"));
+        }
+    }
+    Ok(())
+}
+
 /// Returns the models that are still possible after some frames from a sender, given the effects.
 /// If there is none, returns what they all predict. So many fragments that came before their first
 /// ones wait until all frames were judged.
@@ -351,8 +380,13 @@ fn follow(
     places: usize,
     send: impl Fn(&mut Model, usize, &mut Choices) -> Outcome,
 ) -> Result<Vec<Model>, String> {
+    let received = seen.received.iter().filter_map(|(_, frame)| source_of(frame));
+    let mut shown: Vec<_> =
+        received.map(|(protocol, [source, _], port)| (protocol, source, port)).collect();
+    shown.sort();
+    shown.dedup();
     let one = |model: &Model| {
-        Choices::all(|choices| {
+        Choices::all_showing(&shown, |choices| {
             let mut model = model.clone();
             let mut outcomes: Vec<Outcome> =
                 (0..burst.len()).map(|at| send(&mut model, at, choices)).collect();
@@ -556,7 +590,7 @@ fn what_arrives_where_no_router_leads_is_found() {
     };
     let mut routes = Routes::default();
     for vni in [1, 2, 3] {
-        assert!(routes.apply(&Change::Net(Net { vni, blocks: vec![], mtu: None })));
+        assert!(routes.apply(&Change::Net(Net { vni, blocks: vec![], mtu: None, public: false })));
     }
     let joined = |joins: &[u32]| {
         let joins = joins.iter().map(|vni| (*vni, vec![])).collect();

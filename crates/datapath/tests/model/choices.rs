@@ -1,11 +1,16 @@
 //! Choices that the specification leaves open: the model tries both ways, and the switch's effects
 //! tell which one it took.
 
+use std::net::IpAddr;
+
 /// The answers to the open questions of one step, in the order in which they are asked.
 #[derive(Clone, Debug, Default)]
 pub struct Choices {
     given: Vec<bool>,
     asked: usize,
+    /// Sources of what the switch sent in the step: protocol, address, and port or identifier. Of
+    /// very many right ones, one of these is the one that it chose.
+    shown: Vec<(u8, IpAddr, u16)>,
 }
 
 impl Choices {
@@ -18,9 +23,30 @@ impl Choices {
         self.given[self.asked - 1]
     }
 
+    /// Returns one of the elements, each of which is right. There is one at least.
+    pub fn one_of<T: Clone>(&mut self, among: &[T]) -> T {
+        let last = among.len() - 1;
+        let at = (0..last).find(|_| self.either()).unwrap_or(last);
+        among[at].clone()
+    }
+
+    /// Returns the sources of what the switch sent.
+    pub fn shown(&self) -> &[(u8, IpAddr, u16)] {
+        &self.shown
+    }
+
     /// Runs `step` once for every sequence of answers.
-    pub fn all<T>(mut step: impl FnMut(&mut Choices) -> T) -> Vec<T> {
-        let (mut choices, mut results) = (Choices::default(), Vec::new());
+    pub fn all<T>(step: impl FnMut(&mut Choices) -> T) -> Vec<T> {
+        Choices::all_showing(&[], step)
+    }
+
+    /// Does the same while the switch shows these sources.
+    pub fn all_showing<T>(
+        shown: &[(u8, IpAddr, u16)],
+        mut step: impl FnMut(&mut Choices) -> T,
+    ) -> Vec<T> {
+        let mut choices = Choices { shown: shown.to_vec(), ..Choices::default() };
+        let mut results = Vec::new();
         loop {
             choices.asked = 0;
             results.push(step(&mut choices));

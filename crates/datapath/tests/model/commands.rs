@@ -22,6 +22,9 @@ pub struct Flow {
     pub stations: [Option<u8>; 2],
     /// Router to which both ends send, by index into [`ROUTERS`].
     pub via: Option<usize>,
+    /// If the second end is outside of an external: where it sends to, until it hears of the first
+    /// one from another address or port.
+    pub outside: Option<(IpAddr, u16)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

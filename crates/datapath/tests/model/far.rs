@@ -33,7 +33,7 @@ fn world(placed: [usize; 2]) -> Vec<Model> {
         world[host].groups.push(Group { name: "web", members: vec![], rules });
         for (vni, byte) in [(1, 0), (2, 1)] {
             let blocks = vec![block(byte, false)];
-            declare(&mut world, host, Change::Net(Net { vni, blocks, mtu: None }));
+            declare(&mut world, host, Change::Net(Net { vni, blocks, mtu: None, public: false }));
         }
         declare(&mut world, host, router(0, &[0, 1], &[1, 2]));
     }

@@ -32,6 +32,8 @@ pub struct Frames {
     vnics: Vec<Declared>,
     flows: Vec<Flow>,
     talks: Vec<Talk>,
+    /// First ends as those outside heard of them, by flow: protocol, address, and port.
+    heard: Vec<Vec<(u8, IpAddr, u16)>>,
 }
 
 const ALL_NODES: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
@@ -43,6 +45,7 @@ impl Frames {
             vnics: case.vnics.clone(),
             flows: case.flows.clone(),
             talks: vec![talk; case.flows.len()],
+            heard: vec![Vec::new(); case.flows.len()],
         }
     }
 
@@ -52,6 +55,25 @@ impl Frames {
             Twist::Sender(other) | Twist::Posing(other) => NAMES[other % self.vnics.len()],
             _ => NAMES[self.flows[shot.flow].vnics[usize::from(shot.back)]],
         }
+    }
+
+    /// Notes what an end outside got, of the flows of these shots.
+    pub fn hear(&mut self, shots: &[&Shot], frame: &[u8]) {
+        let Some((protocol, [from, to], port)) = source_of(frame) else { return };
+        for shot in shots.iter().filter(|shot| !shot.back) {
+            let flow = &self.flows[shot.flow];
+            if flow.outside.is_some() && flow.ips[1] == to {
+                let heard = &mut self.heard[shot.flow];
+                heard.retain(|(of, ..)| *of != protocol);
+                heard.push((protocol, from, port));
+            }
+        }
+    }
+
+    /// Returns where an end outside sends to.
+    fn outside(&self, flow: usize, protocol: u8) -> Option<(IpAddr, u16)> {
+        let heard = self.heard[flow].iter().find(|(of, ..)| *of == protocol);
+        heard.map(|(_, ip, port)| (*ip, *port)).or(self.flows[flow].outside)
     }
 
     fn mac(&self, vnic: usize) -> Mac {
@@ -84,6 +106,13 @@ impl Frames {
             To::Router(n) => gateway(n),
         };
         let (mut from, mut to) = (flow.ips[here], flow.ips[there]);
+        let mut ports = [flow.ports[here], flow.ports[there]];
+        let outside = self.outside(shot.flow, protocol_of(&shot.what, from));
+        if let Some((ip, port)) = outside.filter(|_| shot.back) {
+            to = ip;
+            ports[1] = port;
+        }
+        let peer = (to, ports[1]);
         let mut vlan = flow.vlan;
         let pick = |family: IpAddr, n: usize| if family.is_ipv4() { v4(n) } else { v6(n) };
         match shot.twist {
@@ -111,7 +140,7 @@ impl Frames {
         if let Some(vlan) = vlan {
             link = link.vlan(vlan);
         }
-        let ends = Ends { link, from, to, ports: [flow.ports[here], flow.ports[there]] };
+        let ends = Ends { link, from, to, ports, peer };
         let mut frame = self.make(shot, &ends, here, &flow);
         match shot.twist {
             Twist::Byte(at, value) => {
@@ -141,6 +170,9 @@ impl Frames {
             What::Udp(len) => ends.ip().udp(ends.ports[0], ends.ports[1], &vec![0; len.into()]),
             What::Echo { request: true, id } => ends.ip().ping(id, 1, b"echo"),
             What::Echo { request: false, id } => {
+                // Who answers has heard the identifier.
+                let heard = flow.outside.filter(|_| shot.back).is_some();
+                let id = if heard { ends.ports[1] } else { id };
                 let kind = if ends.from.is_ipv4() { 0 } else { 129 };
                 ends.ip().icmp(kind, 0, u32::from(id) << 16 | 1, b"echo")
             }
@@ -281,13 +313,15 @@ impl Frames {
         here: usize,
         of: &Flow,
     ) -> Vec<u8> {
-        let (theirs, ours) = (of.ips[1 - here], of.ips[here]);
+        let (theirs, ours) = (ends.peer, of.ips[here]);
         let quoted = Ends {
             link: build::ethernet(Mac::ZERO, Mac::ZERO),
-            from: theirs,
+            from: theirs.0,
             to: ours,
-            ports: [ends.ports[1], ends.ports[0]],
+            ports: [theirs.1, ends.ports[0]],
+            peer: theirs,
         };
+        let theirs = theirs.0;
         let talk = &self.talks[flow];
         let bytes = match protocol {
             6 => {
@@ -302,12 +336,43 @@ impl Frames {
             }
             17 => quoted.ip().udp(quoted.ports[0], quoted.ports[1], &[]),
             132 => quoted.ip().sctp((quoted.ports[0], quoted.ports[1]), 7, 0, &[]),
+            1 if of.outside.is_some() && here == 1 => quoted.ip().ping(quoted.ports[0], 1, &[]),
             1 => quoted.ip().ping(1, 1, &[]),
             other => quoted.ip().payload(other, &[0; 8]),
         };
         let cut = if theirs.is_ipv4() { 14 + 28 } else { 14 + 48 };
         ends.ip().icmp(kind, 0, 0, &bytes[14..bytes.len().min(cut)])
     }
+}
+
+/// Returns the protocol of which an end outside has to know the other one's port.
+fn protocol_of(what: &What, from: IpAddr) -> u8 {
+    match what {
+        What::Tcp(_) => 6,
+        What::Echo { .. } if from.is_ipv6() => 58,
+        What::Echo { .. } => 1,
+        What::Error { protocol: 1, .. } if from.is_ipv6() => 58,
+        What::Error { protocol, .. } => *protocol,
+        _ => 17,
+    }
+}
+
+/// Returns the protocol of a frame, both addresses, and the port of its source, or the identifier
+/// of an echo.
+pub fn source_of(frame: &[u8]) -> Option<(u8, [IpAddr; 2], u16)> {
+    let word = |at: usize| Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]));
+    let four = |at: usize| Some(Ipv4Addr::from(<[u8; 4]>::try_from(frame.get(at..at + 4)?).ok()?));
+    let six = |at: usize| Some(Ipv6Addr::from(<[u8; 16]>::try_from(frame.get(at..at + 16)?).ok()?));
+    let (protocol, ends, upper) = match word(12)? {
+        ethernet::IPV4 => {
+            let upper = 14 + usize::from(*frame.get(14)? & 15) * 4;
+            (*frame.get(23)?, [four(26)?.into(), four(30)?.into()], upper)
+        }
+        ethernet::IPV6 => (*frame.get(20)?, [six(22)?.into(), six(38)?.into()], 54),
+        _ => return None,
+    };
+    let at = if matches!(protocol, 1 | 58) { upper + 4 } else { upper };
+    Some((protocol, ends, word(at)?))
 }
 
 fn gateway(router: usize) -> Mac {
@@ -319,6 +384,8 @@ struct Ends {
     from: IpAddr,
     to: IpAddr,
     ports: [u16; 2],
+    /// The other end, whatever is wrong with the frame.
+    peer: (IpAddr, u16),
 }
 
 impl Ends {
@@ -503,7 +570,7 @@ fn asked_of(wanted: Ipv6Addr) -> Ipv6Addr {
 }
 
 fn hidden(ends: &Ends, how: u8) -> Vec<u8> {
-    let plain = Ends { link: ends.link.clone(), from: ends.from, to: ends.to, ports: ends.ports };
+    let plain = Ends { link: ends.link.clone(), ..*ends };
     let packet = plain.ip().udp(ends.ports[0], ends.ports[1], b"hidden");
     let kind = if ends.from.is_ipv4() { ethernet::IPV4 } else { ethernet::IPV6 };
     let at = packet.len() - if ends.from.is_ipv4() { 28 + 6 } else { 48 + 6 };

@@ -255,6 +255,7 @@ pub fn flow(random: &mut Random, vnics: &[Declared]) -> Flow {
         vlan: random.pick(&[None, None, None, Some(5), Some(6), Some(0)]),
         stations,
         via: None,
+        outside: None,
     }
 }
 

@@ -20,6 +20,7 @@ mod far;
 mod frames;
 mod generate;
 mod limits;
+mod nat;
 mod policy;
 mod random;
 mod real;
@@ -28,6 +29,7 @@ mod router;
 mod spanning;
 mod switch;
 mod tcp;
+mod translated;
 mod wire;
 mod world;
 
@@ -65,6 +67,12 @@ fn the_router_does_what_the_model_says() {
 #[test]
 fn routers_of_two_hosts_do_what_the_model_says() {
     compare(routed::case_of_two, 10_000, Real::new);
+}
+
+/// A router translates between networks and the outside of an external, by rules that come and go.
+#[test]
+fn translations_are_what_the_model_says() {
+    compare(translated::case, 20_000, Real::new);
 }
 
 /// The explanation of a frame before it is sent comes true, and explaining changes nothing.

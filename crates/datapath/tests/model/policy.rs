@@ -119,7 +119,11 @@ fn rule_matches(groups: &[Group], rule: &Rule, packet: &Packet, peer: IpAddr) ->
         }
         _ => true,
     };
-    protocol && ports && peer_matches(groups, &rule.peer, peer)
+    // Anybody outside may write a member's address.
+    let is_nobody = packet.stranger
+        && rule.direction == Direction::Inbound
+        && matches!(rule.peer, Peer::Group(_));
+    protocol && ports && !is_nobody && peer_matches(groups, &rule.peer, peer)
 }
 
 /// All rules of a vnic in one direction.

@@ -173,7 +173,9 @@ impl Switch for Real {
     }
 
     fn route(&mut self, host: usize, change: &Change, _: &Routes) {
-        self.hosts[host].change_routing(router::declaration(change));
+        for change in router::declaration(change) {
+            self.hosts[host].change_routing(change);
+        }
         self.meet();
         // A network that is not here any more takes its counters along.
         self.hosts[host].moved();

@@ -99,7 +99,7 @@ fn net(random: &mut Random, vni: u32, byte: u8, further: Option<u8>) -> Net {
     if let Some(mask) = further {
         blocks.push(Block { first: address(9, 0).into(), mask, gateway: None });
     }
-    Net { vni, mtu: mtu(random, &blocks), blocks }
+    Net { vni, mtu: mtu(random, &blocks), blocks, public: false }
 }
 
 fn mtu(random: &mut Random, blocks: &[Block]) -> Option<u16> {
@@ -539,6 +539,7 @@ fn flow(random: &mut Random, vnics: &[Declared], joins: Joins) -> Flow {
         vlan: random.percent(3).then(|| random.pick(&[5, 0])),
         stations,
         via: Some(via),
+        outside: None,
     }
 }
 
@@ -679,7 +680,12 @@ fn world(bypass: bool) -> Model {
     model.groups.push(Group { name: "web", members: vec![], rules });
     for (vni, byte) in [(1, 0), (2, 1)] {
         let blocks = vec![block(byte, false)];
-        assert!(model.routes.apply(&Change::Net(Net { vni, blocks, mtu: Some(100) })));
+        assert!(model.routes.apply(&Change::Net(Net {
+            vni,
+            blocks,
+            mtu: Some(100),
+            public: false
+        })));
     }
     assert!(model.routes.apply(&router(0, &[0, 1], &[1, 2])));
     model.pass(1000);
@@ -713,7 +719,12 @@ fn world_of_six(bypass: bool) -> Model {
     model.group("web").rules.push(rule(Inbound, None, (0, 0), "2001:db8::", 48));
     for (vni, byte) in [(1, 0), (2, 1)] {
         let blocks = vec![block(byte, false), block(byte, true)];
-        assert!(model.routes.apply(&Change::Net(Net { vni, blocks, mtu: Some(1280) })));
+        assert!(model.routes.apply(&Change::Net(Net {
+            vni,
+            blocks,
+            mtu: Some(1280),
+            public: false
+        })));
     }
     model.changed();
     model

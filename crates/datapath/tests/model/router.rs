@@ -17,6 +17,7 @@ use butterfly_model::{
 
 use crate::{
     claims::Voice,
+    nat::{self, Rule, may_be},
     policy::{self, Declared, is_in},
     switch::{Mistake, Model, Vnic},
     wire::{self, Carries, be16},
@@ -39,6 +40,8 @@ pub struct Net {
     pub vni: u32,
     pub blocks: Vec<Block>,
     pub mtu: Option<u16>,
+    /// The outside knows its addresses of IPv4.
+    pub public: bool,
 }
 
 /// A declared router: the networks that it joins, and its addresses where it is not the gateway of
@@ -59,7 +62,7 @@ pub struct Led {
 }
 
 /// Receivers to which a router leads.
-enum Leads<'a> {
+pub enum Leads<'a> {
     /// Into the network of a block.
     Into(&'a Net, &'a Block),
     By(&'a Led),
@@ -120,6 +123,10 @@ pub enum Change {
     NoNet(u32),
     Router(Router),
     NoRouter(&'static str),
+    /// An external without a wire, whose outside are the vnics of this network.
+    External(Net),
+    /// All that a router translates at an external.
+    Nat(&'static str, u32, Vec<Rule>),
 }
 
 /// Everything that is declared.
@@ -128,6 +135,10 @@ pub struct Routes {
     pub nets: Vec<Net>,
     pub routers: Vec<Router>,
     pub residents: Vec<Resident>,
+    /// Networks that are outsides.
+    pub externals: Vec<u32>,
+    /// Translations, by router and external.
+    pub nats: Vec<(&'static str, u32, Vec<Rule>)>,
 }
 
 /// Returns the MAC address of a router: two reserved bytes, and the 32 bits of FNV-1a of its name.
@@ -152,13 +163,13 @@ pub fn is_reserved(mac: &[u8]) -> bool {
 }
 
 impl Block {
-    fn has(&self, ip: IpAddr) -> bool {
+    pub fn has(&self, ip: IpAddr) -> bool {
         is_in(ip, self.first, self.mask)
     }
 
     /// Returns whether an address of the block is no host's (RFC 1122, 3.2.1.3; RFC 3021). IPv6
     /// has no such addresses, but for one that is a router's and a host's at once.
-    fn is_nobodys(&self, ip: IpAddr) -> bool {
+    pub fn is_nobodys(&self, ip: IpAddr) -> bool {
         let (IpAddr::V4(first), IpAddr::V4(ip)) = (self.first, ip) else { return false };
         let last = u32::from(first) + (1 << (32 - self.mask)) - 1;
         self.mask < 31 && (ip == first || u32::from(ip) == last)
@@ -200,7 +211,11 @@ impl Routes {
             }
             Change::Router(router) => {
                 let joins_all = router.joins.iter().all(|(vni, _)| is_there(self, *vni));
-                if !joins_all || !self.has_ways(router) {
+                let leaves = |(name, vni, _): &(&str, u32, Vec<Rule>)| {
+                    *name == router.name && router.joins.iter().all(|(other, _)| other != vni)
+                };
+                // None leaves an external while it translates there.
+                if !joins_all || !self.has_ways(router) || self.nats.iter().any(leaves) {
                     return false;
                 }
                 self.routers.retain(|other| other.name != router.name);
@@ -216,7 +231,29 @@ impl Routes {
                 self.residents.retain(|other| (other.vni, other.ip) != (*vni, *ip));
                 return self.residents.len() < before;
             }
+            Change::External(net) => {
+                let is_new = !self.externals.contains(&net.vni);
+                self.externals.extend(Some(net.vni).filter(|_| is_new));
+                return self.apply(&Change::Net(net.clone()));
+            }
+            Change::Nat(name, vni, rules) => {
+                let has_router = self.routers_of(*vni).any(|router| router.name == *name);
+                let others = self.nats.iter().filter(|(other, ..)| other != name);
+                let others = others.flat_map(|(.., rules)| rules);
+                let is_free = |rule: &Rule| others.clone().all(|it| it.outside() != rule.outside());
+                let is_external = self.externals.contains(vni);
+                if !is_external || !has_router || !may_be(rules) || !rules.iter().all(is_free) {
+                    return false;
+                }
+                self.nats.retain(|(other, at, _)| (other, at) != (name, vni));
+                if !rules.is_empty() {
+                    self.nats.push((name, *vni, rules.clone()));
+                }
+            }
             Change::NoRouter(name) => {
+                if self.nats.iter().any(|(other, ..)| other == name) {
+                    return false;
+                }
                 let before = self.routers.len();
                 self.routers.retain(|router| router.name != *name);
                 return self.routers.len() < before;
@@ -225,7 +262,7 @@ impl Routes {
         true
     }
 
-    fn net(&self, vni: u32) -> Option<&Net> {
+    pub fn net(&self, vni: u32) -> Option<&Net> {
         self.nets.iter().find(|net| net.vni == vni)
     }
 
@@ -243,7 +280,7 @@ impl Routes {
     }
 
     /// Returns the network of a router that has an address in a block, whatever routes there are.
-    fn net_of(&self, router: &Router, ip: IpAddr) -> Option<(&Net, &Block)> {
+    pub fn net_of(&self, router: &Router, ip: IpAddr) -> Option<(&Net, &Block)> {
         let nets = router.joins.iter().filter_map(|(vni, _)| self.net(*vni));
         let mut blocks = nets.flat_map(|net| net.blocks.iter().map(move |block| (net, block)));
         blocks.find(|(_, block)| block.has(ip))
@@ -251,7 +288,7 @@ impl Routes {
 
     /// Returns where a router leads what is for an address: by the longest block that has it (RFC
     /// 1812, 5.2.4.3); of two that are one, into its own network.
-    fn leads(&self, router: &Router, ip: IpAddr) -> Option<Leads<'_>> {
+    pub fn leads(&self, router: &Router, ip: IpAddr) -> Option<Leads<'_>> {
         let router = self.routers.iter().find(|other| other.name == router.name)?;
         let into = self.net_of(router, ip);
         let led = router.routes.iter().filter(|led| is_in(ip, led.to, led.mask));
@@ -287,14 +324,45 @@ impl Routes {
         self.routers.iter().filter(joins)
     }
 
-    /// Returns the router that has an address in a network.
+    /// Returns the router that has an address in a network, for itself or by a translation.
     pub fn with_address(&self, vni: u32, ip: IpAddr) -> Option<&Router> {
-        self.routers_of(vni).find(|router| self.addresses(router, vni).contains(&ip))
+        self.routers_of(vni).find(|router| {
+            let translates = self.rules(router.name, vni).iter().any(|rule| rule.outside() == ip);
+            translates || self.addresses(router, vni).contains(&ip)
+        })
+    }
+
+    /// Returns the translations of a router at an external.
+    pub fn rules(&self, router: &str, vni: u32) -> &[Rule] {
+        let of = self.nats.iter().find(|(name, at, _)| (*name, *at) == (router, vni));
+        of.map_or(&[], |(.., rules)| rules)
+    }
+
+    /// Returns whether a network is an outside.
+    pub fn is_outside(&self, vni: u32) -> bool {
+        self.externals.contains(&vni)
+    }
+
+    /// Returns whether the outside `from` knows an address inside, which needs no translation.
+    pub fn is_known_outside(&self, router: &Router, ip: IpAddr, from: u32) -> bool {
+        let of = self.net_of(router, ip);
+        of.is_some_and(|(net, _)| net.vni != from && (net.public || ip.is_ipv6()))
     }
 }
 
 /// Returns the change as an operator's request has it.
-pub fn declaration(change: &Change) -> RoutingChange {
+pub fn declaration(change: &Change) -> Vec<RoutingChange> {
+    match change {
+        Change::External(net) => {
+            let external = nat::external(net);
+            let network = external.network().clone();
+            vec![RoutingChange::DeclareNetwork(network), RoutingChange::DeclareWire(external)]
+        }
+        other => vec![single(other)],
+    }
+}
+
+fn single(change: &Change) -> RoutingChange {
     let vni = |number: u32| Vni::new(number).unwrap();
     let id = |name: &str| RouterId::new(name).unwrap();
     match change {
@@ -306,7 +374,8 @@ pub fn declaration(change: &Change) -> RoutingChange {
             };
             let subnets = net.blocks.iter().map(subnet).collect();
             let mtu = net.mtu.map(u32::from);
-            RoutingChange::DeclareNetwork(Network::new(vni(net.vni), subnets, mtu).unwrap())
+            let network = Network::new(vni(net.vni), subnets, mtu).unwrap();
+            RoutingChange::DeclareNetwork(network.with_public(net.public))
         }
         Change::NoNet(number) => RoutingChange::RemoveNetwork(vni(*number)),
         Change::Router(router) => {
@@ -329,6 +398,11 @@ pub fn declaration(change: &Change) -> RoutingChange {
             RoutingChange::DeclareNeighbour(Neighbour::new(vni(*number), *ip, mac, host).unwrap())
         }
         Change::NoResident(number, ip) => RoutingChange::RemoveNeighbour(vni(*number), *ip),
+        Change::Nat(name, number, rules) => {
+            let rules = rules.iter().map(Rule::declared).collect();
+            RoutingChange::DeclareNat(id(name), vni(*number), rules)
+        }
+        Change::External(_) => unreachable!("it is two"),
     }
 }
 
@@ -369,7 +443,7 @@ pub enum NextPlace {
 const TUNNEL_MTU: u16 = 1500 - 50;
 
 /// Returns the sum of RFC 791 over a header, its own sum as it is.
-fn sum(header: &[u8]) -> u16 {
+pub fn sum(header: &[u8]) -> u16 {
     let mut sum: u32 = header
         .chunks(2)
         .map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)))
@@ -387,18 +461,18 @@ pub fn set_sum(header: &mut [u8]) {
     header[10..12].copy_from_slice(&right.to_be_bytes());
 }
 
-fn ip(bytes: &[u8], at: usize) -> IpAddr {
+pub fn ip(bytes: &[u8], at: usize) -> IpAddr {
     Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]).into()
 }
 
-fn ip6(bytes: &[u8], at: usize) -> IpAddr {
+pub fn ip6(bytes: &[u8], at: usize) -> IpAddr {
     let octets: [u8; 16] = bytes[at..at + 16].try_into().unwrap();
     IpAddr::V6(Ipv6Addr::from(octets))
 }
 
 /// Returns whether an address is of a group, of all, of this host or this link alone, or none (RFC
 /// 1812, 5.3.7; RFC 4291, 2.5 to 2.7).
-fn is_no_unicast(ip: IpAddr) -> bool {
+pub fn is_no_unicast(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => {
             let first = ip.octets()[0];
@@ -417,20 +491,20 @@ fn is_no_unicast(ip: IpAddr) -> bool {
 
 /// Extension headers of a packet of IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Chain {
+pub struct Chain {
     /// Protocol behind them.
-    protocol: u8,
+    pub protocol: u8,
     /// Byte of the packet that names it.
     named: usize,
     /// Byte at which it begins.
-    end: usize,
+    pub end: usize,
     /// True for a fragment that is not the first.
-    is_later: bool,
+    pub is_later: bool,
 }
 
 /// Walks extension headers, which are looked at in the first 256 bytes of a frame. Else says why
 /// the packet goes no further.
-fn chain(packet: &[u8]) -> Result<Chain, Vec<&'static str>> {
+pub fn chain(packet: &[u8]) -> Result<Chain, Vec<&'static str>> {
     let end = packet.len().min(40 + usize::from(be16(packet, 4)));
     let whole = &packet[..end];
     let mut chain = Chain { protocol: packet[6], named: 6, end: 40, is_later: false };
@@ -887,8 +961,17 @@ impl Model {
         let is_gateway = self.routes.with_address(declared.vni, source).is_some();
         let is_near = source.is_ipv6() && is_no_unicast(source);
         let is_of = self.is_of(declared, source);
-        let is_behind = !is_of && self.is_behind(sender, router, source);
-        if (is_gateway || is_near || !is_of && !is_behind)
+        let is_outside = self.routes.is_outside(declared.vni);
+        let is_behind = is_outside || !is_of && self.is_behind(sender, router, source);
+        if is_outside {
+            wrong.extend(self.bars_outside(router, declared.vni, source));
+            let known = self.is_inward()
+                || self.routes.is_known_outside(router, destination, declared.vni)
+                || self.routes.addresses(router, declared.vni).contains(&destination);
+            if !known {
+                return Fate::Dropped([wrong, vec!["no-route"]].concat());
+            }
+        } else if (is_gateway || is_near || !is_of && !is_behind)
             && self.mistake() != Some(Mistake::AnySource)
         {
             wrong.push("foreign-source");
@@ -904,6 +987,10 @@ impl Model {
         if hops <= 1 {
             wrong.push("ttl-expired");
         }
+        if !is_outside && self.turns_back(router, destination) {
+            wrong.push("nat-hairpin");
+            return Fate::Dropped(wrong);
+        }
         let hop = self.hop((declared, frame), router, destination, &mut wrong, pick);
         let to = hop.as_ref().map(|(to, _)| match to.place {
             NextPlace::Vnic(at) => self.vnics[at].declared.vni,
@@ -915,6 +1002,16 @@ impl Model {
         {
             wrong.push("foreign-source");
         }
+        let leaves = to.is_some_and(|to| self.routes.is_outside(to));
+        if let (true, Some(to)) = (leaves, to) {
+            let net = self.routes.net(declared.vni);
+            let stays = destination.is_ipv6() || net.is_some_and(|net| net.public);
+            if is_outside {
+                wrong.push("no-route"); // not from one outside to another
+            } else if self.routes.rules(router.name, to).is_empty() && !stays {
+                wrong.push("nat-no-rule");
+            }
+        }
         // Bytes behind the packet go along with it.
         if let Some((_, Some(mtu))) = hop
             && len > usize::from(mtu)
@@ -924,7 +1021,7 @@ impl Model {
         // Another host cannot know whose the source is.
         let is_far = matches!(&hop, Some((SentOn { place: NextPlace::Away(..), .. }, _)));
         let claimed = || self.is_claimed(&self.vnics[sender], source, Voice::Speaking);
-        if is_far && declared.bypass && !declared.forwards && claimed() {
+        if (is_far || leaves) && declared.bypass && !declared.forwards && claimed() {
             wrong.push("ip-claimed");
         }
         match hop {
@@ -1004,6 +1101,9 @@ impl Model {
     /// (RFC 1812, 4.3). `None` if it sends none.
     pub fn error(&self, sender: usize, frame: &[u8], reason: &str) -> Option<Vec<u8>> {
         let declared = &self.vnics[sender].declared;
+        if self.routes.is_outside(declared.vni) {
+            return None; // nobody outside gets any
+        }
         let router = self
             .routes
             .routers_of(declared.vni)

@@ -5,12 +5,13 @@
 
 mod moved;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use crate::{
     choices::Choices,
     claims::Bound,
     dhcp::{self, Dhcp},
+    nat::Mapping,
     policy::{self, Declared, Group, Verdict},
     router::{Fate, NextPlace, Routes, Taken, is_reserved},
     tcp::{Connection, Judgement, Segment},
@@ -179,6 +180,12 @@ pub struct Model {
     /// Sessions forgotten since the last look at all sessions: their places are free from then on.
     dead: Vec<Key>,
     fragments: Vec<Fragments>,
+    /// Ports outside that ends inside have.
+    pub mappings: Vec<Mapping>,
+    /// Of several shared addresses, the one that a machine of a router has.
+    pub prefers: Vec<((&'static str, Ipv4Addr), Vec<Ipv4Addr>, Ipv4Addr)>,
+    /// The frame that is judged came from outside, and has the address inside now.
+    inward: bool,
 }
 
 /// Mistakes to be found that do not change the model's memory.
@@ -208,6 +215,16 @@ pub enum Mistake {
     ResidentsAreHere,
     /// Packets of one flow go by several ways of a route.
     AnyWay,
+    /// An end inside gets another port outside for each packet.
+    PortsChange,
+    /// Anybody outside may ask for an echo by an identifier that a machine uses.
+    EchoesComeIn,
+    /// What an error quotes is not translated.
+    QuotesStay,
+    /// What no rule translates leaves as it is.
+    UntranslatedLeave,
+    /// Somebody outside is a member of a group.
+    StrangersAreMembers,
 }
 
 /// Reasons for the drop of a frame, each with the vnic that is charged: each of these is right.
@@ -265,6 +282,9 @@ impl Model {
             sessions: Vec::new(),
             dead: Vec::new(),
             fragments: Vec::new(),
+            mappings: Vec::new(),
+            prefers: Vec::new(),
+            inward: false,
         }
     }
 
@@ -276,6 +296,7 @@ impl Model {
         self.sessions.retain(|session| now - session.seen <= session.timeout().1);
         self.sessions.retain(|session| session.left.is_none_or(|left| now < left + PICKUP_FOR));
         self.fragments.retain(|entry| now - entry.began < FRAGMENTS_FOR);
+        self.mappings_age();
     }
 
     /// Makes a mistake from now on.
@@ -359,6 +380,7 @@ impl Model {
     /// Takes what is declared of networks from now on.
     pub fn declare(&mut self, routes: &Routes) {
         self.routes.clone_from(routes);
+        self.mappings_change();
         self.bring_trunks();
     }
 
@@ -408,9 +430,8 @@ impl Model {
 
     pub fn remove(&mut self, name: &'static str) {
         self.changed();
-        if self.vnic(name).is_none() {
-            return;
-        }
+        let Some(port) = self.vnic(name).map(|vnic| vnic.port) else { return };
+        self.mappings_go(port);
         self.vnics.retain(|vnic| vnic.name != name);
         // The last one takes the trunk along, unless a router needs it.
         self.bring_trunks();
@@ -440,6 +461,11 @@ impl Model {
         self.across
     }
 
+    /// Returns whether the frame that is judged came from outside to an address that is translated.
+    pub fn is_inward(&self) -> bool {
+        self.inward
+    }
+
     fn at(&self, port: Port) -> Option<&Vnic> {
         self.vnics.iter().find(|vnic| vnic.port == port)
     }
@@ -454,6 +480,7 @@ impl Model {
         }
         outcome.waits = std::mem::take(&mut self.early);
         self.across = false;
+        self.inward = false;
         outcome
     }
 
@@ -515,6 +542,15 @@ impl Model {
         if !is_far {
             self.bind(sender, &carries, frame);
         }
+        let inward = match is_far {
+            true => None,
+            false => self
+                .come_in(sender, frame, &carries, choices)
+                .map_err(|reasons| drop(name, &reasons))?,
+        };
+        self.inward = inward.is_some();
+        let sent = frame;
+        let frame = inward.as_ref().map_or(frame, |inward| &inward.frame[..]);
         let mut pick = |ways: usize| (0..ways - 1).find(|_| choices.either()).unwrap_or(ways - 1);
         let fate = match is_far {
             true => Fate::NotMine,
@@ -602,11 +638,19 @@ impl Model {
                 };
                 let to = self.vnics[receiver].clone();
                 if !(declared.bypass && to.declared.bypass)
-                    && let Some(packet) =
+                    && let Some(mut packet) =
                         read(frame, &carries).map_err(|reasons| drop(name, reasons))?
                 {
+                    packet.stranger = self.routes.is_outside(declared.vni)
+                        && self.mistake != Some(Mistake::StrangersAreMembers);
                     self.unicast(sender, receiver, &packet, choices)?;
                 }
+                if let Some(inward) = &inward {
+                    self.came_in(inward, receiver);
+                }
+                let becomes = self
+                    .go_out((sender, receiver), sent, becomes, choices)
+                    .map_err(|reasons| drop(name, &reasons))?;
                 outcome.receivers.push(gets);
                 outcome.becomes = Some(becomes);
                 return Ok(());

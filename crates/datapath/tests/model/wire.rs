@@ -37,6 +37,8 @@ pub struct Packet {
     /// Nothing stands between the IP header and that, nothing behind it, and it is of 1,500 bytes
     /// at most.
     pub plain: bool,
+    /// It came from the outside of an external, where nobody is a member of a group.
+    pub stranger: bool,
 }
 
 /// Which part of a packet it is.
@@ -163,6 +165,7 @@ fn v4(frame: &[u8], at: usize) -> Result<Packet, Reasons> {
         has_fragment_header: fragment.is_some(),
         upper: ip[header..total].to_vec(),
         plain: header == 20 && total == ip.len() && total <= 1500,
+        stranger: false,
     };
     upper_is_there(packet, at + header)
 }
@@ -240,6 +243,7 @@ fn v6(frame: &[u8], at: usize) -> Result<Packet, Reasons> {
         has_fragment_header,
         upper: ip[here..].to_vec(),
         plain: here == 40 && at + end == frame.len() && end <= 1500,
+        stranger: false,
     };
     upper_is_there(packet, at + here)
 }
