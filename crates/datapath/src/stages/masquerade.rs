@@ -11,7 +11,7 @@ use butterfly_packet::{
     Error,
     icmp::v4::ECHO_REQUEST,
     protocol::{ICMP, TCP},
-    tcp::RST,
+    tcp::{FIN, RST},
     translate::{End, Ends, PLAIN_LEN, Plain, Side, ends, is_error},
 };
 use butterfly_vhost::ring::{Frame, HEAD_MAX};
@@ -40,6 +40,9 @@ use crate::world::{
 
 /// First byte of the Ethernet type of IPv6.
 const V6: u8 = 0x86;
+
+/// Offset of the protocol in a header of IPv4.
+const PROTOCOL: usize = 9;
 
 /// Rewrites packets that routers pass on.
 pub(crate) struct Masquerade;
@@ -180,6 +183,9 @@ fn leave_plain(batch: &mut Batch<'_>, context: &Context<'_>) -> u64 {
     // Frames of a batch tend to leave by the exit and the router of the one before.
     let mut last: Option<((NetworkRef, u64), Option<Leaving<'_>>)> = None;
     let mut left = 0;
+    // The end of a connection waits for its turn, so all behind it does, too: what a connection
+    // says that follows by the same port is not to come first.
+    let mut ended = false;
     let each = frames.each_mut().zip(metas.iter()).zip(hops.iter()).enumerate();
     for (index, (((frame, slot), meta), hop)) in each {
         let crossed = crossed.wrapping_shr(index as u32) & 1 == 1;
@@ -192,14 +198,25 @@ fn leave_plain(batch: &mut Batch<'_>, context: &Context<'_>) -> u64 {
             _ => last.insert((by, Leaving::of(by, context))).1,
         };
         let Some(leaving) = leaving else { continue };
-        let translated = leaving.0.filter(|_| context.assumed.is_none()).and_then(|translations| {
+        let in_turn = !ended && context.assumed.is_none();
+        let translated = leaving.0.filter(|_| in_turn).and_then(|translations| {
             translate_plain(slot.bytes_mut(), (frame, meta), translations, public, context)
         });
         if translated.is_none() {
             left |= 1 << index;
+            ended |= may_end(slot.bytes(), frame);
         }
     }
     left
+}
+
+/// Returns whether a packet may end a connection of TCP over IPv4.
+fn may_end(bytes: &[u8; HEAD_MAX], frame: &Frame) -> bool {
+    let Some(packet) = bytes.get(L3..).and_then(|packet| packet.first_chunk()) else { return true };
+    match Plain::read(packet, (frame.len as usize).saturating_sub(L3)) {
+        Some(found) => found.flags & (FIN | RST) != 0,
+        None => packet.get(PROTOCOL) == Some(&TCP),
+    }
 }
 
 /// Outside by which packets leave, and what their router translates there, if it does.

@@ -846,6 +846,36 @@ fn ports_outside_are_given_for_a_time() {
     assert_eq!(leaves(&mut net, C, WORLD, 6, 5002), 5002);
 }
 
+/// A connection that follows one that was reset by the same port, at once: what was reset ends
+/// before the next one begins, also where the machine sends both in one batch.
+#[test]
+fn a_port_lasts_that_is_used_anew_at_once() {
+    let mut net = shared(true);
+    let gateway = router_mac("r");
+    let says = |flags, payload: &[u8]| {
+        ip((A.1, gateway), "10.0.0.10", WORLD)
+            .tcp(&Tcp { acknowledgement: 1, ..Tcp::new(5000, 80, flags) }, payload)
+    };
+    for (first, last) in [(SYN, ACK), (ACK, 0)] {
+        for flags in [SYN, ACK] {
+            assert_eq!(net.send(A, &says(flags, b""))[X.0].len(), 1);
+        }
+        // The next one opens, or carries bytes of another connection.
+        let payload: &[u8] = if first == SYN { b"" } else { b"bytes" };
+        for frame in [says(RST, b""), says(first, payload)] {
+            net.host.guest(A.0).unwrap().send(&frame, NetHeader::default()).unwrap();
+        }
+        net.host.settle();
+        assert_eq!(net.host.received().unwrap()[X.0].len(), 2);
+        if last != 0 {
+            assert_eq!(net.send(A, &says(last, b""))[X.0].len(), 1);
+        }
+        net.host.moved();
+        net.host.pass(3600);
+        answered(&mut net, A, 6, (5000, 5000));
+    }
+}
+
 /// A machine has its share of the ports, and nobody else suffers.
 #[test]
 fn a_machine_that_scans_has_its_share() {
