@@ -289,6 +289,15 @@ fn rewrite(packet: &mut [u8], read: &Read, side: Side, (to, port): (IpAddr, Opti
     }
 }
 
+/// Checks that the sum of a packet's upper layer is there to be changed.
+fn has_sum(packet: &[u8], read: &Read) -> Result<(), Vec<&'static str>> {
+    let end = read.upper.zip(sum_at(read.protocol)).map(|(upper, (at, _))| upper + at + 2);
+    match end.is_none_or(|end| packet.len() >= end) {
+        true => Ok(()),
+        false => Err(vec!["tiny-fragment", "malformed-ip", "headers-too-long"]),
+    }
+}
+
 /// Gives the other side of what an error quotes another end, with the error's own sum.
 fn rewrite_quote(packet: &mut [u8], read: &Read, side: Side, to: (IpAddr, Option<u16>)) {
     let (start, end) = quote(packet, read);
@@ -506,6 +515,7 @@ impl Model {
                 return Err(vec![missing]);
             }
         }
+        has_sum(packet, &read)?;
         if error {
             rewrite(&mut changed, &read, Side::Destination, (inside.0, None));
             if self.mistake() != Some(Mistake::QuotesStay) {
@@ -641,6 +651,7 @@ impl Model {
                 self.outward(sender, (router.name, &rules), &sent[14..], &read, stays, choices)?;
             if let Some((end, quoted)) = to {
                 let packet = &mut becomes[14..];
+                has_sum(packet, &read)?;
                 rewrite(packet, &read, Side::Source, end);
                 if let Some(quoted) = quoted.filter(|_| self.mistake() != Some(Mistake::QuotesStay))
                 {
@@ -734,14 +745,63 @@ impl Model {
         choices: &mut Choices,
     ) -> Option<(IpAddr, Option<u16>)> {
         let (IpAddr::V4(inside), Some(port)) = (inside, port) else { return None };
-        let pool = shared(rules);
-        let wanted = |it: &Mapping| {
-            (it.router, it.protocol, it.inside) == (router, protocol, (inside, port))
-                && pool.contains(&it.outside.0)
-        };
-        let at = self.mapping(wanted, choices)?;
+        let at = self.own((router, rules), (protocol, (inside, port)), choices)?;
         let (address, port) = self.mappings[at].outside;
         Some((address.into(), Some(port)))
+    }
+
+    /// Returns the mapping of an end inside, by any address that is shared.
+    fn own(
+        &mut self,
+        (router, rules): (&'static str, &[Rule]),
+        (protocol, inside): (u8, (Ipv4Addr, u16)),
+        choices: &mut Choices,
+    ) -> Option<usize> {
+        let pool = shared(rules);
+        let mut there = Vec::new();
+        for address in &pool {
+            let of = |it: &Mapping| {
+                (it.router, it.protocol, it.inside) == (router, protocol, inside)
+                    && it.outside.0 == *address
+            };
+            if self.mapping(of, choices).is_some() {
+                there.push(*address);
+            }
+        }
+        let address = match there[..] {
+            [] => return None,
+            [only] => only,
+            _ => self.preferred(router, inside.0, &there, choices),
+        };
+        self.mappings.iter().rposition(|it| {
+            (it.router, it.protocol, it.inside) == (router, protocol, inside)
+                && it.outside.0 == address
+        })
+    }
+
+    /// Returns the one of several shared addresses that a machine has, which is always the same.
+    fn preferred(
+        &mut self,
+        router: &'static str,
+        inside: Ipv4Addr,
+        pool: &[Ipv4Addr],
+        choices: &mut Choices,
+    ) -> Ipv4Addr {
+        if let [only] = pool {
+            return *only;
+        }
+        let is_known = |(of, among, _): &&((&str, Ipv4Addr), Vec<Ipv4Addr>, Ipv4Addr)| {
+            *of == (router, inside) && pool.iter().all(|it| among.contains(it))
+        };
+        if let Some((.., address)) = self.prefers.iter().find(is_known) {
+            return *address;
+        }
+        let is_shown =
+            |it: &&Ipv4Addr| choices.shown().iter().any(|(_, ip, _)| *ip == IpAddr::from(**it));
+        let shown: Vec<Ipv4Addr> = pool.iter().filter(is_shown).copied().collect();
+        let address = if shown.is_empty() { pool[0] } else { choices.one_of(&shown) };
+        self.prefers.push(((router, inside), pool.to_vec(), address));
+        address
     }
 
     /// Returns the end outside of an end inside, which gets one if it has none.
@@ -752,12 +812,7 @@ impl Model {
         sender: usize,
         choices: &mut Choices,
     ) -> (Ipv4Addr, u16) {
-        let pool = shared(rules);
-        let of = |it: &Mapping| {
-            (it.router, it.protocol, it.inside) == (router, protocol, inside)
-                && pool.contains(&it.outside.0)
-        };
-        let found = self.mapping(of, choices);
+        let found = self.own((router, rules), (protocol, inside), choices);
         let port = self.vnics[sender].port;
         if let Some(at) = found.filter(|_| self.mistake() != Some(Mistake::PortsChange)) {
             let now = self.now;
@@ -767,7 +822,7 @@ impl Model {
             it.senders.push(port);
             return it.outside;
         }
-        let outside = self.free((router, rules), (protocol, inside), &pool, choices);
+        let outside = self.free((router, rules), (protocol, inside), choices);
         let (senders, seen) = (vec![port], self.now);
         let (stage, doubtful) = (Stage::Opened, false);
         self.mappings.push(Mapping {
@@ -789,32 +844,9 @@ impl Model {
         &mut self,
         (router, rules): (&'static str, &[Rule]),
         (protocol, inside): (u8, (Ipv4Addr, u16)),
-        pool: &[Ipv4Addr],
         choices: &mut Choices,
     ) -> (Ipv4Addr, u16) {
-        // Always the same one of several, as long as it is there.
-        let address = match pool {
-            [only] => *only,
-            _ => {
-                let shown: Vec<Ipv4Addr> = pool
-                    .iter()
-                    .copied()
-                    .filter(|it| choices.shown().iter().any(|(_, ip, _)| *ip == IpAddr::from(*it)))
-                    .collect();
-                let prefers = self.prefers.iter().find(|(of, among, _)| {
-                    *of == (router, inside.0) && pool.iter().all(|it| among.contains(it))
-                });
-                match prefers {
-                    Some((.., address)) => *address,
-                    None => {
-                        let address =
-                            if shown.is_empty() { pool[0] } else { choices.one_of(&shown) };
-                        self.prefers.push(((router, inside.0), pool.to_vec(), address));
-                        address
-                    }
-                }
-            }
-        };
+        let address = self.preferred(router, inside.0, &shared(rules), choices);
         let suits = |port: u16| {
             port >= 1024
                 && (protocol != 17 || port % 2 == inside.1 % 2)
