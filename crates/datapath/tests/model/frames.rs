@@ -168,7 +168,11 @@ impl Frames {
                 ends.ip().tcp(&tcp, &[0x55; 64][..len])
             }
             What::Udp(len) => ends.ip().udp(ends.ports[0], ends.ports[1], &vec![0; len.into()]),
-            What::Echo { request: true, id } => ends.ip().ping(id, 1, b"echo"),
+            What::Echo { request: true, id } => {
+                // Of somebody outside now and then one that is not its own.
+                let heard = flow.outside.filter(|_| shot.back && id == 2).is_some();
+                ends.ip().ping(if heard { ends.ports[1] } else { id }, 1, b"echo")
+            }
             What::Echo { request: false, id } => {
                 // Who answers has heard the identifier.
                 let heard = flow.outside.filter(|_| shot.back).is_some();

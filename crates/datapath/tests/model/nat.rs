@@ -122,6 +122,8 @@ pub struct Mapping {
     senders: Vec<Port>,
     /// It may be gone, and nothing has told yet.
     doubtful: bool,
+    /// When its other end reset a connection: frames of the same batch may come before that.
+    reset: u32,
 }
 
 impl Mapping {
@@ -564,7 +566,8 @@ impl Model {
         let it = &self.mappings[at];
         let idle = self.now - it.seen;
         let is_open = it.doubtful || idle > it.lasts();
-        if idle > it.lasts() + LONGER || is_open && choices.either() {
+        let is_over = idle > it.lasts() + LONGER && it.reset != self.now;
+        if is_over || is_open && choices.either() {
             self.mappings.remove(at);
             return None;
         }
@@ -618,8 +621,9 @@ impl Model {
         }
         let wanted =
             |it: &&mut Mapping| (it.protocol, it.outside, it.inside) == (6, outside, inside);
+        let now = self.now;
         if let Some(it) = self.mappings.iter_mut().find(wanted) {
-            it.stage = Stage::Ended;
+            (it.stage, it.reset) = (Stage::Ended, now);
         }
     }
 
@@ -834,6 +838,7 @@ impl Model {
             seen,
             senders,
             doubtful,
+            reset: 0,
         });
         outside
     }

@@ -694,7 +694,7 @@ fn world(bypass: bool) -> Model {
 
 /// Sends a frame with exactly one right outcome. Returns the receivers or drops, and what arrives.
 #[track_caller]
-fn send(model: &mut Model, from: &str, frame: &[u8]) -> (String, Option<Vec<u8>>) {
+pub fn send(model: &mut Model, from: &str, frame: &[u8]) -> (String, Option<Vec<u8>>) {
     let mut results = Choices::all(|choices| {
         let mut model = model.clone();
         let outcome = model.send(from, frame, choices);

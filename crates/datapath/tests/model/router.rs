@@ -998,6 +998,7 @@ impl Model {
         });
         if is_behind
             && to.is_some_and(|to| self.is_somebodys(to, source))
+            && !wrong.contains(&"foreign-source")
             && self.mistake() != Some(Mistake::AnySource)
         {
             wrong.push("foreign-source");

@@ -2,15 +2,22 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use butterfly_packet::{
+    Mac,
+    build::{self, Ip, Tcp},
+};
+
 use crate::{
-    cases::rule,
+    cases::{disagreements, rule, vnic},
     commands::{Case, Command, Flow, GROUPS, Host, Shot, To, Twist, What},
     generate,
     nat::Rule,
-    policy::{Declared, Direction::Inbound, Group},
+    policy::{self, Declared, Direction::Inbound, Group, Peer},
     random::Random,
-    routed,
-    router::{Block, Change, Led, Net, ROUTERS, Router},
+    routed::{self, send},
+    router::{Block, Change, Led, Net, ROUTERS, Router, gateway_mac},
+    switch::{Mistake, Model},
+    tcp::{ACK, FIN, RST, SYN},
 };
 
 /// Number of the external's network, whose vnics are the outside.
@@ -188,8 +195,11 @@ pub fn case(seed: u64) -> Case {
             let (block, mask) = random.pick(&[("0.0.0.0", 0), ("198.51.100.0", 24)]);
             group.rules.push(rule(Inbound, protocol, (0, 65535), block, mask));
         }
-        if random.percent(30) {
+        if random.percent(40) {
+            // Nobody outside is a member, whatever address it writes.
             group.members.push(WORLD[0].0.into());
+            let member = rule(Inbound, None, (0, 65535), "0.0.0.0", 0);
+            group.rules.push(policy::Rule { peer: Peer::Group(name), ..member });
         }
         groups.push(group);
     }
@@ -204,6 +214,9 @@ pub fn case(seed: u64) -> Case {
     let mut now: Vec<Change> = routes.clone();
     let flows: Vec<Flow> = (0..8).map(|_| flow(&mut random, &vnics, joins)).collect();
     let mut commands = generate::commands(&mut random, &vnics, &flows, 20, |random| {
+        if random.percent(15) {
+            return ask(random, &flows);
+        }
         vec![match random.below(100) {
             0..45 => Command::Route(translate(random, &vnics, joins, &mut now)),
             45..50 => {
@@ -229,6 +242,20 @@ pub fn case(seed: u64) -> Case {
     }
     let placed = vec![0; vnics.len()];
     Case { hosts: 1, vnics, placed, groups, routes, flows, commands }
+}
+
+/// A machine asks for an echo, and somebody outside does by the same identifier.
+fn ask(random: &mut Random, flows: &[Flow]) -> Vec<Command> {
+    let of: Vec<usize> = (0..flows.len()).filter(|at| flows[*at].outside.is_some()).collect();
+    let Some(flow) = (!of.is_empty()).then(|| random.pick(&of)) else { return vec![] };
+    let shot = |back| Shot {
+        flow,
+        back,
+        what: What::Echo { request: true, id: 2 },
+        to: To::Receiver,
+        twist: Twist::None,
+    };
+    [false, true].map(|back| Command::Send(vec![shot(back)])).to_vec()
 }
 
 /// Rules come, go, or are others: all of a router, or one.
@@ -326,4 +353,244 @@ fn twist(random: &mut Random, shot: &mut Shot, flows: &[Flow]) {
     if matches!(shot.what, What::Fragment { .. }) && flows[shot.flow].ips[0].is_ipv4() {
         shot.what = What::Udp(20);
     }
+}
+
+const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
+const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
+const X: Mac = Mac([2, 0, 0, 0, 0, 0xe]);
+const IP_A: [u8; 4] = [10, 0, 0, 1];
+const IP_B: [u8; 4] = [10, 0, 0, 2];
+const THERE: [u8; 4] = [198, 51, 100, 9];
+/// Shared, floating, and with forwards.
+const SHARED: [u8; 4] = [192, 0, 2, 11];
+const FLOATS: [u8; 4] = [192, 0, 2, 80];
+
+/// a and b in network 1, which bypass filters or not, and x outside, by the router "r".
+fn world(bypass: bool, rules: &[Rule]) -> Model {
+    let mut model = Model::new();
+    let machine = |mac, n, vni, ip: [u8; 4]| Declared {
+        vni,
+        bypass,
+        ips: vec![ip.into()],
+        ..vnic(mac, n, &["web"])
+    };
+    model.insert("a", machine(A, 1, 1, IP_A));
+    model.insert("b", machine(B, 2, 1, IP_B));
+    let outside = machine(X, 3, OUT, at_link(1).0.octets());
+    model.insert("c", Declared { bypass: true, forwards: true, ..outside });
+    model.groups.push(Group { name: "web", members: vec![], rules: vec![] });
+    let net = Net { vni: 1, blocks: vec![routed::block(0, false)], mtu: None, public: false };
+    for change in [Change::Net(net), Change::External(outside_net()), router(0, &[1])] {
+        assert!(model.routes.apply(&change));
+    }
+    translates(&mut model, rules);
+    model.pass(1000);
+    model
+}
+
+fn translates(model: &mut Model, rules: &[Rule]) {
+    let mut routes = model.routes.clone();
+    assert!(routes.apply(&Change::Nat("r", OUT, rules.to_vec())));
+    model.declare(&routes);
+}
+
+fn gateway() -> Mac {
+    Mac(gateway_mac("r"))
+}
+
+fn out(from: Mac, ip: [u8; 4]) -> Ip {
+    build::ethernet(from, gateway()).ipv4(ip, THERE)
+}
+
+fn back(to: [u8; 4]) -> Ip {
+    build::ethernet(X, gateway()).ipv4(THERE, to)
+}
+
+/// The packet as the router sends it on.
+fn left(from: [u8; 4]) -> Ip {
+    build::ethernet(gateway(), X).ipv4(from, THERE).ttl(63)
+}
+
+fn came(to: Mac, ip: [u8; 4]) -> Ip {
+    build::ethernet(gateway(), to).ipv4(THERE, ip).ttl(63)
+}
+
+fn passes(to: &str, frame: Vec<u8>) -> (String, Option<Vec<u8>>) {
+    (format!("> {to}"), Some(frame))
+}
+
+#[test]
+fn machines_that_share_an_address_have_ports_of_their_own() {
+    let mut model = world(true, &[Rule::Shared(SHARED.into())]);
+    let udp = |ip: Ip, from: u16| ip.udp(from, 53, b"?");
+    let first = send(&mut model, "a", &udp(out(A, IP_A), 4000));
+    assert_eq!(first, passes("c", udp(left(SHARED), 4000)));
+    // The port is a's. Of UDP another one has the same parity, and none is below 1,024.
+    let second = send(&mut model, "b", &udp(out(B, IP_B), 4000));
+    assert_eq!(second, passes("c", udp(left(SHARED), 1024)));
+    assert_eq!(send(&mut model, "b", &udp(out(B, IP_B), 4000)), second);
+    let third = send(&mut model, "b", &udp(out(B, IP_B), 53));
+    assert_eq!(third, passes("c", udp(left(SHARED), 1025)));
+    let answer = send(&mut model, "c", &back(SHARED).udp(53, 1024, b"!"));
+    assert_eq!(answer, passes("b", came(B, IP_B).udp(53, 4000, b"!")));
+    assert_eq!(send(&mut model, "c", &back(SHARED).udp(53, 1026, b"!")).0, "c: nat-no-mapping");
+    // An identifier is one of who asks.
+    let asks = send(&mut model, "a", &out(A, IP_A).ping(7, 1, b"?"));
+    assert_eq!(asks, passes("c", left(SHARED).ping(1024, 1, b"?")));
+    assert_eq!(send(&mut model, "c", &back(SHARED).ping(1024, 1, b"?")).0, "c: nat-no-mapping");
+    let reply = send(&mut model, "c", &back(SHARED).icmp(0, 0, 1024 << 16 | 1, b"!"));
+    assert_eq!(reply, passes("a", came(A, IP_A).icmp(0, 0, 7 << 16 | 1, b"!")));
+    assert_eq!(send(&mut model, "a", &out(A, IP_A).payload(50, &[0; 12])).0, "a: nat-protocol");
+    model.pass(299);
+    assert_eq!(send(&mut model, "c", &back(SHARED).udp(53, 1024, b"!")), answer);
+    model.pass(18);
+    assert_eq!(send(&mut model, "c", &back(SHARED).udp(53, 1024, b"!")).0, "c: nat-no-mapping");
+}
+
+/// What comes from outside prolongs nothing, and who goes takes its ports along.
+#[test]
+fn a_port_goes_with_its_time_its_vnic_or_its_rule() {
+    let rules = [Rule::Shared(SHARED.into())];
+    let start = || {
+        let mut model = world(true, &rules);
+        send(&mut model, "a", &out(A, IP_A).udp(4000, 53, b"?"));
+        model
+    };
+    let comes = |model: &mut Model| send(model, "c", &back(SHARED).udp(53, 4000, b"!")).0;
+    let mut model = start();
+    model.remove("a");
+    assert_eq!(comes(&mut model), "c: nat-no-mapping");
+    let mut model = start();
+    translates(&mut model, &[]);
+    assert_eq!(comes(&mut model), "c: no-route");
+    assert_eq!(send(&mut model, "a", &out(A, IP_A).udp(1, 2, b"")).0, "a: nat-no-rule");
+    model.pass(1);
+    translates(&mut model, &rules);
+    assert_eq!(comes(&mut model), "c: nat-no-mapping");
+    // Somebody with an address of its own has no other one.
+    let mut model = start();
+    let floats = Rule::Floating(Ipv4Addr::from(FLOATS).into(), Ipv4Addr::from(IP_A).into());
+    translates(&mut model, &[rules[0], floats]);
+    assert_eq!(comes(&mut model), "c: nat-no-mapping");
+    translates(&mut model, &rules);
+    assert_eq!(comes(&mut model), "> a");
+    // Nor does it get back a port that was another one's.
+    let forward = Rule::Forward(17, (SHARED.into(), 4000), (IP_B.into(), 53));
+    translates(&mut model, &[rules[0], forward]);
+    assert_eq!(comes(&mut model), "> b");
+    translates(&mut model, &rules);
+    assert_eq!(comes(&mut model), "c: nat-no-mapping");
+}
+
+/// Of TCP the machine says how long a port lasts.
+#[test]
+fn a_port_of_tcp_lasts_as_its_machine_says() {
+    let says = |model: &mut Model, flags, payload: &[u8]| {
+        let tcp = out(A, IP_A).tcp(&Tcp::new(4000, 80, flags), payload);
+        assert_eq!(send(model, "a", &tcp).0, "> c");
+    };
+    let lasts = |said: &[(u8, &[u8])], seconds| {
+        let mut model = world(true, &[Rule::Shared(SHARED.into())]);
+        said.iter().for_each(|(flags, payload)| says(&mut model, *flags, payload));
+        model.pass(seconds);
+        let tcp = back(SHARED).tcp(&Tcp::new(80, 4000, ACK), b"");
+        send(&mut model, "c", &tcp).0 == "> a"
+    };
+    let acked: &[(u8, &[u8])] = &[(SYN, b""), (ACK, b"")];
+    let ended: &[(u8, &[u8])] = &[(SYN, b""), (ACK, b""), (FIN, b""), (ACK, b"")];
+    let again: &[(u8, &[u8])] = &[(SYN, b""), (ACK, b""), (RST, b""), (ACK, b"more")];
+    for (said, last) in [(&acked[..1], 240), (acked, 7440), (ended, 240), (again, 7440)] {
+        assert!(lasts(said, last), "{said:?}");
+        assert!(!lasts(said, last + 17), "{said:?}");
+    }
+}
+
+#[test]
+fn addresses_and_ports_that_are_declared_are_one_machines() {
+    let rules = [
+        Rule::Floating(Ipv4Addr::from(FLOATS).into(), Ipv4Addr::from(IP_A).into()),
+        Rule::Forward(6, (SHARED.into(), 80), (IP_B.into(), 8080)),
+    ];
+    let mut model = world(true, &rules);
+    let sctp = |ip: Ip| ip.sctp((1, 2), 7, 1, &[0; 16]);
+    assert_eq!(send(&mut model, "a", &sctp(out(A, IP_A))), passes("c", sctp(left(FLOATS))));
+    assert_eq!(send(&mut model, "c", &sctp(back(FLOATS))), passes("a", sctp(came(A, IP_A))));
+    let tcp = |ip: Ip, from, to| ip.tcp(&Tcp::new(from, to, SYN), b"");
+    let sent = send(&mut model, "c", &tcp(back(SHARED), 9, 80));
+    assert_eq!(sent, passes("b", tcp(came(B, IP_B), 9, 8080)));
+    let sent = send(&mut model, "b", &tcp(out(B, IP_B), 8080, 9));
+    assert_eq!(sent, passes("c", tcp(left(SHARED), 80, 9)));
+    assert_eq!(send(&mut model, "c", &tcp(back(SHARED), 9, 81)).0, "c: nat-no-mapping");
+    assert_eq!(send(&mut model, "b", &tcp(out(B, IP_B), 8081, 9)).0, "b: nat-no-rule");
+    assert_eq!(send(&mut model, "c", &tcp(back(IP_A), 9, 80)).0, "c: no-route");
+    let turns = build::ethernet(B, gateway()).ipv4(IP_B, FLOATS).udp(1, 2, b"");
+    assert_eq!(send(&mut model, "b", &turns).0, "b: nat-hairpin");
+    for (source, why) in [(IP_B, "inside-source"), (FLOATS, "foreign-source")] {
+        let forged = build::ethernet(X, gateway()).ipv4(source, FLOATS).udp(1, 2, b"");
+        assert_eq!(send(&mut model, "c", &forged).0, format!("c: {why}"));
+    }
+    // An error finds the machine by what it quotes, which is translated, too.
+    let quoted = |from: [u8; 4], port| {
+        let quoted = build::ethernet(X, X).ipv4(from, THERE).udp(port, 53, b"?");
+        quoted[14..].to_vec()
+    };
+    let error = |ip: Ip, quoted: Vec<u8>| ip.icmp(3, 3, 0, &quoted);
+    let told = send(&mut model, "c", &error(back(FLOATS), quoted(FLOATS, 9)));
+    assert_eq!(told, passes("a", error(came(A, IP_A), quoted(IP_A, 9))));
+    let other = error(back(FLOATS), quoted(SHARED, 9));
+    assert_eq!(send(&mut model, "c", &other).0, "c: nat-quote");
+    let answer = build::ethernet(X, X).ipv4(THERE, IP_A).udp(53, 9, b"!")[14..].to_vec();
+    let outside = build::ethernet(X, X).ipv4(THERE, FLOATS).udp(53, 9, b"!")[14..].to_vec();
+    let told = send(&mut model, "a", &error(out(A, IP_A), answer));
+    assert_eq!(told, passes("c", error(left(FLOATS), outside)));
+}
+
+/// Groups and sessions know addresses inside alone, and no member is outside.
+#[test]
+fn filters_see_what_is_inside() {
+    let mut model = world(false, &[Rule::Forward(17, (SHARED.into(), 53), (IP_A.into(), 1053))]);
+    let question = back(SHARED).udp(9, 53, b"?");
+    assert_eq!(send(&mut model, "c", &question).0, "a: ingress-denied");
+    let member = policy::Rule {
+        peer: policy::Peer::Group("web"),
+        ..rule(Inbound, Some(17), (1053, 1053), "0.0.0.0", 0)
+    };
+    model.group("web").members.push(Ipv4Addr::from(THERE).into());
+    model.group("web").rules.push(member);
+    model.changed();
+    assert_eq!(send(&mut model, "c", &question).0, "a: ingress-denied");
+    model.group("web").rules.push(rule(Inbound, Some(17), (1053, 1053), "198.51.100.9", 32));
+    model.changed();
+    assert_eq!(send(&mut model, "c", &question).0, "> a");
+    let (session, sure) = model.routed_sessions().remove(0);
+    let ends = [("c", Ipv4Addr::from(THERE).into(), 9), ("a", Ipv4Addr::from(IP_A).into(), 1053)];
+    assert_eq!((session.ends, sure), (ends, true));
+    let answer = send(&mut model, "a", &out(A, IP_A).udp(1053, 9, b"!"));
+    assert_eq!(answer, passes("c", left(SHARED).udp(53, 9, b"!")));
+}
+
+#[test]
+fn translations_that_are_right_are_found_right() {
+    assert_eq!(disagreements(case, |_| {}), 0);
+}
+
+#[test]
+fn translations_that_are_wrong_are_found_wrong() {
+    let found = [
+        disagreements(case, |model| model.errs(Mistake::PortsChange)),
+        disagreements(case, |model| model.errs(Mistake::EchoesComeIn)),
+        disagreements(case, |model| model.errs(Mistake::QuotesStay)),
+        disagreements(case, |model| model.errs(Mistake::UntranslatedLeave)),
+        disagreements(case, |model| model.errs(Mistake::StrangersAreMembers)),
+        disagreements(case, |model| model.mappings.clear()),
+        disagreements(case, |model| without(model, |rule| matches!(rule, Rule::Floating(..)))),
+        disagreements(case, |model| without(model, |rule| matches!(rule, Rule::Forward(..)))),
+        disagreements(case, |model| without(model, |rule| matches!(rule, Rule::Shared(..)))),
+    ];
+    assert!(found.iter().all(|cases| *cases >= 3), "{found:?}");
+}
+
+/// A mistake to be found: rules of a kind are not there.
+fn without(model: &mut Model, kind: fn(&Rule) -> bool) {
+    model.routes.nats.iter_mut().for_each(|(.., rules)| rules.retain(|rule| !kind(rule)));
 }
