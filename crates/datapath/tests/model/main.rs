@@ -1,10 +1,10 @@
 //! The switch against a model of it: random policy, traffic and changes go through both. Both must
 //! agree on the receivers of every frame, and on the drop that is counted otherwise.
 //!
-//! The model ([`switch`], [`policy`], [`router`], [`nat`], [`tcp`], [`wire`]) is plain and slow: lists that
-//! are searched from their start, a parser of its own. Where the specification leaves a choice open
-//! ([`choices`]) it follows both ways until the switch shows which one it took. Of networks that
-//! span hosts it has two models and hands frames from one to the other ([`world`]).
+//! The model ([`switch`], [`policy`], [`router`], [`nat`], [`tcp`], [`wire`]) is plain and slow:
+//! lists that are searched from their start, a parser of its own. Where the specification leaves a
+//! choice open ([`choices`]) it follows both ways until the switch shows which one it took. Of
+//! networks that span hosts it has two models and hands frames from one to the other ([`world`]).
 //!
 //! `MODEL_SECONDS=3600 cargo test -p butterfly-datapath --test model` runs for an hour, from a seed
 //! that it prints; `MODEL_SEED=n` repeats the case of a seed.

@@ -9,7 +9,7 @@ use butterfly_packet::{
 
 use crate::{
     cases::{disagreements, rule, vnic},
-    commands::{Case, Command, Flow, GROUPS, Host, Shot, To, Twist, What},
+    commands::{Case, Command, Flow, GROUPS, Host, Shot, Step, To, Twist, What},
     generate,
     nat::Rule,
     policy::{self, Declared, Direction::Inbound, Group, Peer},
@@ -48,10 +48,11 @@ fn outside_net() -> Net {
     Net { vni: OUT, mtu: None, blocks, public: false }
 }
 
-fn inside_net(random: &mut Random, vni: u32) -> Net {
+/// A network inside, which the outside knows in so many of a hundred cases.
+fn inside_net(random: &mut Random, vni: u32, public: usize) -> Net {
     let byte = vni as u8 - 1;
     let blocks = vec![routed::block(byte, false), routed::block(byte, true)];
-    Net { vni, mtu: None, blocks, public: random.percent(12) }
+    Net { vni, mtu: None, blocks, public: random.percent(public) }
 }
 
 /// A router of networks inside and of the external, by whose gateway all else is.
@@ -204,7 +205,7 @@ pub fn case(seed: u64) -> Case {
         groups.push(group);
     }
     let mut routes: Vec<Change> =
-        [1, 2].map(|vni| Change::Net(inside_net(&mut random, vni))).to_vec();
+        [1, 2].map(|vni| Change::Net(inside_net(&mut random, vni, 12))).to_vec();
     routes.push(Change::External(outside_net()));
     routes.extend(joins.iter().map(|(at, inside)| router(*at, inside)));
     for (at, inside) in joins {
@@ -217,17 +218,30 @@ pub fn case(seed: u64) -> Case {
         if random.percent(15) {
             return ask(random, &flows);
         }
+        if random.percent(10) {
+            return silent(random, &flows);
+        }
+        if random.percent(15) {
+            let change = match random.percent(50) {
+                true => translate(random, &vnics, joins, &mut now),
+                false => {
+                    let vni = 1 + random.below(2) as u32;
+                    Change::Net(inside_net(random, vni, 50))
+                }
+            };
+            return amid(random, &flows, Command::Route(change));
+        }
         vec![match random.below(100) {
             0..45 => Command::Route(translate(random, &vnics, joins, &mut now)),
             45..50 => {
                 let (at, inside) = random.pick(joins);
                 Command::Route(router(at, inside))
             }
-            50..55 => {
+            50..58 => {
                 let vni = 1 + random.below(2) as u32;
-                Command::Route(Change::Net(inside_net(random, vni)))
+                Command::Route(Change::Net(inside_net(random, vni, 50)))
             }
-            55..60 => Command::Pass(random.pick(&[240, 296, 304, 7400, 7500])),
+            58..62 => Command::Pass(random.pick(&[240, 296, 304, 7400, 7500])),
             _ => changed(random, &vnics, outbound),
         }]
     });
@@ -242,6 +256,38 @@ pub fn case(seed: u64) -> Case {
     }
     let placed = vec![0; vnics.len()];
     Case { hosts: 1, vnics, placed, groups, routes, flows, commands }
+}
+
+/// A connection that is silent for a while, ended or not.
+fn silent(random: &mut Random, flows: &[Flow]) -> Vec<Command> {
+    let flow = random.below(flows.len());
+    let shot = |(back, step)| {
+        let (what, to) = (What::Tcp(step), To::Receiver);
+        Shot { flow, back, what, to, twist: Twist::None }
+    };
+    let says = |step| Command::Send(vec![shot(step)]);
+    let mut steps = vec![(false, Step::Syn), (true, Step::SynAck), (false, Step::Ack)];
+    steps.extend(random.pick(&[None, Some((true, Step::Rst)), Some((false, Step::Fin))]));
+    let mut commands: Vec<Command> = steps.into_iter().map(says).collect();
+    if random.percent(30) {
+        // One ends, and the next one begins at once.
+        commands.push(Command::Send([Step::Rst, Step::Syn].map(|step| shot((false, step))).into()));
+        commands.extend([(true, Step::SynAck), (false, Step::Ack)].map(says));
+    }
+    commands.push(Command::Pass(random.pick(&[130, 270, 600, 7480])));
+    commands.push(says((true, Step::Ack)));
+    commands
+}
+
+/// A change while both ends of a conversation speak.
+fn amid(random: &mut Random, flows: &[Flow], change: Command) -> Vec<Command> {
+    let flow = random.below(flows.len());
+    let what = random.pick(&[What::Udp(4), What::Udp(4), What::Tcp(Step::Ack)]);
+    let says = |back| {
+        let (what, to) = (what.clone(), To::Receiver);
+        Command::Send(vec![Shot { flow, back, what, to, twist: Twist::None }])
+    };
+    vec![says(false), says(true), change, says(true), says(false), says(true)]
 }
 
 /// A machine asks for an echo, and somebody outside does by the same identifier.
@@ -350,6 +396,11 @@ fn twist(random: &mut Random, shot: &mut Shot, flows: &[Flow]) {
             _ => Twist::Hops(random.pick(&[0, 1, 2, 255])),
         };
     }
+    if matches!(shot.what, What::Error { .. }) && shot.back && random.percent(20) {
+        // An error that finds another machine than the one of which it tells.
+        let known = random.pick(&[11, 13, 80, 81]);
+        shot.twist = Twist::Towards(at_link(known));
+    }
     if matches!(shot.what, What::Fragment { .. }) && flows[shot.flow].ips[0].is_ipv4() {
         shot.what = What::Udp(20);
     }
@@ -361,7 +412,7 @@ const X: Mac = Mac([2, 0, 0, 0, 0, 0xe]);
 const IP_A: [u8; 4] = [10, 0, 0, 1];
 const IP_B: [u8; 4] = [10, 0, 0, 2];
 const THERE: [u8; 4] = [198, 51, 100, 9];
-/// Shared, floating, and with forwards.
+/// Addresses outside: one with forwards that is shared, and a floating one.
 const SHARED: [u8; 4] = [192, 0, 2, 11];
 const FLOATS: [u8; 4] = [192, 0, 2, 80];
 
@@ -447,7 +498,7 @@ fn machines_that_share_an_address_have_ports_of_their_own() {
     assert_eq!(send(&mut model, "c", &back(SHARED).udp(53, 1024, b"!")).0, "c: nat-no-mapping");
 }
 
-/// What comes from outside prolongs nothing, and who goes takes its ports along.
+/// Answers prolong nothing, and who goes takes its ports along.
 #[test]
 fn a_port_goes_with_its_time_its_vnic_or_its_rule() {
     let rules = [Rule::Shared(SHARED.into())];
