@@ -317,7 +317,12 @@ impl Frames {
         here: usize,
         of: &Flow,
     ) -> Vec<u8> {
-        let (theirs, ours) = (ends.peer, of.ips[here]);
+        let (theirs, mut ours) = (ends.peer, of.ips[here]);
+        if let (true, IpAddr::V4(own)) = (far && of.outside.is_some() && here == 0, ours) {
+            // Of a neighbour's packet, of which this one may be no router.
+            let [a, b, c, last] = own.octets();
+            ours = IpAddr::from([a, b, c, 3_u8.saturating_sub(last)]);
+        }
         let quoted = Ends {
             link: build::ethernet(Mac::ZERO, Mac::ZERO),
             from: theirs.0,

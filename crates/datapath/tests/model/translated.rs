@@ -396,6 +396,11 @@ fn twist(random: &mut Random, shot: &mut Shot, flows: &[Flow]) {
             _ => Twist::Hops(random.pick(&[0, 1, 2, 255])),
         };
     }
+    if let What::Error { far, .. } = &mut shot.what
+        && !shot.back
+    {
+        *far = random.percent(40);
+    }
     if matches!(shot.what, What::Error { .. }) && shot.back && random.percent(20) {
         // An error that finds another machine than the one of which it tells.
         let known = random.pick(&[11, 13, 80, 81]);
