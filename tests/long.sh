@@ -23,7 +23,7 @@ targets=(rings control frames api zmtp sessions checkpoint holder store)
 
 model() { # each test by itself: together they would share the processors
   local test
-  for test in the_switch_does_what_the_model_says the_switches_of_two_hosts_do_what_the_model_says; do
+  for test in the_switch_does_what_the_model_says the_switches_of_two_hosts_do_what_the_model_says translations_are_what_the_model_says; do
     MODEL_SECONDS=$((MINUTES * 60)) "$CARGO" test --release -p butterfly-datapath --test model -- --exact "$test" --nocapture || return 1
   done
 }
