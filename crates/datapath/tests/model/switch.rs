@@ -219,9 +219,9 @@ pub enum Mistake {
     PortsChange,
     /// Anybody outside may ask for an echo by an identifier that a machine uses.
     EchoesComeIn,
-    /// What an error quotes is not translated.
+    /// The quote of an error is not translated.
     QuotesStay,
-    /// What no rule translates leaves as it is.
+    /// A packet that no rule translates leaves as it is.
     UntranslatedLeave,
     /// Somebody outside is a member of a group.
     StrangersAreMembers,
