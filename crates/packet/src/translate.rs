@@ -326,10 +326,9 @@ fn replace(ports: &mut [u8; 4], old: [u8; 2], [[a, b], [c, d]]: [[u8; 2]; 2]) ->
     u16::from_ne_bytes(old)
 }
 
-/// Returns a sum in 16 bits, with all carries.
+/// Returns a sum of less than 2^34 in 16 bits, with all carries.
 #[inline(always)]
 fn fold(sum: u64) -> u16 {
-    let sum = (sum >> 32) + (sum & 0xffff_ffff);
     let sum = (sum >> 16) + (sum & 0xffff);
     let sum = (sum >> 16) + (sum & 0xffff);
     ((sum >> 16) + (sum & 0xffff)) as u16

@@ -5,7 +5,7 @@
 //! destination was translated. What passes is traced and mirrored as it goes on. RFC 1812, 5.3.1
 //! (time to live); RFC 1624 (checksum); RFC 8200, 3 (hop limit).
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use butterfly_packet::{
     Error,
@@ -21,7 +21,7 @@ use crate::engine::{
     place::NetworkRef,
     reason::{DropReason, ReasonInfo},
 };
-use crate::ip::{Address, is_v4, mapped};
+use crate::ip::{Address, is_v4};
 use crate::stages::{
     context::Context,
     nat_fragments::{self, NatPiece, PieceScratch},
@@ -185,7 +185,7 @@ fn leave_plain(batch: &mut Batch<'_>, context: &Context<'_>) -> u64 {
     let mut left = 0;
     // The end of a connection waits for its turn, so all behind it does, too: what a connection
     // says that follows by the same port is not to come first.
-    let mut ended = false;
+    let mut in_turn = context.assumed.is_none();
     let each = frames.each_mut().zip(metas.iter()).zip(hops.iter()).enumerate();
     for (index, (((frame, slot), meta), hop)) in each {
         let crossed = crossed.wrapping_shr(index as u32) & 1 == 1;
@@ -198,13 +198,12 @@ fn leave_plain(batch: &mut Batch<'_>, context: &Context<'_>) -> u64 {
             _ => last.insert((by, Leaving::of(by, context))).1,
         };
         let Some(leaving) = leaving else { continue };
-        let in_turn = !ended && context.assumed.is_none();
         let translated = leaving.0.filter(|_| in_turn).and_then(|translations| {
             translate_plain(slot.bytes_mut(), (frame, meta), translations, public, context)
         });
         if translated.is_none() {
             left |= 1 << index;
-            ended |= may_end(slot.bytes(), frame);
+            in_turn &= !may_end(slot.bytes(), frame);
         }
     }
     left
@@ -246,15 +245,14 @@ fn translate_plain(
     let is_at_hand = frame.at_hand() >= len.min(L3 + PLAIN_LEN);
     let found = Plain::read(packet, len.checked_sub(L3)?).filter(|_| is_at_hand)?;
     let [port, _] = found.ports;
-    let from = mapped(Ipv4Addr::from_bits(found.source));
     let said = Said { flags: found.flags, has_payload: found.has_payload };
     let (address, port) =
-        translations.noted((from, found.protocol, port), said, context.now, !public)?;
+        translations.noted((found.source, found.protocol, port), said, context.now, !public)?;
     // An address that a machine has inside is none outside.
-    if address == from {
+    if address == found.source {
         return None;
     }
-    Plain::translate(packet, Side::Source, (address as u32, port), transport_of(meta));
+    Plain::translate(packet, Side::Source, (address, port), transport_of(meta));
     Some(())
 }
 

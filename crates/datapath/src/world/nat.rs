@@ -8,7 +8,7 @@ use std::{
 
 use butterfly_model::Nat;
 
-use crate::ip::{Address, is_v4};
+use crate::ip::{Address, is_v4, mapped};
 use crate::world::{
     ports::{InsideEnd, NoPort, PortProtocol, PortTable, Said, Sharer},
     rules::number,
@@ -225,29 +225,32 @@ impl Translations {
         Some(given.map(|port| (outside, port)))
     }
 
-    /// Returns the address and port outside by which a packet of a machine leaves if that changes
-    /// nothing: it has them for itself, or shares them (`shares`) and has noted so a moment ago.
-    /// `None` says nothing else.
+    /// Returns the IPv4 address and port outside by which a packet of a machine leaves if that
+    /// changes nothing: it has them for itself, or shares them (`shares`) and has noted so a moment
+    /// ago. `None` says nothing else.
     #[inline]
     pub fn noted(
         &self,
-        of: (Address, u8, u16),
+        (inside, protocol, port): (u32, u8, u16),
         said: Said,
         now: u32,
         shares: bool,
-    ) -> Option<(Address, u16)> {
-        let (inside, protocol, port) = of;
+    ) -> Option<(u32, u16)> {
         if !(self.outward.is_empty() && self.answers.is_empty())
-            && let Some((outside, own)) = self.outside_of(inside, protocol, Some(port))
+            && let of = mapped(Ipv4Addr::from_bits(inside))
+            && let Some((outside, own)) = self.outside_of(of, protocol, Some(port))
         {
-            return Some((outside, own.unwrap_or(port)));
+            return Some((outside as u32, own.unwrap_or(port)));
         }
-        let end = Self::end(of).filter(|_| shares)?;
-        let (pool, _) = self.pools_of(end.address);
+        if !shares {
+            return None;
+        }
+        let end = InsideEnd { address: inside, port, protocol: PortProtocol::of(protocol)? };
+        let (pool, _) = self.pools_of(inside);
         let pool = pool?;
         let taken = |port| self.is_forwarded(pool.address, protocol, port);
         let port = pool.ports.noted(end, said, now, taken)?;
-        Some((number(pool.address.into()), port))
+        Some((pool.address.to_bits(), port))
     }
 
     /// Returns the address and port outside that an end of a machine shares, if it has one.
