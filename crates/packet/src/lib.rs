@@ -14,6 +14,7 @@ pub mod dhcp;
 pub mod dhcp6;
 pub mod echo;
 pub mod ethernet;
+pub mod fragments;
 pub mod icmp;
 pub mod icmp_error;
 pub mod igmp;
