@@ -258,6 +258,35 @@ fn a_shared_address_has_fragments() {
     assert!(told.contains(" 0% packet loss"), "{told}");
 }
 
+/// A wire takes less than the machine inside sends: the router cuts, and two kernels put together,
+/// also what they cut themselves before. Who forbids it is told.
+#[test]
+fn a_router_cuts_for_its_wire() {
+    if !is_in_namespace("a_router_cuts_for_its_wire") {
+        return;
+    }
+    let far = veth();
+    sh("ip link set wire mtu 1300");
+    far.sh("ip link set peer mtu 1300");
+    far.sh(&outside("peer"));
+    let (switch, laid) = switch(&external("wire", None));
+    laid.unwrap();
+    let near = inside(&switch);
+    near.reaches("192.0.2.1");
+    let lost = |told: &str| !told.contains(" 0% packet loss");
+    for size in [1300, 1400, 1472, 8000] {
+        let told = near.sh(&format!("ping -n -c 20 -i 0.01 -W 1 -M dont -s {size} 192.0.2.1"));
+        assert!(!lost(&told), "{told}");
+    }
+    let cut = far.sh("cat /proc/net/snmp | grep ^Ip: | tail -n 1 | cut -d ' ' -f 15,16");
+    let mut words = cut.split_whitespace().rev().map(|word| word.parse::<u64>().unwrap());
+    // Packets that were put together, and the fragments of which.
+    let [together, fragments] = [words.next().unwrap(), words.next().unwrap()];
+    assert!(together >= 4 * 20 && fragments >= (2 + 2 + 2 + 11) * 20, "{cut}");
+    let told = near.run("ping -n -c 1 -W 1 -M do -s 1400 192.0.2.1").unwrap_err();
+    assert!(told.contains("mtu = 1300") || told.contains("mtu=1300"), "{told}");
+}
+
 #[test]
 fn a_tap_device_leads_out_and_in() {
     if !is_in_namespace("a_tap_device_leads_out_and_in") {

@@ -118,8 +118,8 @@ pub(crate) struct Meta {
     pub peer: PeerRef,
     /// Contents of the frame, once a stage wanted them: see [`Batch::read`].
     pub inside: Inside,
-    /// The frame needs a checksum or segmentation, as the fields below say. They are stale
-    /// otherwise.
+    /// The frame needs a checksum, segmentation or fragmentation, as the fields below say. They are
+    /// stale otherwise.
     pub offload: bool,
     /// The header for receivers: rebuilt by the switch, not the guest's.
     pub net: NetHeader,
@@ -127,6 +127,27 @@ pub(crate) struct Meta {
     pub l3: u16,
     /// Offset of the payload of the segments.
     pub payload: u16,
+    /// The packets that a router cuts it into.
+    pub cut: FrameCut,
+}
+
+/// Cut of a frame: its packet, or each of its datagrams, becomes fragments of IPv4.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FrameCut {
+    /// Longest packet in bytes that may leave; 0 if the frame is not cut.
+    pub most: u16,
+    /// Number of packets, of all datagrams together. A frame of one loses what is behind it.
+    pub packets: u16,
+}
+
+impl FrameCut {
+    pub const NONE: FrameCut = FrameCut { most: 0, packets: 0 };
+
+    /// Returns whether it is one.
+    #[inline(always)]
+    pub fn is_some(self) -> bool {
+        self.most != 0
+    }
 }
 
 impl Meta {
@@ -140,6 +161,7 @@ impl Meta {
         net: NetHeader::NONE,
         l3: 0,
         payload: 0,
+        cut: FrameCut::NONE,
     };
 }
 
@@ -239,7 +261,8 @@ pub(crate) struct Batch<'a> {
     pub unusual: bool,
     /// One of them asks for an offload.
     pub offloads: bool,
-    /// One of them is to be cut into segments, if its receiver does not take it whole.
+    /// One of them is to be cut: into segments, if its receiver does not take it whole, or into
+    /// fragments.
     pub segments: bool,
     /// One of them goes to several receivers.
     pub floods: bool,
@@ -249,6 +272,8 @@ pub(crate) struct Batch<'a> {
     pub outward: bool,
     /// A bit for each frame that a router of this host answers, or of whose drop it tells.
     pub answers: u64,
+    /// A bit for each frame whose packet a router cuts.
+    pub cuts: u64,
     /// A bit for each fragment whose destination was translated by ports.
     pub pieces: u64,
     pub origin: BatchOrigin,
@@ -273,6 +298,7 @@ impl<'a> Batch<'a> {
             relays: false,
             outward: false,
             answers: 0,
+            cuts: 0,
             pieces: 0,
             origin,
             read: false,

@@ -35,8 +35,13 @@ impl Pace {
 
     /// Takes a token and returns whether there was one. Each token is taken once, by any worker.
     pub fn take(&self, now: u32, most: u32, per_second: u32) -> bool {
+        self.take_all(1, now, most, per_second)
+    }
+
+    /// Takes so many tokens, or none. Returns whether there were as many.
+    pub fn take_all(&self, tokens: u32, now: u32, most: u32, per_second: u32) -> bool {
         let less = |word: u64| {
-            let left = Self::of(word, now, most, per_second).checked_sub(1)?;
+            let left = Self::of(word, now, most, per_second).checked_sub(tokens)?;
             let when = if word == 0 { now } else { Self::later((word >> 32) as u32, now) };
             Some(u64::from(when) << 32 | u64::from(left))
         };

@@ -145,6 +145,7 @@ impl Plane {
             steering: OnceLock::new(),
             serving: Default::default(),
             answered: Default::default(),
+            cuts: Default::default(),
             dhcp: Default::default(),
             discovery: Default::default(),
             asks: Default::default(),

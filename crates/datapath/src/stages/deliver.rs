@@ -24,6 +24,7 @@ use crate::stages::{
     answers::consume,
     asks::may_hear_frame,
     context::Context,
+    cuts::{self, CutPacket},
     filter::{FilterRoom, admits_flooded, note_flooded},
     forward::nobody,
     join,
@@ -694,8 +695,8 @@ fn joined<R: Receive>(
     at
 }
 
-/// Delivers a frame with a partial checksum or of several segments: as it is if the receiver takes
-/// that, else completed.
+/// Delivers a frame with a partial checksum or of several segments, as it is if the receiver takes
+/// that, else completed; or one that a router cuts.
 #[inline(never)]
 fn offloaded<R: Receive>(
     ring: &mut R,
@@ -705,6 +706,9 @@ fn offloaded<R: Receive>(
     frame_len: u32,
     got: &mut Got,
 ) -> Result<(), NotDelivered> {
+    if meta.cut.is_some() {
+        return cut(ring, frames, (index, meta), got);
+    }
     let head = frames.head(index);
     let from = head.len() as u32;
     let whole = Delivery {
@@ -766,6 +770,24 @@ fn offloaded<R: Receive>(
         got.bytes += segment.head.len() as u64 + u64::from(segment.len);
     }
     Ok(())
+}
+
+/// Delivers a frame in the fragments into which a router cuts it. When one does not fit, the next
+/// ones will not either, and without it they are worth nothing: the frame is one drop.
+#[cold]
+#[inline(never)]
+fn cut<R: Receive>(
+    ring: &mut R,
+    frames: &Frames<'_>,
+    (index, meta): (usize, &Meta),
+    got: &mut Got,
+) -> Result<(), NotDelivered> {
+    cuts::each(frames, (index, meta), NotDelivered::BadChain, |CutPacket { head, from, len }| {
+        let (net, finish) = (NetHeader::default(), Finish::Nothing);
+        ring.deliver(frames, &Delivery { net, head, frame: index, from, len, finish })?;
+        got.one(head.len() + len as usize);
+        Ok(())
+    })
 }
 
 /// Copies the frames with several receivers to those of this turn.

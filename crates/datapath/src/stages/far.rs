@@ -30,11 +30,12 @@ use crate::stages::{
     asks::{may_be_asked_for, of_far_router},
     context::Context,
     course::{is_free, is_host as is_host_address},
+    cuts::Cuts,
     forward::{ROUTER_MAC, learn_router},
     outward::{SECOND_HOP, may_pass},
     route::{
         FOREIGN_SOURCE, Header, L3, NEXT_HOP_UNKNOWN, OWN_SOURCE_ROUTED, Onward, ROUTE_GROUP,
-        ROUTE_TOO_BIG, Silent, TTL_EXPIRED, barred, choose, course_of, longest, read, wanted,
+        Silent, TTL_EXPIRED, barred, choose, course_of, read, unfit, wanted,
     },
 };
 use crate::world::{
@@ -220,11 +221,11 @@ fn endpoint_of(meta: &Meta, context: &Context<'_>) -> Option<Address> {
 fn take_second_hops(batch: &mut Batch<'_>, of: u64, context: &Context<'_>) -> u64 {
     let own = context.tunnel.map(|tunnel| number(tunnel.router_mac));
     let (mut of_gateways, mut led, mut left) = (0, 0, of);
-    let mut silent = Silent::default();
+    let (mut silent, mut cuts) = (Silent::default(), Cuts::default());
     while left != 0 {
         let index = left.trailing_zeros() as usize;
         left &= left - 1;
-        let Some(meta) = batch.metas().get(index).copied() else { break };
+        let Some(mut meta) = batch.metas().get(index).copied() else { break };
         if is_host(meta.source) {
             continue;
         }
@@ -233,9 +234,15 @@ fn take_second_hops(batch: &mut Batch<'_>, of: u64, context: &Context<'_>) -> u6
         if meta.verdict != Verdict::Undecided || Some(meta.destination) != own {
             continue;
         }
-        let decided = decide(batch, (index, &meta), &mut silent, context);
+        let decided = decide(batch, (index, &mut meta), (&mut silent, &mut cuts), context);
+        if decided.is_ok() && meta.offload && meta.cut.is_some() {
+            batch.cuts |= 1 << index;
+            batch.segments = true;
+        }
         let (_, metas, hops) = batch.parts_and_hops();
-        if let (Some(meta), Some(hop)) = (metas.get_mut(index), hops.get_mut(index)) {
+        if let (Some(place), Some(hop)) = (metas.get_mut(index), hops.get_mut(index)) {
+            *place = meta;
+            let meta = place;
             match decided {
                 Ok(way) => {
                     *hop = way.hop;
@@ -259,8 +266,8 @@ fn take_second_hops(batch: &mut Batch<'_>, of: u64, context: &Context<'_>) -> u6
 /// Decides on one frame. Returns its way, by a wire of this host.
 fn decide<'a>(
     batch: &mut Batch<'_>,
-    (index, meta): (usize, &Meta),
-    silent: &mut Silent<'a>,
+    (index, meta): (usize, &mut Meta),
+    (silent, cuts): (&mut Silent<'a>, &mut Cuts),
     context: &Context<'a>,
 ) -> Result<Onward, DropReason> {
     // One that somebody passed on, or whose host has no place in the table, is of nobody.
@@ -306,9 +313,7 @@ fn decide<'a>(
     if packet.hops == 0 {
         return Err(TTL_EXPIRED);
     }
-    if longest(meta, len) > way.mtu {
-        return Err(ROUTE_TOO_BIG);
-    }
+    cuts.fit((head, len), meta, way.mtu, context).map_err(unfit)?;
     if !behind {
         look_for(packet.source, context);
     }

@@ -24,7 +24,12 @@ use crate::overlay::{
     peers::PeerCounter,
 };
 use crate::stages::ways::{Way, next_way};
-use crate::stages::{context::Context, segment::Segments, turn::Turn};
+use crate::stages::{
+    context::Context,
+    cuts::{self, CutPacket},
+    segment::Segments,
+    turn::Turn,
+};
 use crate::stages::{
     leaving::{Held, Leaving},
     outlet::Outlet,
@@ -211,7 +216,7 @@ impl<O: Outlet> Sending<'_, '_, O> {
             size if meta.offload && size > 0 => u32::from(meta.payload) + u32::from(size),
             _ => len,
         };
-        if packet > self.tunnel.largest() {
+        if packet > self.tunnel.largest() && !self.is_cut(meta) {
             self.too_big(frames, index, to);
             return false;
         }
@@ -235,6 +240,13 @@ impl<O: Outlet> Sending<'_, '_, O> {
             Err(reason) => self.refuse(reason, to, frames, index),
         }
         true
+    }
+
+    /// Returns whether a router cuts a frame into packets that fit the uplink.
+    #[cold]
+    fn is_cut(&self, meta: &Meta) -> bool {
+        let longest = u32::from(meta.l3) + u32::from(meta.cut.most);
+        meta.offload && meta.cut.is_some() && longest <= self.tunnel.largest()
     }
 
     /// Counts the packets sent to one destination.
@@ -345,6 +357,9 @@ impl<O: Outlet> Sending<'_, '_, O> {
         len: u32,
         port: u16,
     ) -> Result<(u64, u64), DropReason> {
+        if meta.offload && meta.cut.is_some() {
+            return self.send_cut(leaving, frames, (index, meta), port);
+        }
         let head = frames.head(index);
         let whole = whole(head, meta, len);
         if !meta.offload || meta.net.gso_type == NetHeader::GSO_NONE {
@@ -371,6 +386,33 @@ impl<O: Outlet> Sending<'_, '_, O> {
             }
             packets += 1;
             bytes += segment.head.len() as u64 + u64::from(segment.len);
+        }
+        Ok((packets, bytes))
+    }
+
+    /// Sends a frame in the fragments into which a router cuts it. All have the outer port of the
+    /// whole, so that they stay in order.
+    #[cold]
+    #[inline(never)]
+    fn send_cut(
+        &mut self,
+        leaving: &mut Leaving<'_>,
+        frames: &Frames<'_>,
+        (index, meta): (usize, &Meta),
+        port: u16,
+    ) -> Result<(u64, u64), DropReason> {
+        let (mut packets, mut bytes) = (0, 0);
+        let sent =
+            cuts::each(frames, (index, meta), UPLINK_DOWN, |CutPacket { head, from, len }| {
+                let parts = Parts { head, from, len, finish: Finish::Nothing };
+                self.packet(leaving, frames, index, &parts, port)?;
+                packets += 1;
+                bytes += head.len() as u64 + u64::from(len);
+                Ok(())
+            });
+        match (sent, self.current) {
+            (Err(reason), Some((to, _))) if packets > 0 => self.refuse(reason, to, frames, index),
+            (sent, _) => sent?,
         }
         Ok((packets, bytes))
     }
@@ -455,9 +497,10 @@ impl<O: Outlet> Sending<'_, '_, O> {
         if let Some(said) = self.outlet.waits(peer, crate::world::rules::address(peer.address())) {
             return said.map(|()| (1, len.into()));
         }
-        // A frame that is to be cut into segments is not kept: its sender will repeat it. It does
-        // not take the place of a frame that is kept.
-        let keep = !meta.offload || meta.net.gso_type == NetHeader::GSO_NONE;
+        // A frame that is to be cut is not kept: its sender will repeat it. It does not take the
+        // place of a frame that is kept.
+        let is_one = meta.net.gso_type == NetHeader::GSO_NONE && !meta.cut.is_some();
+        let keep = !meta.offload || is_one;
         if !(if keep { peer.may_wait() } else { peer.may_ask() }) {
             return Err(NO_NEIGHBOUR);
         }

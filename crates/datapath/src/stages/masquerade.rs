@@ -24,6 +24,7 @@ use crate::engine::{
 use crate::ip::{Address, is_v4};
 use crate::stages::{
     context::Context,
+    cuts,
     nat_fragments::{self, NatPiece, PieceScratch},
     outward::{NAT_NO_RULE, may_turn},
     stage::{Stage, StageConfig},
@@ -66,6 +67,9 @@ impl Stage for Masquerade {
             outwards(batch, context, pieces);
         }
         if batch.crossed() != 0 {
+            if batch.cuts != 0 {
+                cuts::settle(batch, context, passes);
+            }
             masquerade(batch, context);
         }
     }

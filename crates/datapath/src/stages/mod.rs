@@ -8,6 +8,7 @@ pub(crate) mod context;
 pub(crate) mod course;
 #[cfg(feature = "every-second")]
 pub(crate) mod crossover;
+pub(crate) mod cuts;
 pub(crate) mod deliver;
 #[cfg(feature = "every-second")]
 pub(crate) mod every_second;

@@ -18,7 +18,7 @@ use butterfly_vhost::{
 };
 
 use crate::engine::{
-    batch::{Batch, Meta, Verdict},
+    batch::{Batch, FrameCut, Meta, Verdict},
     reason::{ReasonInfo, drop_reasons},
 };
 use crate::ip::Dhcp;
@@ -41,9 +41,9 @@ drop_reasons! { 2;
 /// Smallest segment size that is accepted. The smallest MTU that matters is 552 bytes, the least
 /// that Linux takes from a path (`net.ipv4.route.min_pmtu`); headers of IPv4 and TCP take 60 bytes
 /// each at most. A smaller size only multiplies work: a frame of 64 KiB is 152 segments at most.
-const MIN_SEGMENT: u16 = 552 - 60 - 60;
+pub(super) const MIN_SEGMENT: u16 = 552 - 60 - 60;
 /// Most segments of a frame. Datagrams of UDP may be of any size, as long as there are no more.
-const MAX_SEGMENTS: u32 = (u16::MAX as u32).div_ceil(MIN_SEGMENT as u32);
+pub(super) const MAX_SEGMENTS: u32 = (u16::MAX as u32).div_ceil(MIN_SEGMENT as u32);
 
 /// Rebuilds virtio-net headers.
 pub(crate) struct Offload;
@@ -72,6 +72,7 @@ fn offload(batch: &mut Batch<'_>, context: &Context<'_>) -> bool {
             continue;
         }
         let Some(frame) = frames.frames().get(index).copied() else { break };
+        meta.cut = FrameCut::NONE;
         // Other flags are hints or for receivers, and DATA_VALID is not the sender's to say.
         meta.offload = frame.net.flags & NetHeader::FLAG_NEEDS_CSUM != 0
             || frame.net.gso_type != NetHeader::GSO_NONE;

@@ -15,10 +15,7 @@ use butterfly_packet::{
         ROUTING, TCP, UDP,
     },
 };
-use butterfly_vhost::{
-    net::NetHeader,
-    ring::{HEAD_MAX, KEPT_MAX},
-};
+use butterfly_vhost::ring::{HEAD_MAX, KEPT_MAX};
 
 use crate::engine::{
     batch::{Batch, Consumed, Hop, Meta, Verdict},
@@ -38,6 +35,7 @@ use crate::stages::{
     claims::{IP_CLAIMED, is_claimed, may_be_discovery},
     context::Context,
     course::{course, is_behind, is_free, is_host},
+    cuts::{Cuts, Unfit},
     far,
     filter::read::read as read_packet,
     forward::{MAC_CLAIMED, ROUTER_MAC, place_of},
@@ -124,10 +122,11 @@ drop_reasons! { 10;
         remedy: "nothing if somebody traces a route; else look for two routers that send to each other",
         charged: "the sender, or the network if the frame came from another host",
     }
-    /// The packet is longer than the network that it leaves by allows.
+    /// The packet is longer than the network that it leaves by allows, and forbids fragments, as
+    /// all of IPv6 does.
     ROUTE_TOO_BIG = "route-too-big" {
         cause: "an MTU of the sender's network that is larger than that of the receiver's",
-        remedy: "declare one MTU for both: `butterfly network add --vni VNI ... --mtu N`; of what another host leads out: `butterfly external add EXTERNAL --via HOST --mtu N`, as its interface takes",
+        remedy: "nothing, if path MTU discovery works: the sender is told; else declare one MTU for both: `butterfly network add --vni VNI ... --mtu N`; of what another host leads out: `butterfly external add EXTERNAL --via HOST --mtu N`, as its interface takes",
         charged: "the sender, or the network if the frame came from another host",
     }
     /// To the router itself, and no request for an echo that it answers.
@@ -206,7 +205,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     let mut ways = Ways::default();
     let mut extended = false;
     loop {
-        let (mut routed, mut answers, mut deep) = (0, 0, 0);
+        let (mut routed, mut answers, mut deep, mut cut) = (0, 0, 0, 0);
         let (frames, metas, hops) = batch.parts_and_hops();
         let frames = &*frames;
         let each = frames.each().zip(metas.iter_mut()).zip(hops.iter_mut()).enumerate();
@@ -222,7 +221,10 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             } else {
                 let offload = meta.offload;
                 match ways.another((frames.head(index), frame.len), meta, routing, context) {
-                    Ok(way) => way,
+                    Ok(way) => {
+                        cut |= u64::from(meta.offload && meta.cut.is_some()) << index;
+                        way
+                    }
                     Err(Verdict::Undecided) => continue, // to no gateway
                     Err(Verdict::Drop(HEADERS_TOO_LONG, _)) if !extended => {
                         meta.offload = offload;
@@ -240,6 +242,8 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             meta.verdict = way.verdict;
             routed |= 1 << index;
         }
+        batch.cuts |= cut;
+        batch.segments |= cut != 0;
         batch.outward |= ways.leaves;
         if ways.leases {
             routed = leases6::stop_others(batch, routed, context);
@@ -261,6 +265,8 @@ struct Ways<'a> {
     /// Way of the last packet of a route with several. Packets with the same ends may have others.
     of_several: Onward,
     silent: Silent<'a>,
+    /// Fragments of all packets so far.
+    cuts: Cuts,
     /// A packet goes to a network that gives its vnics their addresses itself.
     leases: bool,
     /// A packet leaves by the outside of an external.
@@ -275,6 +281,7 @@ impl Default for Ways<'_> {
             v6: Known::NONE,
             of_several: Onward::NONE,
             silent: Silent::default(),
+            cuts: Cuts::default(),
             leases: false,
             leaves: false,
         }
@@ -298,7 +305,8 @@ impl<'a> Ways<'a> {
         } else {
             routing.by_mac(meta.destination).ok_or(Verdict::Undecided)?
         };
-        let decided = decide(packet, meta, (gateway, routing), &mut self.silent, context)?;
+        let memory = (&mut self.silent, &mut self.cuts);
+        let decided = decide(packet, meta, (gateway, routing), memory, context)?;
         let Decided { ends, way, several } = decided;
         self.leases |= way.leases;
         self.leaves |= way.leaves;
@@ -463,6 +471,14 @@ pub(super) fn barred(why: Barred) -> DropReason {
     }
 }
 
+/// Returns the name of the reason for which a packet cannot be made to fit.
+pub(super) fn unfit(why: Unfit) -> DropReason {
+    match why {
+        Unfit::TooBig => ROUTE_TOO_BIG,
+        Unfit::By(reason) => reason,
+    }
+}
+
 /// Decides on a packet to a gateway. Returns its way, or another verdict.
 #[cold]
 #[inline(never)]
@@ -470,7 +486,7 @@ fn decide<'a>(
     (head, len): (&[u8], u32),
     meta: &mut Meta,
     (gateway, routing): (&'a Gateway, &Routing),
-    silent: &mut Silent<'a>,
+    (silent, cuts): (&mut Silent<'a>, &mut Cuts),
     context: &Context<'_>,
 ) -> Result<Decided, Verdict> {
     let way = match meta.inside {
@@ -482,6 +498,10 @@ fn decide<'a>(
         Inside::Ip { .. } | Inside::HiddenIp => Err(GATEWAY_TAGGED),
         _ => Err(GATEWAY_NOT_IP),
     };
+    let way = way.and_then(|decided| {
+        cuts.fit((head, len), meta, decided.way.mtu, context).map_err(unfit)?;
+        Ok(decided)
+    });
     way.map_err(|reason| {
         // From outside nothing waits, and nothing is asked for but what an operator named as the
         // inside of a translation: anybody there could have us ask without end.
@@ -613,21 +633,7 @@ fn pass_on<'a>(
     if packet.hops <= 1 {
         return Err(TTL_EXPIRED);
     }
-    if longest(meta, len) > way.mtu {
-        return Err(ROUTE_TOO_BIG);
-    }
     Ok(Decided { ends: packet.ends, way, several })
-}
-
-/// Returns the length in bytes of the packet in a frame of `len` bytes, or of the longest that it
-/// is cut into. Bytes behind the packet go along with it, so they count.
-pub(super) fn longest(meta: &Meta, len: u32) -> u32 {
-    let len = len.saturating_sub(L3 as u32);
-    if !meta.offload || meta.net.gso_type & !NetHeader::GSO_ECN == NetHeader::GSO_NONE {
-        return len;
-    }
-    let headers = u32::from(meta.payload).saturating_sub(L3 as u32);
-    len.min(headers + u32::from(meta.net.gso_size))
 }
 
 /// Source and destination, as they stand in a packet.

@@ -73,9 +73,10 @@ impl Turn {
     }
 }
 
-/// Returns the number of segments that a frame may have to be cut into.
+/// Returns the number of segments or fragments that a frame may have to be cut into.
 fn segments(meta: &Meta, len: u32) -> u64 {
     match meta.net.gso_size {
+        _ if meta.offload && meta.cut.is_some() => meta.cut.packets.into(),
         size if meta.offload && size > 0 => {
             u64::from(len.saturating_sub(meta.payload.into()).div_ceil(size.into()))
         }

@@ -29,9 +29,14 @@ impl Identifications {
 
     /// Returns the identification of the next packet of a protocol between two addresses.
     pub fn next(&self, ends: (Address, Address), protocol: u8) -> u16 {
+        self.next_of(1, ends, protocol)
+    }
+
+    /// Returns the first of so many identifications in a row.
+    pub fn next_of(&self, packets: u32, ends: (Address, Address), protocol: u8) -> u16 {
         let hash = self.hasher.hash_one((ends, protocol));
         let counter = self.counters.get(hash as usize % COUNTERS);
-        let count = counter.map_or(0, |counter| counter.fetch_add(1, Relaxed));
+        let count = counter.map_or(0, |counter| counter.fetch_add(packets, Relaxed));
         (count as u16).wrapping_add((hash >> 48) as u16)
     }
 }
@@ -47,5 +52,7 @@ mod tests {
         all.sort_unstable();
         all.dedup();
         assert_eq!(all.len(), 1 << 16, "none comes twice before all came");
+        let first = ids.next_of(3, (1, 2), 17);
+        assert_eq!(ids.next((1, 2), 17), first.wrapping_add(3));
     }
 }

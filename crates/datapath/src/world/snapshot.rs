@@ -175,6 +175,8 @@ pub(crate) struct VnicShared {
     pub serving: Arc<Serving>,
     /// Tokens for frames that may still be answered "too big".
     pub answered: Pace,
+    /// Tokens for fragments into which routers may cut its packets.
+    pub cuts: Pace,
     /// Memory of its DHCP exchanges.
     pub dhcp: DhcpState,
     /// Messages of neighbour and listener discovery that it may send, by their receivers.

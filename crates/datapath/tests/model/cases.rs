@@ -713,9 +713,10 @@ impl Switch for Mistaken {
 
 /// Adds what became of a frame on one host.
 fn note(seen: &mut Seen, outcome: &Outcome, frame: &[u8]) {
-    let arrives = outcome.becomes.as_deref().unwrap_or(frame);
-    seen.received
-        .extend(outcome.receivers.iter().map(|name| ((*name).to_owned(), arrives.to_vec())));
+    for arrives in outcome.arrives(frame) {
+        let receivers = outcome.receivers.iter();
+        seen.received.extend(receivers.map(|name| ((*name).to_owned(), arrives.clone())));
+    }
     for (vnic, reason) in outcome.drops.iter().map(|drop| drop[0]) {
         *seen.drops.entry((vnic.to_owned(), reason.to_owned())).or_default() += 1;
     }

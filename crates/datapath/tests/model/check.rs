@@ -100,8 +100,12 @@ fn agrees(seen: &Seen, frames: &[Vec<u8>], outcomes: &[Outcome]) -> bool {
         .iter()
         .zip(frames)
         .flat_map(|(outcome, frame)| {
-            let arrives = outcome.becomes.as_ref().unwrap_or(frame);
-            outcome.receivers.iter().map(|name| ((*name).to_owned(), arrives.clone()))
+            let arrives = outcome.arrives(frame);
+            let each = |name: &&'static str| {
+                let name = (*name).to_owned();
+                arrives.clone().into_iter().map(move |frame| (name.clone(), frame))
+            };
+            outcome.receivers.iter().flat_map(each).collect::<Vec<_>>()
         })
         .collect();
     let mut received = seen.received.clone();

@@ -767,7 +767,10 @@ fn what_a_router_refuses() {
     assert_eq!(said(&udp(from_to(IP_A, [224, 0, 0, 1]))), "a: route-group");
     assert_eq!(said(&udp(there().ttl(1))), "> a, a: ttl-expired");
     assert_eq!(said(&there().udp(9, 80, &[0; 72])), "> b");
-    assert_eq!(said(&there().udp(9, 80, &[0; 73])), "a: route-too-big");
+    assert_eq!(said(&there().udp(9, 80, &[0; 73])), "> b");
+    assert_eq!(said(&there().dont_fragment().udp(9, 80, &[0; 73])), "> a, a: route-too-big");
+    let odd = there().fragment(1, 0, true).payload(17, &[0; 81]);
+    assert_eq!(said(&odd), "a: malformed-ip");
     let mut wrong = udp(there());
     wrong[24] ^= 1;
     assert_eq!(said(&wrong), "a: ip-checksum");

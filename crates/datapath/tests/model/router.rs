@@ -421,8 +421,8 @@ pub enum Fate {
     Echoed(Vec<u8>),
     /// The same about its gateway's MAC address, or nothing, if it may say so in its network.
     Asked(Option<Vec<u8>>),
-    /// A machine gets this frame, if the filter lets it pass.
-    Routed(SentOn, Vec<u8>),
+    /// A machine gets these frames, if the filter lets the packet pass: several if it is cut.
+    Routed(SentOn, Vec<Vec<u8>>),
 }
 
 /// The machine to which a router sends a packet on.
@@ -430,6 +430,8 @@ pub enum Fate {
 pub struct SentOn {
     pub mac: [u8; 6],
     pub place: NextPlace,
+    /// Longest packet on the way there, if there is one.
+    pub mtu: Option<u16>,
 }
 
 /// Behind a vnic of this host, or on the host of a number, in a network.
@@ -739,14 +741,14 @@ impl Model {
             return Fate::Dropped(vec!["ip-checksum", "truncated"]);
         }
         let ends = [ip(packet, 12), ip(packet, 16)];
-        match self.way((sender, frame), router, (packet.len(), packet[8]), ends, pick) {
+        match self.way((sender, frame), router, packet[8], ends, pick) {
             Fate::Routed(to, _) => {
                 let mut frame = self.passed(to, router, frame);
                 if self.mistake() != Some(Mistake::KeepsHops) {
                     frame[14 + 8] -= 1;
                 }
                 set_sum(&mut frame[14..14 + header]);
-                Fate::Routed(to, frame)
+                Fate::Routed(to, fragments(frame, to.mtu))
             }
             other => other,
         }
@@ -768,13 +770,16 @@ impl Model {
             return Fate::Dropped(reasons);
         }
         let ends = [ip6(packet, 8), ip6(packet, 24)];
-        match self.way((sender, frame), router, (packet.len(), packet[7]), ends, pick) {
+        match self.way((sender, frame), router, packet[7], ends, pick) {
             Fate::Routed(to, _) => {
                 let mut frame = self.passed(to, router, frame);
                 if self.mistake() != Some(Mistake::KeepsHops) {
                     frame[14 + 7] -= 1;
                 }
-                Fate::Routed(to, frame)
+                if to.mtu.is_some_and(|mtu| frame.len() - 14 > usize::from(mtu)) {
+                    frame.truncate(14 + 40 + usize::from(be16(&frame, 14 + 4)));
+                }
+                Fate::Routed(to, vec![frame])
             }
             other => other,
         }
@@ -920,7 +925,7 @@ impl Model {
             [] => {}
             [holder] if !self.vnics[holder].declared.shared_ip => {
                 let mac = self.vnics[holder].declared.mac;
-                return Some(SentOn { mac, place: NextPlace::Vnic(holder) });
+                return Some(SentOn { mac, place: NextPlace::Vnic(holder), mtu: None });
             }
             // An address that several may have says nothing about where to send.
             _ => return None,
@@ -943,15 +948,15 @@ impl Model {
                 if self.vnics[at].is_trunk() { away } else { NextPlace::Vnic(at) }
             }
         };
-        Some(SentOn { mac, place })
+        Some(SentOn { mac, place, mtu: None })
     }
 
-    /// Decides on a packet of so many bytes, with so many hops to go.
+    /// Decides on a packet with so many hops to go.
     fn way(
         &self,
         (sender, frame): (usize, &[u8]),
         router: &Router,
-        (len, hops): (usize, u8),
+        hops: u8,
         [source, destination]: [IpAddr; 2],
         pick: &mut dyn FnMut(usize) -> usize,
     ) -> Fate {
@@ -1013,11 +1018,10 @@ impl Model {
                 wrong.push("nat-no-rule");
             }
         }
-        // Bytes behind the packet go along with it.
         if let Some((_, Some(mtu))) = hop
-            && len > usize::from(mtu)
+            && let Err(reason) = may_be_made_to_fit(&frame[14..], mtu.into())
         {
-            wrong.push("route-too-big");
+            wrong.push(reason);
         }
         // Another host cannot know whose the source is.
         let is_far = matches!(&hop, Some((SentOn { place: NextPlace::Away(..), .. }, _)));
@@ -1026,7 +1030,7 @@ impl Model {
             wrong.push("ip-claimed");
         }
         match hop {
-            Some((to, _)) if wrong.is_empty() => Fate::Routed(to, Vec::new()),
+            Some((to, mtu)) if wrong.is_empty() => Fate::Routed(SentOn { mtu, ..to }, Vec::new()),
             _ => Fate::Dropped(wrong),
         }
     }
@@ -1343,6 +1347,98 @@ impl Model {
             }
         }
     }
+}
+
+/// Returns how many bytes of payload are in the first fragment of a packet, and in later ones but
+/// the last: as many blocks of 8 as there is room for (RFC 791, 3.2).
+fn steps(header: usize, later: usize, mtu: usize) -> [usize; 2] {
+    [header, later].map(|header| (mtu - header) / 8 * 8)
+}
+
+/// Returns the options that all fragments have, filled up to words; `None` if one has no sense.
+fn options_of_all(options: &[u8]) -> Option<Vec<u8>> {
+    let (mut at, mut all) = (0, Vec::new());
+    while at < options.len() && options[at] != 0 {
+        let len = match options[at] {
+            1 => 1,
+            _ => usize::from(*options.get(at + 1)?),
+        };
+        if len < 1 || len < 2 && options[at] != 1 || at + len > options.len() {
+            return None;
+        }
+        if options[at] >= 128 {
+            all.extend_from_slice(&options[at..at + len]);
+        }
+        at += len;
+    }
+    all.resize(all.len().next_multiple_of(4), 0);
+    Some(all)
+}
+
+/// Returns whether a packet fits, perhaps in fragments, or else why not.
+fn may_be_made_to_fit(packet: &[u8], mtu: usize) -> Result<(), &'static str> {
+    if packet[0] >> 4 == 6 {
+        let total = 40 + usize::from(be16(packet, 4));
+        return if total <= mtu { Ok(()) } else { Err("route-too-big") };
+    }
+    let (header, total) = (usize::from(packet[0] & 15) * 4, usize::from(be16(packet, 2)));
+    if total <= mtu {
+        return Ok(());
+    }
+    let place = be16(packet, 6);
+    let (payload, offset) = (total - header, usize::from(place & 0x1fff) * 8);
+    if place & 0x4000 != 0 {
+        return Err("route-too-big");
+    }
+    let is_odd = place & 0x8000 != 0 || place & 0x2000 != 0 && !payload.is_multiple_of(8);
+    let Some(later) = options_of_all(&packet[20..header]) else { return Err("malformed-ip") };
+    if is_odd || offset + payload > 65_535 {
+        return Err("malformed-ip");
+    }
+    let [first, each] = steps(header, 20 + later.len(), mtu);
+    let upper = match packet[9] {
+        6 => packet.get(header + 12).map_or(60, |byte| usize::from(byte >> 4) * 4).max(20),
+        132 => 16,
+        _ => 8,
+    };
+    let count = 1 + (payload - first).div_ceil(each);
+    if offset == 0 && first < upper || count > 160 { Err("cut-limit") } else { Ok(()) }
+}
+
+/// Cuts a frame that may be made to fit.
+fn fragments(mut frame: Vec<u8>, mtu: Option<u16>) -> Vec<Vec<u8>> {
+    let Some(mtu) = mtu.map(usize::from).filter(|mtu| frame.len() - 14 > *mtu) else {
+        return vec![frame];
+    };
+    let (header, total) = (usize::from(frame[14] & 15) * 4, usize::from(be16(&frame, 14 + 2)));
+    frame.truncate(14 + total);
+    if total <= mtu {
+        return vec![frame];
+    }
+    let place = be16(&frame, 14 + 6);
+    let options = options_of_all(&frame[34..14 + header]).unwrap();
+    let later = [&frame[14..34], &options].concat();
+    let steps = steps(header, later.len(), mtu);
+    let (mut all, mut at) = (Vec::new(), 0);
+    let payload = &frame[14 + header..];
+    while at < payload.len() {
+        let (mut head, step) = match at {
+            0 => (frame[14..14 + header].to_vec(), steps[0]),
+            _ => (later.clone(), steps[1]),
+        };
+        let left = payload.len() - at;
+        let is_last = head.len() + left <= mtu;
+        let len = if is_last { left } else { step };
+        head[0] = 0x40 | (head.len() / 4) as u8;
+        let total = (head.len() + len) as u16;
+        head[2..4].copy_from_slice(&total.to_be_bytes());
+        let more = if is_last { 0 } else { 0x2000 };
+        head[6..8].copy_from_slice(&((place + (at / 8) as u16) | more).to_be_bytes());
+        set_sum(&mut head);
+        all.push([&frame[..14], &head, &payload[at..at + len]].concat());
+        at += len;
+    }
+    all
 }
 
 /// Returns the course of a packet: both directions have one. Of what cannot be read nothing is

@@ -144,6 +144,14 @@ pub struct RoutedSession {
     pub ends: [(&'static str, IpAddr, u16); 2],
 }
 
+impl Outcome {
+    /// Returns the frames that receivers get, of one that was sent.
+    pub fn arrives(&self, sent: &[u8]) -> Vec<Vec<u8>> {
+        let first = self.becomes.clone().unwrap_or_else(|| sent.to_vec());
+        [vec![first], self.more.clone()].concat()
+    }
+}
+
 /// Receivers of a frame, and the drops that were counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
@@ -151,6 +159,8 @@ pub struct Outcome {
     pub drops: Vec<Drop>,
     /// Frame that receivers get in place of the one that was sent: a router made it of that.
     pub becomes: Option<Vec<u8>>,
+    /// Frames that they get besides: later fragments of it.
+    pub more: Vec<Vec<u8>>,
     /// True for a fragment that came before its first one, and is judged again in a moment.
     pub waits: bool,
 }
@@ -624,7 +634,7 @@ impl Model {
                 outcome.becomes = Some(answer);
                 return Ok(());
             }
-            Fate::Routed(hop, becomes) => {
+            Fate::Routed(hop, mut frames) => {
                 self.across = true;
                 // To a vnic of another host it is a conversation with the other hosts of its
                 // *own* network, from which the answers come.
@@ -652,7 +662,8 @@ impl Model {
                     .go_out((sender, receiver), sent, becomes, choices)
                     .map_err(|reasons| drop(name, &reasons))?;
                 outcome.receivers.push(gets);
-                outcome.becomes = Some(becomes);
+                outcome.more = frames.split_off(1);
+                outcome.becomes = frames.pop();
                 return Ok(());
             }
         }

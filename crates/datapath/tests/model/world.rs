@@ -66,9 +66,19 @@ pub fn send(
     let network = TRUNKS[host].iter().position(|trunk| outcomes[host].receivers.contains(trunk));
     if let (Some(network), true) = (network, hosts.len() > 1) {
         let (other, from) = (1 - host, host as u8 + 1);
-        let frame = outcomes[host].becomes.clone().unwrap_or_else(|| frame.to_vec());
         let vni = network as u32 + 1;
-        outcomes[other] = arrive(&mut hosts[other], (other, from), vni, &frame, choices);
+        for (n, frame) in outcomes[host].arrives(frame).iter().enumerate() {
+            let next = arrive(&mut hosts[other], (other, from), vni, frame, choices);
+            if n == 0 {
+                outcomes[other] = next;
+                continue;
+            }
+            // Fragments of one packet have the receivers of the first one, or none.
+            if !next.receivers.is_empty() {
+                outcomes[other].more.extend(next.arrives(frame));
+            }
+            outcomes[other].drops.extend(next.drops);
+        }
     }
     outcomes
 }

@@ -372,7 +372,7 @@ fn what_is_no_plain_packet_is_not_led_out() {
     drops(&mut one, &wrong, "ip-checksum");
     let over = udp((1, 2))(ip((gateway(), router_of(1)), "10.0.0.10", WORLD).ttl(0));
     drops(&mut one, &over, "ttl-expired");
-    let long = hop("10.0.0.10", WORLD, |ip| ip.udp(1, 2, &[0; 1480]));
+    let long = hop("10.0.0.10", WORLD, |ip| ip.dont_fragment().udp(1, 2, &[0; 1480]));
     drops(&mut one, &long, "route-too-big");
     // To nobody else a gateway speaks.
     let mut other = hop("10.0.0.10", WORLD, udp((1, 2)));

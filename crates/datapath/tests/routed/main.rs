@@ -4,6 +4,7 @@
 mod adopted;
 mod answered;
 mod asks;
+mod cuts;
 mod dropped;
 mod explained;
 mod hairpin;

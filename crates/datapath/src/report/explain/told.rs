@@ -267,6 +267,13 @@ pub(super) fn masquerade(
         let port = left.ports.map(|[port, _]| port).filter(|_| shares);
         text.push_str(&format!(", as {}", end((left.source, port))));
     }
+    let cut = batch.metas().first().filter(|meta| meta.offload && meta.cut.is_some());
+    if let Some(cut) = cut.map(|meta| meta.cut) {
+        text.push_str(&match cut.packets {
+            1 => format!(", without what is behind it, as {} bytes fit", cut.most),
+            n => format!(", in {n} fragments, as {} bytes fit", cut.most),
+        });
+    }
     if from == to {
         text.push_str("; it is for an address of this host, and comes in again by the wire");
     }
