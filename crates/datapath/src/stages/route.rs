@@ -205,7 +205,7 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
     let mut ways = Ways::default();
     let mut extended = false;
     loop {
-        let (mut routed, mut answers, mut deep, mut cut) = (0, 0, 0, 0);
+        let (mut routed, mut answers, mut deep) = (0, 0, 0);
         let (frames, metas, hops) = batch.parts_and_hops();
         let frames = &*frames;
         let each = frames.each().zip(metas.iter_mut()).zip(hops.iter_mut()).enumerate();
@@ -220,11 +220,8 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
                 &ways.v6.way
             } else {
                 let offload = meta.offload;
-                match ways.another((frames.head(index), frame.len), meta, routing, context) {
-                    Ok(way) => {
-                        cut |= u64::from(meta.offload && meta.cut.is_some()) << index;
-                        way
-                    }
+                match ways.another(index, (frames.head(index), frame.len), meta, routing, context) {
+                    Ok(way) => way,
                     Err(Verdict::Undecided) => continue, // to no gateway
                     Err(Verdict::Drop(HEADERS_TOO_LONG, _)) if !extended => {
                         meta.offload = offload;
@@ -242,8 +239,8 @@ fn route(batch: &mut Batch<'_>, routing: &Routing, context: &Context<'_>) {
             meta.verdict = way.verdict;
             routed |= 1 << index;
         }
-        batch.cuts |= cut;
-        batch.segments |= cut != 0;
+        batch.cuts |= ways.cut;
+        batch.segments |= ways.cut != 0;
         batch.outward |= ways.leaves;
         if ways.leases {
             routed = leases6::stop_others(batch, routed, context);
@@ -265,8 +262,9 @@ struct Ways<'a> {
     /// Way of the last packet of a route with several. Packets with the same ends may have others.
     of_several: Onward,
     silent: Silent<'a>,
-    /// Fragments of all packets so far.
+    /// Fragments of all packets so far, and a bit for each frame that is cut.
     cuts: Cuts,
+    cut: u64,
     /// A packet goes to a network that gives its vnics their addresses itself.
     leases: bool,
     /// A packet leaves by the outside of an external.
@@ -282,6 +280,7 @@ impl Default for Ways<'_> {
             of_several: Onward::NONE,
             silent: Silent::default(),
             cuts: Cuts::default(),
+            cut: 0,
             leases: false,
             leaves: false,
         }
@@ -294,6 +293,7 @@ impl<'a> Ways<'a> {
     #[inline(never)]
     fn another(
         &mut self,
+        index: usize,
         packet: (&[u8], u32),
         meta: &mut Meta,
         routing: &'a Routing,
@@ -308,6 +308,7 @@ impl<'a> Ways<'a> {
         let memory = (&mut self.silent, &mut self.cuts);
         let decided = decide(packet, meta, (gateway, routing), memory, context)?;
         let Decided { ends, way, several } = decided;
+        self.cut |= u64::from(meta.offload && meta.cut.is_some()) << index;
         self.leases |= way.leases;
         self.leaves |= way.leaves;
         if several {
