@@ -131,7 +131,8 @@ pub(crate) struct Meta {
     pub cut: FrameCut,
 }
 
-/// Cut of a frame: its packet, or each of its datagrams, becomes fragments of IPv4.
+/// Cut of a frame: its packet, or each of its datagrams, becomes fragments of IPv4. Or its segments
+/// of TCP become shorter: then there is no longest packet, but a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FrameCut {
     /// Longest packet in bytes that may leave; 0 if the frame is not cut.
@@ -143,7 +144,7 @@ pub(crate) struct FrameCut {
 impl FrameCut {
     pub const NONE: FrameCut = FrameCut { most: 0, packets: 0 };
 
-    /// Returns whether it is one.
+    /// Returns whether it is one into fragments.
     #[inline(always)]
     pub fn is_some(self) -> bool {
         self.most != 0

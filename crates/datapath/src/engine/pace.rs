@@ -48,6 +48,16 @@ impl Pace {
         self.0.fetch_update(Relaxed, Relaxed, less).is_ok()
     }
 
+    /// Takes so many tokens, or all that are left.
+    pub fn take_most(&self, tokens: u32, now: u32, most: u32, per_second: u32) {
+        let less = |word: u64| {
+            let left = Self::of(word, now, most, per_second).saturating_sub(tokens);
+            let when = if word == 0 { now } else { Self::later((word >> 32) as u32, now) };
+            Some(u64::from(when) << 32 | u64::from(left))
+        };
+        let _ = self.0.fetch_update(Relaxed, Relaxed, less); // it always does
+    }
+
     /// Returns a pace of its own with the same contents.
     pub fn copy(&self) -> Pace {
         Pace(same(&self.0))
@@ -70,6 +80,13 @@ mod tests {
         );
         assert_eq!([taken(111), taken(100_000), taken(u32::MAX), taken(1)], [10, 10, 10, 6]);
         assert_eq!([pace.left(1, 10, 3), pace.left(2, 10, 3), pace.left(5, 10, 3)], [0, 3, 10]);
+        // More than there are: all or none, or what there is.
+        assert!(!pace.take_all(11, 5, 10, 3));
+        assert_eq!(pace.left(5, 10, 3), 10);
+        pace.take_most(4, 5, 10, 3);
+        assert_eq!(pace.left(5, 10, 3), 6);
+        pace.take_most(11, 5, 10, 3);
+        assert_eq!([pace.left(5, 10, 3), pace.left(6, 10, 3)], [0, 3]);
     }
 }
 

@@ -12,7 +12,7 @@ use crate::engine::{
 };
 use crate::overlay::Tunnel;
 use crate::session::{Shares, Table, Timeouts};
-use crate::stages::{filter::FragmentDecision, fragment_table::FragmentTable};
+use crate::stages::{cuts::FarCuts, filter::FragmentDecision, fragment_table::FragmentTable};
 use crate::world::{
     asking::Asking,
     bindings::Bindings,
@@ -59,6 +59,8 @@ pub(crate) struct Context<'a> {
     pub notes: &'a TapNotes,
     /// Budget left to the turn. A batch from the uplink has several parts in one turn.
     pub budget: Cell<Budget>,
+    /// Fragments of what other hosts sent, if this is a turn of the uplink.
+    pub far_cuts: Option<&'a FarCuts>,
     /// Room of the sender, if its sending is limited and the batch begins a turn.
     pub room: Cell<Option<Room>>,
     /// Of a packet that is not sent, the port outside that it would get.

@@ -6,6 +6,9 @@
 //! receiver's buffers, or for the uplink. Bytes in its slot, which were judged, come from there in
 //! whichever fragment they fall; only those behind are read from the sender's memory.
 
+use std::cell::{Cell, RefCell};
+
+use arrayvec::ArrayVec;
 use butterfly_packet::{
     fragments::Fragments,
     ipv4::{self, Ipv4},
@@ -15,14 +18,14 @@ use butterfly_packet::{
 };
 use butterfly_vhost::{
     net::NetHeader,
-    ring::{Finish, Frames, HEAD_MAX},
+    ring::{BATCH, Finish, Frames, HEAD_MAX},
 };
 
 use crate::engine::{
     batch::{Batch, FrameCut, Meta, Verdict},
     reason::DropReason,
 };
-use crate::ip::{MALFORMED_IP, mapped};
+use crate::ip::{Address, MALFORMED_IP, mapped};
 use crate::stages::{
     asks::CUT_LIMIT,
     context::Context,
@@ -34,9 +37,9 @@ use crate::stages::{
 /// Most fragments of the packets of a vnic per second. A wire and a trunk, which stand for many
 /// machines, have no such limit: one of these would use it up. What they cost is bounded by turns.
 const FRAGMENTS_PER_SECOND: u32 = 250_000;
-/// Most fragments of what other hosts sent into a network at once. It cannot be put back, and this
-/// is the work of a whole turn.
-const FRAGMENTS_OF_TRUNK: u32 = 256;
+/// Most fragments of what other hosts sent, in one turn of the uplink, over all networks. Nothing of
+/// it can be put back. A sender takes no more than it leaves to others, so one alone has half.
+const FRAGMENTS_OF_UPLINK: u32 = 512;
 
 /// Bar of a packet that cannot be made to fit.
 pub(super) enum Unfit {
@@ -49,6 +52,34 @@ pub(super) enum Unfit {
 impl From<DropReason> for Unfit {
     fn from(reason: DropReason) -> Unfit {
         Unfit::By(reason)
+    }
+}
+
+/// Fragments of what other hosts sent, in one turn of the uplink.
+#[derive(Default)]
+pub(crate) struct FarCuts {
+    taken: Cell<u32>,
+    /// Networks and addresses of their senders, of which each frame has one, and their parts.
+    parts: RefCell<ArrayVec<((u32, Address), u32), BATCH>>,
+}
+
+impl FarCuts {
+    /// Takes room for so many fragments of a sender. Returns whether there was as much.
+    fn take(&self, sender: (u32, Address), fragments: u32) -> bool {
+        let Ok(mut parts) = self.parts.try_borrow_mut() else { return false };
+        let taken = self.taken.get();
+        let found = parts.iter().position(|(who, _)| *who == sender).unwrap_or(parts.len());
+        if found == parts.len() && parts.try_push((sender, 0)).is_err() {
+            return false;
+        }
+        let Some((_, part)) = parts.get_mut(found) else { return false };
+        let own = part.saturating_add(fragments);
+        if own > FRAGMENTS_OF_UPLINK.saturating_sub(taken) {
+            return false;
+        }
+        *part = own;
+        self.taken.set(taken + fragments);
+        true
     }
 }
 
@@ -96,19 +127,25 @@ impl Cuts {
             return Err(Unfit::TooBig);
         }
         if !is_one && meta.net.gso_type != NetHeader::GSO_UDP_L4 {
-            return Ok(shorten(meta, most)?);
+            return Ok(shorten(meta, len, most)?);
         }
+        let source = Ipv4::parse(packet).map_err(|_| MALFORMED_IP)?.source();
         let packets = fragments(packet, len, meta, most)?;
-        self.take(packets, context)?;
+        self.take(packets, mapped(source), context)?;
         mark(meta, FrameCut { most, packets: packets as u16 });
         Ok(())
     }
 
-    /// Takes room for so many fragments.
-    fn take(&mut self, fragments: u32, context: &Context<'_>) -> Result<(), DropReason> {
+    /// Takes room for so many fragments of a packet from this source.
+    fn take(
+        &mut self,
+        fragments: u32,
+        source: Address,
+        context: &Context<'_>,
+    ) -> Result<(), DropReason> {
         let sender = context.sender;
         let left = if sender.is_trunk() {
-            FRAGMENTS_OF_TRUNK
+            FRAGMENTS_OF_UPLINK
         } else if sender.is_wire() {
             u32::MAX
         } else {
@@ -118,6 +155,10 @@ impl Cuts {
         };
         let all = self.fragments.saturating_add(fragments);
         if fragments > MAX_SEGMENTS || all > left {
+            return Err(CUT_LIMIT);
+        }
+        let who = (context.entry.vni, source);
+        if context.far_cuts.is_some_and(|far| sender.is_trunk() && !far.take(who, fragments)) {
             return Err(CUT_LIMIT);
         }
         self.fragments = all;
@@ -154,11 +195,14 @@ fn mark(meta: &mut Meta, cut: FrameCut) {
     meta.cut = cut;
 }
 
-/// Has TCP cut into segments that fit, which is what its sender left to others.
-fn shorten(meta: &mut Meta, most: u16) -> Result<(), DropReason> {
+/// Has TCP cut into segments that fit, which is what its sender left to others. They are more than
+/// the sender has identifications for, so they are noted: [`settle`].
+fn shorten(meta: &mut Meta, len: u32, most: u16) -> Result<(), DropReason> {
     let headers = meta.payload.saturating_sub(L3 as u16);
-    let size = most.checked_sub(headers).filter(|size| *size >= MIN_SEGMENT);
-    meta.net.gso_size = size.ok_or(CUT_LIMIT)?;
+    let size = most.checked_sub(headers).filter(|size| *size >= MIN_SEGMENT).ok_or(CUT_LIMIT)?;
+    let segments = len.saturating_sub(meta.payload.into()).div_ceil(size.into());
+    meta.net.gso_size = size;
+    meta.cut = FrameCut { most: 0, packets: segments as u16 };
     Ok(())
 }
 
@@ -204,9 +248,8 @@ fn datagrams(meta: &Meta, len: u32) -> u32 {
     }
 }
 
-/// Charges their sender for packets that pass and are cut. Gives those whose sources were
-/// translated identifications of their own: two machines behind one address may have chosen the
-/// same, and their fragments would be mixed (RFC 6864, 5.3).
+/// Charges their sender for packets that pass and are cut. Gives those an identification whose own
+/// may be another packet's: see [`identify`].
 #[cold]
 #[inline(never)]
 pub(super) fn settle(
@@ -219,32 +262,49 @@ pub(super) fn settle(
         let index = left.trailing_zeros() as usize;
         left &= left - 1;
         let Some(meta) = batch.metas().get(index).copied() else { return };
-        if !passes(meta.verdict) || meta.cut.packets < 2 {
+        if !passes(meta.verdict) || !meta.offload || meta.cut.packets < 2 {
             continue;
         }
-        if !context.sender.is_trunk() && !context.sender.is_wire() {
+        if meta.cut.is_some() && !context.sender.is_trunk() && !context.sender.is_wire() {
             let (pace, most) = (&context.sender.shared.cuts, FRAGMENTS_PER_SECOND);
-            pace.take_all(meta.cut.packets.into(), context.now, most, most);
+            // Another worker may have taken some of what there was when this was decided.
+            pace.take_most(meta.cut.packets.into(), context.now, most, most);
         }
         identify(batch, (index, &meta), context);
     }
 }
 
-/// Gives a packet that leaves from a translated address an identification, or its datagrams as
-/// many. A fragment has its packet's.
+/// Gives a packet an identification, or its datagrams or segments as many, if fragments of others
+/// may have the same (RFC 6864, 4.3 and 5.3). A fragment has its packet's.
+///
+/// Machines behind one address may have chosen the same. Shorter segments are more than their
+/// sender has numbers for. And 0 is what those write that leave it to others.
 fn identify(batch: &mut Batch<'_>, (index, meta): (usize, &Meta), context: &Context<'_>) {
     let exit = context.exit(batch.exits(), index).routing.as_deref();
-    let Some(outside) = exit.and_then(|exit| exit.outside.as_deref()) else { return };
+    let outside = exit.and_then(|exit| exit.outside.as_deref());
     let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
     let Ok(ip) = Ipv4::parse(packet_of(batch, index)) else { return };
     let (source, destination) = (mapped(ip.source()), mapped(ip.destination()));
-    if ip.is_fragment() || !outside.nat.has(source) {
+    let ((ends, protocol), is_segments) =
+        (((source, destination), ip.protocol()), !meta.cut.is_some());
+    // A machine that has an address for itself counts for it, in fragments of its own as well.
+    let is_shared = || {
+        let owner = outside.and_then(|outside| outside.nat.owner_of(source));
+        owner.is_some_and(|(_, by)| by.inside_of(source, protocol, None).is_none())
+    };
+    if ip.is_fragment() || !(is_segments || ip.identification() == 0 || is_shared()) {
         return;
     }
-    let (ends, protocol) = ((source, destination), ip.protocol());
-    let id = context.identifications.next_of(datagrams(meta, len), ends, protocol);
+    let packets = if is_segments { meta.cut.packets.into() } else { datagrams(meta, len) };
+    let id = context.identifications.next_of(packets, ends, protocol);
     let packet = batch.frames.head_mut(index).get_mut(L3..).unwrap_or_default();
     let _ = translate::identify(packet, id); // it was parsed
+}
+
+/// Returns the length of a frame without what is behind its packet.
+pub(super) fn len_of_packet(head: &[u8], meta: &Meta, len: u32) -> u32 {
+    let total = head.get(usize::from(meta.l3)..).and_then(total_of);
+    total.map_or(len, |total| len.min(u32::from(meta.l3) + total as u32))
 }
 
 /// A packet of a frame that is cut.

@@ -20,6 +20,7 @@ use crate::engine::{
     reason::{DropReason, drop_reasons},
     reserved::is_host,
 };
+use crate::ip::MALFORMED_IP;
 use crate::stages::{
     answers::consume,
     asks::may_hear_frame,
@@ -442,11 +443,14 @@ pub(crate) fn deliver_lone<O: Outlet>(
         (Some(ring), Some(meta)) if meta.offload => {
             offloaded(ring, &batch.frames, 0, meta, len, &mut got)
         }
-        (Some(ring), _) => ring.deliver_first(&batch.frames).map(|()| got.one(len as usize)),
-        (None, _) => Err(NotDelivered::NotReady),
+        (Some(ring), _) => {
+            let delivered = ring.deliver_first(&batch.frames);
+            delivered.map(|()| got.one(len as usize)).map_err(DropReason::from)
+        }
+        (None, _) => Err(NOT_ATTACHED),
     };
     if let Err(why) = delivered {
-        refuse(context, outlet, receiver, &batch.frames, 0, why.into());
+        refuse(context, outlet, receiver, &batch.frames, 0, why);
     }
     call(calls, batch.frames.release());
     if let Some(ring) = guard.as_mut() {
@@ -533,8 +537,10 @@ fn refuse<O: Outlet>(
     index: usize,
     reason: DropReason,
 ) {
-    context.count_drop(receiver, reason, frames, index);
-    outlet.refused(Some(receiver), reason, receiver.place.slot);
+    // A packet that cannot be cut is its sender's fault.
+    let charged = if reason == MALFORMED_IP { context.sender } else { receiver };
+    context.count_drop(charged, reason, frames, index);
+    outlet.refused(Some(receiver), reason, charged.place.slot);
     if let Some(tap) = context.tap() {
         tap.not_delivered(index, receiver.place.slot, reason);
     }
@@ -620,7 +626,7 @@ fn copies<O: Outlet>(
         } else if meta.offload {
             let len = batch.frames.frames().get(at).map_or(0, |frame| frame.len);
             if let Err(why) = offloaded(ring, &batch.frames, at, meta, len, got) {
-                refuse(at, why.into());
+                refuse(at, why);
             }
             at += 1;
         } else {
@@ -705,7 +711,7 @@ fn offloaded<R: Receive>(
     meta: &Meta,
     frame_len: u32,
     got: &mut Got,
-) -> Result<(), NotDelivered> {
+) -> Result<(), DropReason> {
     if meta.cut.is_some() {
         return cut(ring, frames, (index, meta), got);
     }
@@ -772,8 +778,10 @@ fn offloaded<R: Receive>(
     Ok(())
 }
 
-/// Delivers a frame in the fragments into which a router cuts it. When one does not fit, the next
-/// ones will not either, and without it they are worth nothing: the frame is one drop.
+/// Delivers a frame in the fragments into which a router cuts it. All of them, if it can be seen
+/// that there is room: without one the others are worth nothing, and the receiver would keep them
+/// for long. When one does not fit all the same, the next ones will not either: the frame is one
+/// drop.
 #[cold]
 #[inline(never)]
 fn cut<R: Receive>(
@@ -781,8 +789,12 @@ fn cut<R: Receive>(
     frames: &Frames<'_>,
     (index, meta): (usize, &Meta),
     got: &mut Got,
-) -> Result<(), NotDelivered> {
-    cuts::each(frames, (index, meta), NotDelivered::BadChain, |CutPacket { head, from, len }| {
+) -> Result<(), DropReason> {
+    // Each takes a buffer at least.
+    if ring.offered().is_some_and(|free| free < meta.cut.packets) {
+        return Err(RING_FULL);
+    }
+    cuts::each(frames, (index, meta), MALFORMED_IP, |CutPacket { head, from, len }| {
         let (net, finish) = (NetHeader::default(), Finish::Nothing);
         ring.deliver(frames, &Delivery { net, head, frame: index, from, len, finish })?;
         got.one(head.len() + len as usize);

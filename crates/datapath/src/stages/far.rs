@@ -235,7 +235,7 @@ fn take_second_hops(batch: &mut Batch<'_>, of: u64, context: &Context<'_>) -> u6
             continue;
         }
         let decided = decide(batch, (index, &mut meta), (&mut silent, &mut cuts), context);
-        if decided.is_ok() && meta.offload && meta.cut.is_some() {
+        if decided.is_ok() && meta.offload && meta.cut.packets != 0 {
             batch.cuts |= 1 << index;
             batch.segments = true;
         }

@@ -18,6 +18,7 @@ use crate::engine::{
     counters::Counter,
     reason::DropReason,
 };
+use crate::ip::MALFORMED_IP;
 use crate::overlay::{
     NO_NEIGHBOUR, Punted, TOO_BIG, Tunnel, UPLINK_DOWN, UPLINK_FULL,
     outer::{Outer, source_port},
@@ -32,7 +33,7 @@ use crate::stages::{
 };
 use crate::stages::{
     leaving::{Held, Leaving},
-    outlet::Outlet,
+    outlet::{Outlet, Receive},
 };
 use crate::world::snapshot::Vnic;
 
@@ -280,11 +281,13 @@ impl<O: Outlet> Sending<'_, '_, O> {
         if let Some(tap) = self.context.tap() {
             tap.not_sent(index, reason);
         }
-        if let Some(trunk) = self.trunk {
-            self.context.count_drop(trunk, reason, frames, index);
+        let sender = self.context.sender;
+        // A packet that cannot be cut is its sender's fault.
+        let charged = if reason == MALFORMED_IP { Some(sender) } else { self.trunk };
+        if let Some(charged) = charged {
+            self.context.count_drop(charged, reason, frames, index);
         }
-        let own = self.context.sender.place.slot;
-        self.outlet.not_sent(reason, self.trunk.map_or(own, |trunk| trunk.place.slot));
+        self.outlet.not_sent(reason, charged.unwrap_or(sender).place.slot);
     }
 
     /// Returns the outer header for a destination; `None` if the next hop is not known.
@@ -401,9 +404,17 @@ impl<O: Outlet> Sending<'_, '_, O> {
         (index, meta): (usize, &Meta),
         port: u16,
     ) -> Result<(u64, u64), DropReason> {
+        // All of them, if it can be seen that there is room: without one the others are worth
+        // nothing, and the receiver would keep them for long. A wire does not tell.
+        if let Leaving::Ring(ring) | Leaving::Tapped(Held::Ring(ring), _) = leaving
+            && let Some(ring) = ring.as_ref()
+            && ring.offered().is_some_and(|free| free < meta.cut.packets)
+        {
+            return Err(UPLINK_FULL);
+        }
         let (mut packets, mut bytes) = (0, 0);
         let sent =
-            cuts::each(frames, (index, meta), UPLINK_DOWN, |CutPacket { head, from, len }| {
+            cuts::each(frames, (index, meta), MALFORMED_IP, |CutPacket { head, from, len }| {
                 let parts = Parts { head, from, len, finish: Finish::Nothing };
                 self.packet(leaving, frames, index, &parts, port)?;
                 packets += 1;
@@ -494,20 +505,27 @@ impl<O: Outlet> Sending<'_, '_, O> {
     ) -> Result<(u64, u64), DropReason> {
         let To::Peer(at) = to else { return Err(NO_NEIGHBOUR) };
         let peer = self.tunnel.peers.get(at).ok_or(NO_NEIGHBOUR)?;
-        if let Some(said) = self.outlet.waits(peer, crate::world::rules::address(peer.address())) {
+        // A frame that is to be cut is not kept: its sender will repeat it. It does not take the
+        // place of a frame that is kept. Without what is behind it a packet may be whole.
+        let is_cut = meta.offload && meta.cut.is_some();
+        let is_one = meta.net.gso_type == NetHeader::GSO_NONE && (!is_cut || meta.cut.packets == 1);
+        let keep = !meta.offload || is_one;
+        let address = crate::world::rules::address(peer.address());
+        if let Some(said) = self.outlet.waits(peer, address, keep) {
             return said.map(|()| (1, len.into()));
         }
-        // A frame that is to be cut is not kept: its sender will repeat it. It does not take the
-        // place of a frame that is kept.
-        let is_one = meta.net.gso_type == NetHeader::GSO_NONE && !meta.cut.is_some();
-        let keep = !meta.offload || is_one;
         if !(if keep { peer.may_wait() } else { peer.may_ask() }) {
             return Err(NO_NEIGHBOUR);
         }
         let target = (Mac::ZERO, crate::world::rules::address(peer.address()));
         let outer = self.outer(target).ok_or(NO_NEIGHBOUR)?;
         let head = frames.head(index);
-        let parts = whole(head, meta, len);
+        let len = if is_cut { cuts::len_of_packet(head, meta, len) } else { len };
+        let head = head.get(..head.len().min(len as usize)).unwrap_or_default();
+        let mut parts = whole(head, meta, len);
+        if meta.net.flags & NetHeader::FLAG_NEEDS_CSUM == 0 {
+            parts.finish = Finish::Nothing; // it only loses what is behind it
+        }
         let fields = outer.fields(len, source_port(head), self.next_identification());
         let total = if keep { outer.front().len() + len as usize } else { 0 };
         let put = self.tunnel.punt.put(Punted::Waiting(at), total, |room| {

@@ -45,10 +45,10 @@ pub(crate) trait Outlet {
         Ok(())
     }
 
-    /// Returns the outcome of a frame to another host whose next hop is not known. `None` leaves it
-    /// to the table of hosts.
+    /// Returns the outcome of a frame to another host whose next hop is not known, and which may be
+    /// kept until then if `keep`. `None` leaves it to the table of hosts.
     #[inline(always)]
-    fn waits(&self, _: &Peer, _: IpAddr) -> Option<Result<(), DropReason>> {
+    fn waits(&self, _: &Peer, _: IpAddr, _keep: bool) -> Option<Result<(), DropReason>> {
         None
     }
 
@@ -66,6 +66,8 @@ pub(crate) trait Outlet {
 /// A receive ring, as far as delivery uses it. [`RxRing`] describes each method.
 pub(crate) trait Receive {
     fn features(&self) -> Features;
+    /// Returns the number of buffers that its guest offers now, if that is known.
+    fn offered(&self) -> Option<u16>;
     fn prepare(&mut self, n: u16);
     fn deliver_run(&mut self, frames: &Frames<'_>, range: Range<usize>) -> (usize, u64);
     fn deliver_one(&mut self, frames: &Frames<'_>, index: usize) -> Result<(), NotDelivered>;
@@ -121,6 +123,11 @@ impl Receive for RxRing {
     #[inline(always)]
     fn features(&self) -> Features {
         RxRing::features(self)
+    }
+
+    fn offered(&self) -> Option<u16> {
+        let status = self.status();
+        (status.enabled && !status.held).then_some(status.waiting)
     }
 
     #[inline(always)]

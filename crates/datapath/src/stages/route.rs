@@ -308,7 +308,7 @@ impl<'a> Ways<'a> {
         let memory = (&mut self.silent, &mut self.cuts);
         let decided = decide(packet, meta, (gateway, routing), memory, context)?;
         let Decided { ends, way, several } = decided;
-        self.cut |= u64::from(meta.offload && meta.cut.is_some()) << index;
+        self.cut |= u64::from(meta.offload && meta.cut.packets != 0) << index;
         self.leases |= way.leases;
         self.leaves |= way.leaves;
         if several {

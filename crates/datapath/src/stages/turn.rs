@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use butterfly_vhost::ring::Frame;
+use butterfly_vhost::{net::NetHeader, ring::Frame};
 
 use crate::engine::budget::Budget;
 use crate::engine::{
@@ -247,5 +247,20 @@ fn cut(
 
 /// Returns the number of copies that a frame with one receiver counts as.
 fn unicast(meta: &Meta, frame: &Frame) -> u64 {
-    1 + (SEGMENT * segments(meta, frame.len)).max(u64::from(frame.len / BYTES))
+    let (segments, pieces) = (segments(meta, frame.len), u64::from(frame.pieces()));
+    let bytes = u64::from(frame.len / BYTES);
+    let cut = segments * (SEGMENT + pieces / PIECES_OF_SEGMENT);
+    1 + cut.max(bytes) + owed(meta, segments, (bytes, pieces))
+}
+
+/// Returns the number of copies that the sums count as which have to be complete before a packet is
+/// cut into fragments: all of it is read once more.
+fn owed(meta: &Meta, segments: u64, (bytes, pieces): (u64, u64)) -> u64 {
+    let owes = meta.offload && meta.cut.is_some();
+    if !owes || meta.net.flags & NetHeader::FLAG_NEEDS_CSUM == 0 {
+        return 0;
+    }
+    // Each datagram of several is looked for among the pieces.
+    let several = if meta.net.gso_size > 0 { segments } else { 0 };
+    bytes + pieces / PIECES + several * (pieces / PIECES_OF_SEGMENT)
 }

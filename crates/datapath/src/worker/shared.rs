@@ -87,6 +87,7 @@ impl Shared {
             watched: notes.begin(snapshot.selection.as_deref()),
             notes,
             budget: Cell::new(Budget::WHOLE),
+            far_cuts: None,
             room: Cell::new(None),
             assumed: None,
         }

@@ -27,6 +27,8 @@ use crate::overlay::{
 };
 use crate::stages::pipeline::Scratches;
 use crate::stages::{
+    context::Context,
+    cuts::FarCuts,
     deliver::{self, Calls},
     leave::{Departures, leave, not_sent},
     leaving::Leaving,
@@ -44,6 +46,7 @@ impl Worker {
         // It comes back when it is let go.
         let held = shared.uplink_held.load(Relaxed);
         let line = self.outlet.0;
+        let far_cuts = FarCuts::default();
         let mut desk = Desk {
             shared,
             tunnel,
@@ -55,6 +58,7 @@ impl Worker {
             calls: &mut self.calls,
             later: &mut self.later,
             budget: Budget::of(size),
+            far_cuts: &far_cuts,
             notes: &self.notes,
             outlet: self.outlet,
         };
@@ -265,6 +269,8 @@ struct Desk<'a> {
     later: &'a mut Later,
     /// Budget of the turn, which all networks of a batch share.
     budget: Budget,
+    /// Fragments of the turn, likewise.
+    far_cuts: &'a FarCuts,
     notes: &'a TapNotes,
     outlet: Rings,
 }
@@ -368,6 +374,7 @@ impl Desk<'_> {
             meta.peer = *peer;
         }
         let context = self.shared.context(self.snapshot, trunk, network, self.worker, self.notes);
+        let context = Context { far_cuts: Some(self.far_cuts), ..context };
         context.budget.set(self.budget);
         walk(
             Batch::new(frames, self.metas),

@@ -392,17 +392,26 @@ impl<'a> Frames<'a> {
 
     /// The sum of a range of a frame, as it is in its memory. `None` if the frame is not that long.
     pub fn sum(&self, index: usize, from: u32, len: u32) -> Option<Sum> {
-        let mut left = len;
+        let mut pieces = self.pieces(index, from, len)?;
+        read_more_of(&self.ring);
         let mut sum = Sum::EMPTY;
         let mut private = [0u8; 512];
-        while left > 0 {
-            let room = private.get_mut(..left.min(512) as usize)?;
-            if !self.copy_to(index, from + (len - left), room, Some(&mut sum)) {
-                return None;
+        let mut left = len as usize;
+        while let Some((ptr, piece)) = pieces.next() {
+            let (piece, mut at) = (piece as usize, 0);
+            while at < piece {
+                let room = private.get_mut(..(piece - at).min(512))?;
+                // SAFETY: the piece is mapped (what it is part of is borrowed by self), and has as
+                // many bytes behind `at` as the room.
+                unsafe {
+                    let ptr = ptr.as_ptr().add(at);
+                    copy::copy_and_sum(ptr, room.as_mut_ptr(), room.len(), &mut sum);
+                }
+                at += room.len();
             }
-            left -= room.len() as u32;
+            left -= piece;
         }
-        Some(sum)
+        (left == 0).then_some(sum)
     }
 
     /// Copies a range of a frame, which may be in its slot only in parts, adding it to `sum`.

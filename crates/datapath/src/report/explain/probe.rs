@@ -80,6 +80,8 @@ pub(super) struct Offered<'a> {
     /// Buffers that its guest offers. `None` if workers had the ring all the time, which means that
     /// they deliver to it.
     free: Option<u16>,
+    /// Frames that it took since.
+    taken: u16,
     held: bool,
 }
 
@@ -115,6 +117,7 @@ impl<'p> Outlet for &'p Probe {
             slot: receiver.place.slot,
             features,
             free,
+            taken: 0,
             held: false,
         };
         for _ in 0..LOOKS {
@@ -149,12 +152,12 @@ impl<'p> Outlet for &'p Probe {
         Ok(())
     }
 
-    fn waits(&self, peer: &Peer, to: IpAddr) -> Option<Result<(), DropReason>> {
+    fn waits(&self, peer: &Peer, to: IpAddr, keep: bool) -> Option<Result<(), DropReason>> {
         // The worker asks for the next hop all the same, but nothing leaves.
         if self.down.get() {
             return Some(Err(UPLINK_DOWN));
         }
-        if peer.is_waited_for() {
+        if !keep || peer.is_waited_for() {
             return Some(Err(NO_NEIGHBOUR));
         }
         self.note(Event::Waits(to));
@@ -176,9 +179,10 @@ impl Offered<'_> {
         if self.held {
             return Err(NotDelivered::Held);
         }
-        if self.free == Some(0) {
+        if self.offered() == Some(0) {
             return Err(NotDelivered::Full);
         }
+        self.taken = self.taken.saturating_add(1);
         self.probe.note(Event::Taken { slot: self.slot, free: self.free });
         Ok(())
     }
@@ -187,6 +191,10 @@ impl Offered<'_> {
 impl Receive for Offered<'_> {
     fn features(&self) -> Features {
         self.features
+    }
+
+    fn offered(&self) -> Option<u16> {
+        self.free.map(|free| free.saturating_sub(self.taken))
     }
 
     fn prepare(&mut self, _: u16) {}

@@ -190,6 +190,7 @@ impl<'a> World<'a> {
             watched: None,
             notes: &self.notes,
             budget: std::cell::Cell::new(Budget::UNBOUNDED),
+            far_cuts: None,
             room: std::cell::Cell::new(None),
             assumed: Some(&self.assumed),
         }

@@ -267,9 +267,10 @@ pub(super) fn masquerade(
         let port = left.ports.map(|[port, _]| port).filter(|_| shares);
         text.push_str(&format!(", as {}", end((left.source, port))));
     }
-    let cut = batch.metas().first().filter(|meta| meta.offload && meta.cut.is_some());
+    let cut = batch.metas().first().filter(|meta| meta.offload && meta.cut.packets != 0);
     if let Some(cut) = cut.map(|meta| meta.cut) {
         text.push_str(&match cut.packets {
+            n if !cut.is_some() => format!(", in {n} shorter segments"),
             1 => format!(", without what is behind it, as {} bytes fit", cut.most),
             n => format!(", in {n} fragments, as {} bytes fit", cut.most),
         });
