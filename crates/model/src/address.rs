@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
     fmt,
+    hash::Hash,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -62,8 +63,31 @@ fn low_32_bits(address: Ipv6Addr) -> Ipv4Addr {
     Ipv4Addr::new(a, b, c, d)
 }
 
-/// Addresses of a vnic, or the members of a security group: each once, in the order they were
-/// added.
+/// An element of an [`OrderedSet`]: read from a text of an operator, and echoed as one.
+pub trait Element: Copy + Eq + Hash + fmt::Debug {
+    /// Reason why a text is refused.
+    type Error;
+
+    /// Reads an element. Fails for a text that is none.
+    fn read(text: &str) -> Result<Self, Self::Error>;
+
+    /// Returns the form in which it is echoed.
+    fn text(self) -> String;
+}
+
+impl Element for IpAddr {
+    type Error = AddressError;
+
+    fn read(text: &str) -> Result<Self, AddressError> {
+        parse_ip(text)
+    }
+
+    fn text(self) -> String {
+        canonical(self)
+    }
+}
+
+/// Elements, each once, in the order they were added.
 ///
 /// Adding, removing and finding one takes a time that hardly depends on how many there are: groups
 /// have 100,000 members, and change one at a time.
@@ -75,40 +99,49 @@ fn low_32_bits(address: Ipv6Addr) -> Ipv4Addr {
 /// assert_eq!(set.texts(), ["10.0.0.2", "fd00::1", "10.0.0.1"]);
 /// # Ok::<(), butterfly_model::AddressError>(())
 /// ```
-#[derive(Clone, Default)]
-pub struct IpSet {
-    /// The addresses by their places, which only grow.
-    in_order: BTreeMap<u64, IpAddr>,
-    places: HashMap<IpAddr, u64>,
+#[derive(Clone)]
+pub struct OrderedSet<T> {
+    /// The elements by their places, which only grow.
+    in_order: BTreeMap<u64, T>,
+    places: HashMap<T, u64>,
     next_place: u64,
 }
 
-impl IpSet {
-    /// Reads `texts`; the second and later mention of an address, however written, is dropped.
-    /// Fails for the first text that is no address.
-    pub fn parse<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Result<Self, AddressError> {
-        texts.into_iter().map(|text| parse_ip(text.as_ref())).collect()
+/// Addresses of a vnic.
+pub type IpSet = OrderedSet<IpAddr>;
+
+impl<T> Default for OrderedSet<T> {
+    fn default() -> Self {
+        Self { in_order: BTreeMap::new(), places: HashMap::new(), next_place: 0 }
+    }
+}
+
+impl<T: Element> OrderedSet<T> {
+    /// Reads `texts`; the second and later mention of an element, however written, is dropped.
+    /// Fails for the first text that is none.
+    pub fn parse<S: AsRef<str>>(texts: impl IntoIterator<Item = S>) -> Result<Self, T::Error> {
+        texts.into_iter().map(|text| T::read(text.as_ref())).collect()
     }
 
-    /// Adds `address` at the end. Returns whether it was not there already.
-    pub fn insert(&mut self, address: IpAddr) -> bool {
-        let Entry::Vacant(place) = self.places.entry(address) else { return false };
+    /// Adds `element` at the end. Returns whether it was not there already.
+    pub fn insert(&mut self, element: T) -> bool {
+        let Entry::Vacant(place) = self.places.entry(element) else { return false };
         place.insert(self.next_place);
-        self.in_order.insert(self.next_place, address);
+        self.in_order.insert(self.next_place, element);
         self.next_place += 1;
         true
     }
 
-    /// Takes `address` out; the others keep their order. Returns whether it was there.
-    pub fn remove(&mut self, address: IpAddr) -> bool {
-        let Some(place) = self.places.remove(&address) else { return false };
+    /// Takes `element` out; the others keep their order. Returns whether it was there.
+    pub fn remove(&mut self, element: T) -> bool {
+        let Some(place) = self.places.remove(&element) else { return false };
         self.in_order.remove(&place);
         true
     }
 
-    /// True if `address` is one of them.
-    pub fn contains(&self, address: IpAddr) -> bool {
-        self.places.contains_key(&address)
+    /// True if `element` is one of them.
+    pub fn contains(&self, element: T) -> bool {
+        self.places.contains_key(&element)
     }
 
     /// Returns how many there are.
@@ -121,39 +154,46 @@ impl IpSet {
         self.places.is_empty()
     }
 
-    /// Returns the addresses in order.
-    pub fn addresses(&self) -> impl ExactSizeIterator<Item = IpAddr> {
+    /// Returns the elements in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = T> {
         self.in_order.values().copied()
     }
 
-    /// Returns the addresses in the form they are echoed.
+    /// Returns the elements in the form they are echoed.
     pub fn texts(&self) -> Vec<String> {
-        self.addresses().map(canonical).collect()
+        self.iter().map(T::text).collect()
     }
 }
 
-impl FromIterator<IpAddr> for IpSet {
-    fn from_iter<I: IntoIterator<Item = IpAddr>>(addresses: I) -> Self {
+impl OrderedSet<IpAddr> {
+    /// Returns the addresses in order.
+    pub fn addresses(&self) -> impl ExactSizeIterator<Item = IpAddr> {
+        self.iter()
+    }
+}
+
+impl<T: Element> FromIterator<T> for OrderedSet<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(elements: I) -> Self {
         let mut set = Self::default();
-        for address in addresses {
-            set.insert(address);
+        for element in elements {
+            set.insert(element);
         }
         set
     }
 }
 
 /// Sets are equal if they are echoed alike.
-impl PartialEq for IpSet {
+impl<T: Element> PartialEq for OrderedSet<T> {
     fn eq(&self, other: &Self) -> bool {
-        self.addresses().eq(other.addresses())
+        self.iter().eq(other.iter())
     }
 }
 
-impl Eq for IpSet {}
+impl<T: Element> Eq for OrderedSet<T> {}
 
-impl fmt::Debug for IpSet {
+impl<T: Element> fmt::Debug for OrderedSet<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.addresses()).finish()
+        f.debug_set().entries(self.iter()).finish()
     }
 }
 

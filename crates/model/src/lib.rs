@@ -19,6 +19,7 @@ mod netns;
 mod network;
 mod nic;
 mod nic_id;
+mod prefix;
 mod route;
 mod router;
 mod rule;
@@ -27,7 +28,9 @@ mod socket;
 mod subnet;
 mod vni;
 
-pub use address::{AddressError, IpSet, canonical, may_be_endpoint, parse_ip};
+pub use address::{
+    AddressError, Element, IpSet, OrderedSet, canonical, may_be_endpoint, parse_ip,
+};
 pub use cidr::{Cidr, CidrError};
 pub use dhcp::{Dhcp, DhcpError, DhcpRoute};
 pub use external::{
@@ -42,6 +45,7 @@ pub use netns::{Netns, NetnsError};
 pub use network::{MtuError, Network};
 pub use nic::{Bench, Kind, Nic, NicUpdate, Role, TraceOptions};
 pub use nic_id::{NicId, NicIdError};
+pub use prefix::{MAX_PREFIXES, Member, MemberError, MemberSet, Prefix, PrefixError, PrefixSet};
 pub use route::{Route, RouteError};
 pub use router::{
     Router, RouterAddresses, RouterAddressesError, RouterId, RouterIdError, SecondHop, host_mac,

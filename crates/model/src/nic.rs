@@ -6,6 +6,7 @@ use crate::{
     mac::Mac,
     netns::Netns,
     nic_id::NicId,
+    prefix::PrefixSet,
     security_group::GroupNames,
     socket::{SocketDir, SocketPath, SocketPathError},
     vni::Vni,
@@ -90,6 +91,9 @@ pub struct Nic {
     pub vni: Vni,
     /// The addresses it owns.
     pub ips: IpSet,
+    /// Blocks of IPv6 in which it owns all addresses. Its machine may make some up. No other vnic
+    /// has an address there.
+    pub prefixes: PrefixSet,
     /// Groups whose rules it obeys.
     pub security_groups: GroupNames,
     /// True if its ARP is held to `mac` and `ips`.
@@ -142,6 +146,7 @@ pub struct NicUpdate {
     pub limit_from_guest: Option<Limit>,
     pub limit_to_guest: Option<Limit>,
     pub ips: Option<IpSet>,
+    pub prefixes: Option<PrefixSet>,
     pub security_groups: Option<GroupNames>,
     pub packet_trace: Option<bool>,
     pub packet_trace_path: Option<String>,
@@ -161,6 +166,7 @@ impl Nic {
                 to_guest: update.limit_to_guest.unwrap_or(self.limits.to_guest),
             },
             ips: update.ips.unwrap_or_else(|| self.ips.clone()),
+            prefixes: update.prefixes.unwrap_or_else(|| self.prefixes.clone()),
             security_groups: update.security_groups.unwrap_or_else(|| self.security_groups.clone()),
             packet_trace: update.packet_trace.unwrap_or(self.packet_trace),
             packet_trace_path: update.packet_trace_path.or_else(|| self.packet_trace_path.clone()),
@@ -183,6 +189,7 @@ pub(crate) mod tests {
             mac: Mac::parse("42:42:42:42:42:01").unwrap(),
             vni: Vni::new(1337).unwrap(),
             ips: IpSet::parse(["10.0.0.1"]).unwrap(),
+            prefixes: PrefixSet::default(),
             security_groups: GroupNames::parse(["web"]).unwrap(),
             ip_anti_spoof: false,
             bypass_filtering: false,
@@ -227,6 +234,7 @@ pub(crate) mod tests {
             limit_from_guest: None,
             limit_to_guest: Some(limit),
             ips: Some(IpSet::default()),
+            prefixes: Some(PrefixSet::parse(["fd00:1::/64"]).unwrap()),
             security_groups: Some(GroupNames::parse(["db"]).unwrap()),
             packet_trace: Some(true),
             packet_trace_path: Some("/tmp/x".into()),
@@ -239,6 +247,7 @@ pub(crate) mod tests {
             router: true,
             limits: Limits { to_guest: limit, ..Limits::default() },
             ips: IpSet::default(),
+            prefixes: PrefixSet::parse(["fd00:1::/64"]).unwrap(),
             security_groups: GroupNames::parse(["db"]).unwrap(),
             packet_trace: true,
             packet_trace_path: Some("/tmp/x".into()),

@@ -1,10 +1,10 @@
 //! Security groups.
 
 use crate::{
-    address::{AddressError, IpSet},
+    prefix::{Member, MemberError, MemberSet},
     rule::Rule,
 };
-use std::{borrow::Borrow, collections::BTreeMap, fmt, net::IpAddr};
+use std::{borrow::Borrow, collections::BTreeMap, fmt};
 
 /// The name of a security group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,39 +71,39 @@ impl GroupNames {
     }
 }
 
-/// A named list of rules, and of the addresses that rules of other groups mean when they name this
+/// A named list of rules, and of the addresses and prefixes that rules of other groups mean when they name this
 /// one.
 ///
 /// ```
-/// use butterfly_model::{GroupName, SecurityGroup};
+/// use butterfly_model::{GroupName, Member, SecurityGroup};
 /// let mut web = SecurityGroup::new(GroupName::new("web").unwrap(), ["10.0.0.1"], [])?;
-/// assert!(web.add_member("10.0.0.2".parse().unwrap()));
+/// assert!(web.add_member(Member::parse("10.0.0.2").unwrap()));
 /// assert_eq!(web.members().texts(), ["10.0.0.1", "10.0.0.2"]);
-/// # Ok::<(), butterfly_model::AddressError>(())
+/// # Ok::<(), butterfly_model::MemberError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecurityGroup {
     name: GroupName,
-    members: IpSet,
+    members: MemberSet,
     rules: BTreeMap<(u64, String), Rule>,
 }
 
 impl SecurityGroup {
-    /// Makes a group of `members`, which are addresses, and `rules`; repeated ones count once.
-    /// Fails for a member that is no address.
+    /// Makes a group of `members`, which are addresses and prefixes, and `rules`; repeated ones
+    /// count once. Fails for a member that is neither.
     pub fn new<T: AsRef<str>>(
         name: GroupName,
         members: impl IntoIterator<Item = T>,
         rules: impl IntoIterator<Item = Rule>,
-    ) -> Result<Self, AddressError> {
-        let members = IpSet::parse(members)?;
+    ) -> Result<Self, MemberError> {
+        let members = MemberSet::parse(members)?;
         let rules = rules.into_iter().map(|rule| (rule.key(), rule)).collect();
         Ok(Self { name, members, rules })
     }
 
     /// Makes a group without members and rules.
     pub fn empty(name: GroupName) -> Self {
-        Self { name, members: IpSet::default(), rules: BTreeMap::new() }
+        Self { name, members: MemberSet::default(), rules: BTreeMap::new() }
     }
 
     /// Returns its name.
@@ -111,19 +111,19 @@ impl SecurityGroup {
         &self.name
     }
 
-    /// Returns the addresses, in the order they were added.
-    pub fn members(&self) -> &IpSet {
+    /// Returns the members, in the order they were added.
+    pub fn members(&self) -> &MemberSet {
         &self.members
     }
 
     /// Adds a member. Returns whether it was not one already.
-    pub fn add_member(&mut self, address: IpAddr) -> bool {
-        self.members.insert(address)
+    pub fn add_member(&mut self, member: Member) -> bool {
+        self.members.insert(member)
     }
 
     /// Removes a member. Returns whether it was one.
-    pub fn remove_member(&mut self, address: IpAddr) -> bool {
-        self.members.remove(address)
+    pub fn remove_member(&mut self, member: Member) -> bool {
+        self.members.remove(member)
     }
 
     /// Returns the rules, in the order of their [keys](Rule::key).
@@ -181,7 +181,7 @@ mod tests {
     fn members_and_rules_come_and_go_once() {
         let all = Cidr::new("::", 0).unwrap();
         let rule = Rule::new(Direction::Outbound, -1, (None, None), Some(all), None).unwrap();
-        let member = "10.0.0.1".parse().unwrap();
+        let member = Member::parse("10.0.0.1").unwrap();
         let mut group = SecurityGroup::empty(GroupName::new("g").unwrap());
         let empty = group.clone();
         assert!(
