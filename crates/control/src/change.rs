@@ -2,8 +2,8 @@
 
 use crate::peers::TunnelPeer;
 use butterfly_model::{
-    External, ExternalId, GroupName, Kind, Nat, Neighbour, Netns, Network, Nic, NicId, Router,
-    RouterId, Rule, SecurityGroup, Vni,
+    External, ExternalId, GroupName, Kind, Member, Nat, Neighbour, Netns, Network, Nic, NicId,
+    Router, RouterId, Rule, SecurityGroup, Vni,
 };
 use std::net::IpAddr;
 
@@ -31,9 +31,9 @@ pub enum Change {
     /// A rule is removed from a security group.
     RemoveRule(GroupName, Rule),
     /// A member is added to a security group, behind the others.
-    AddMember(GroupName, IpAddr),
+    AddMember(GroupName, Member),
     /// A member is removed from a security group.
-    RemoveMember(GroupName, IpAddr),
+    RemoveMember(GroupName, Member),
     /// A tunnel endpoint is named.
     NamePeer(TunnelPeer),
     /// A tunnel endpoint is not named any more.
@@ -80,7 +80,8 @@ impl NicChange {
     /// # let kind = Kind::Tap { netns: None };
     /// # let old = Nic {
     /// #     id, kind, mac: Mac::parse("52:54:00:00:00:01").unwrap(), vni: Vni::new(7).unwrap(),
-    /// #     ips: IpSet::default(), security_groups: GroupNames::default(), ip_anti_spoof: false,
+    /// #     ips: IpSet::default(), prefixes: PrefixSet::default(),
+    /// #     security_groups: GroupNames::default(), ip_anti_spoof: false,
     /// #     bypass_filtering: false, forwards: false, shared_ip: false, router: false,
     /// #     limits: Limits::default(), sniff_target: None, packet_trace: false,
     /// #     packet_trace_path: None, trace_options: TraceOptions::default(),
@@ -131,7 +132,9 @@ fn kind(kind: &Kind) -> impl PartialEq {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use butterfly_model::{GroupNames, IpSet, Mac, Role, SocketDir, SocketPath, TraceOptions};
+    use butterfly_model::{
+        GroupNames, IpSet, Mac, PrefixSet, Role, SocketDir, SocketPath, TraceOptions,
+    };
     use std::path::Path;
 
     fn nic() -> Nic {
@@ -143,6 +146,7 @@ mod tests {
             mac: Mac::parse("42:42:42:42:42:01").unwrap(),
             vni: Vni::new(1337).unwrap(),
             ips: IpSet::parse(["10.0.0.1"]).unwrap(),
+            prefixes: Default::default(),
             security_groups: GroupNames::parse(["web"]).unwrap(),
             ip_anti_spoof: false,
             bypass_filtering: false,
@@ -175,7 +179,8 @@ mod tests {
 
     #[test]
     fn addresses_groups_and_flags_change_in_place() {
-        let edits: [fn(&mut Nic); 10] = [
+        let edits: [fn(&mut Nic); 11] = [
+            |nic| nic.prefixes = PrefixSet::parse(["fd00:1::/64"]).unwrap(),
             |nic| nic.ips = IpSet::default(),
             |nic| nic.security_groups = GroupNames::default(),
             |nic| nic.ip_anti_spoof = true,

@@ -79,8 +79,11 @@ fn id(nic: &Nic) -> &str {
 /// A vnic that comes.
 fn description(nic: &Nic) -> String {
     let mut text = format!("MAC {}, VNI {}", nic.mac, nic.vni);
-    for (name, list) in [("ip", nic.ips.texts()), ("security groups", nic.security_groups.texts())]
-    {
+    for (name, list) in [
+        ("ip", nic.ips.texts()),
+        ("prefix", nic.prefixes.texts()),
+        ("security groups", nic.security_groups.texts()),
+    ] {
         if !list.is_empty() {
             text.push_str(&format!(", {name} {}", list.join(" ")));
         }
@@ -161,7 +164,7 @@ fn edited(old: &SecurityGroup, new: &SecurityGroup) -> String {
         only.map(|rule| format!("{sign}{}", after_name(&rule_of("", rule)))).collect()
     };
     let members = |of: &SecurityGroup, other: &SecurityGroup, sign: char| -> Vec<String> {
-        let only = of.members().addresses().filter(|member| !other.members().contains(*member));
+        let only = of.members().iter().filter(|member| !other.members().contains(*member));
         only.map(|member| format!("{sign}{}", after_name(&member_of("", member)))).collect()
     };
     let mut parts = rules(new, old, '+');

@@ -1,7 +1,7 @@
 //! Why a state, or a change of it, is refused.
 
 use crate::peers::MAX_NAMED;
-use butterfly_model::{Cidr, Vni, canonical};
+use butterfly_model::{Cidr, Prefix, Vni, canonical};
 use std::net::IpAddr;
 
 /// Why something cannot be declared beside everything else, or at all.
@@ -79,6 +79,42 @@ pub enum Refused {
         own: IpAddr,
         /// The address that the generator sends to.
         target: IpAddr,
+    },
+    /// Addresses that would be of two vnics of different MAC addresses.
+    #[error(
+        "{what} of nic {nic:?} would have addresses of nic {owner:?} of VNI {vni}, as a prefix is of one nic alone: choose another, or change that nic first"
+    )]
+    PrefixTaken {
+        /// The vnic that is declared.
+        nic: String,
+        /// Its prefix or address, in words.
+        what: String,
+        /// The network.
+        vni: Vni,
+        /// The other vnic.
+        owner: String,
+    },
+    /// A prefix of a vnic that has no addresses of its own alone.
+    #[error("nic {nic:?} {why}, so that no prefix can be its own: declare it without --prefix")]
+    NoPrefix {
+        /// The vnic.
+        nic: String,
+        /// The reason.
+        why: &'static str,
+    },
+    /// A vnic's prefix in which a router, or an external, has an address.
+    #[error(
+        "prefix {prefix} of network {vni} has {}, which belongs to {owner}: choose another prefix", canonical(*.address)
+    )]
+    PrefixHasOther {
+        /// The prefix.
+        prefix: Prefix,
+        /// The network.
+        vni: Vni,
+        /// The address.
+        address: IpAddr,
+        /// Name of what has it.
+        owner: String,
     },
     /// A vnic of this id is there already.
     #[error("there is a nic with id {0:?} already")]
@@ -441,7 +477,7 @@ impl Refused {
     /// The other vnic, if it is a conflict of two.
     pub(crate) fn other(&self) -> Option<&str> {
         match self {
-            Self::Socket { owner, .. } => Some(owner),
+            Self::Socket { owner, .. } | Self::PrefixTaken { owner, .. } => Some(owner),
             Self::OtherNetwork { target, .. } | Self::OfMirror { target, .. } => Some(target),
             Self::MirroredElsewhere { by, .. } | Self::IsMirrored { by, .. } => Some(by),
             _ => None,

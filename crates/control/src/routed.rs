@@ -4,7 +4,7 @@ mod outside;
 
 use crate::{externals::Externals, refused::Refused, vnics::Vnics};
 use butterfly_model::{
-    Cidr, External, ExternalId, Neighbour, Network, Router, RouterAddresses, RouterId, Vni,
+    Cidr, External, ExternalId, Neighbour, Network, Prefix, Router, RouterAddresses, RouterId, Vni,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -109,20 +109,49 @@ impl Routed {
         }
     }
 
-    /// Checks addresses of a vnic: as those of any machine, and none is that of a gateway behind a
-    /// wire.
+    /// Checks addresses and prefixes of a vnic: as those of any machine, and none has that of a
+    /// gateway behind a wire.
     pub(crate) fn check_vnic(
         &self,
         vni: Vni,
         mut addresses: impl Iterator<Item = IpAddr>,
+        mut prefixes: impl Iterator<Item = Prefix>,
     ) -> Result<(), Refused> {
         self.check_number(vni)?;
+        prefixes.try_for_each(|prefix| {
+            match self.router_in(vni, prefix).or_else(|| self.owner_outside_in(vni, prefix)) {
+                Some((address, owner)) => {
+                    Err(Refused::PrefixHasOther { prefix, vni, address, owner })
+                }
+                None => Ok(()),
+            }
+        })?;
         addresses.try_for_each(|address| {
             self.check_machine(vni, address)?;
             match self.gateway_outside(vni, address) {
                 Some(owner) => Err(Refused::AddressTaken { address, vni, owner }),
                 None => Ok(()),
             }
+        })
+    }
+
+    /// False if a network has subnets of IPv6, and none of them covers a vnic's prefix: its routers
+    /// neither tell of it nor lead there.
+    pub fn may_route(&self, vni: Vni, prefix: Prefix) -> bool {
+        let subnets = self.networks.get(&vni).map_or(&[][..], Network::subnets);
+        let blocks = || subnets.iter().map(|it| it.cidr()).filter(|it| it.network().is_ipv6());
+        let covers =
+            |it: Cidr| it.mask_size() <= Prefix::BITS && it.contains(prefix.first().into());
+        blocks().next().is_none() || blocks().any(covers)
+    }
+
+    /// A router's address in a prefix, and the name of the router.
+    fn router_in(&self, vni: Vni, prefix: Prefix) -> Option<(IpAddr, String)> {
+        let network = self.networks.get(&vni)?;
+        self.routers_of(vni).find_map(|router| {
+            let mut own = router.attachment(vni)?.in_network(network);
+            let address = own.find(|address| prefix.contains(*address))?;
+            Some((address, format!("router {:?}", router.id().as_str())))
         })
     }
 
@@ -263,7 +292,7 @@ impl Routed {
             let others = self.routers_of(vni).filter(|other| other.id() != id);
             let router = others.into_iter().find(|other| has(other, network, address));
             let router = router.map(|other| format!("router {:?}", other.id().as_str()));
-            let vnic = || vnics.with_address(vni, address);
+            let vnic = || vnics.owner(vni, address);
             let vnic = || vnic().map(|nic| format!("nic {:?}", nic.as_str()));
             let neighbour = || self.neighbour(vni, address).map(owner_name);
             if let Some(owner) = router.or_else(vnic).or_else(neighbour) {

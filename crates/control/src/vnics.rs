@@ -1,7 +1,9 @@
 //! The vnics as declared, and what two of them must not share.
 
 use crate::{refused::Refused, routed::Routed};
-use butterfly_model::{Bench, Kind, Nic, NicId, SocketPath, Vni, is_reserved_mac};
+use butterfly_model::{
+    Bench, Kind, MAX_PREFIXES, Nic, NicId, Prefix, SocketPath, Vni, is_reserved_mac,
+};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
@@ -19,7 +21,9 @@ pub struct Vnics {
     by_socket: HashMap<SocketPath, NicId>,
     by_target: HashMap<String, BTreeSet<NicId>>,
     /// Those that declare an address of a network; mirrors do not count. Never with an empty set.
-    by_address: HashMap<(Vni, IpAddr), BTreeSet<NicId>>,
+    by_address: BTreeMap<(Vni, IpAddr), BTreeSet<NicId>>,
+    /// Those that have a prefix in a network, likewise.
+    by_prefix: HashMap<(Vni, Prefix), BTreeSet<NicId>>,
     next_order: u64,
 }
 
@@ -112,6 +116,7 @@ impl Vnics {
     pub(crate) fn check(&self, nic: &Nic) -> Result<(), Refused> {
         check_alone(nic)?;
         self.check_mirror(nic)?;
+        self.check_prefixes(nic)?;
         let Some(socket) = nic.kind.socket() else { return Ok(()) };
         match self.by_socket.get(socket) {
             Some(owner) if *owner != nic.id => {
@@ -125,7 +130,7 @@ impl Vnics {
     /// be in it. Sharing addresses is for vnics alone: a router answers for its own.
     pub(crate) fn check_routed(nic: &Nic, routed: &Routed) -> Result<(), Refused> {
         let addresses = nic.ips.addresses().filter(|_| station(nic).is_some());
-        routed.check_vnic(nic.vni, addresses)
+        routed.check_vnic(nic.vni, addresses, nic.prefixes.iter())
     }
 
     /// A vnic in a network, mirrors among them. Looks at all.
@@ -136,6 +141,45 @@ impl Vnics {
     /// A vnic that declares an address of a network, mirrors apart.
     pub(crate) fn with_address(&self, vni: Vni, address: IpAddr) -> Option<&NicId> {
         self.by_address.get(&(vni, address))?.first()
+    }
+
+    /// A vnic that has an address of a network, declared or by its prefix, mirrors apart.
+    pub(crate) fn owner(&self, vni: Vni, address: IpAddr) -> Option<&NicId> {
+        let by_prefix =
+            || self.by_prefix.get(&(vni, Prefix::around(address)?)).and_then(BTreeSet::first);
+        self.with_address(vni, address).or_else(by_prefix)
+    }
+
+    /// Checks that no vnic of another MAC address has a prefix of `nic`, nor an address in one, and
+    /// that none of its addresses is in such a vnic's prefix. Those of one MAC address stand in
+    /// line: one of them has all of it.
+    fn check_prefixes(&self, nic: &Nic) -> Result<(), Refused> {
+        let Some(own) = station(nic) else { return Ok(()) };
+        let is_other = |id: &&NicId| {
+            **id != nic.id && self.get(id.as_str()).and_then(station).is_some_and(|it| it != own)
+        };
+        let taken = |what: String, owner: &NicId| Refused::PrefixTaken {
+            nic: nic.id.as_str().to_owned(),
+            what,
+            vni: nic.vni,
+            owner: owner.as_str().to_owned(),
+        };
+        for prefix in nic.prefixes.iter() {
+            let same = self.by_prefix.get(&(nic.vni, prefix)).into_iter().flatten();
+            let ends = (nic.vni, prefix.first().into())..=(nic.vni, prefix.last().into());
+            let within = self.by_address.range(ends).flat_map(|(_, ids)| ids);
+            if let Some(owner) = same.chain(within).find(is_other) {
+                return Err(taken(format!("the prefix {prefix}"), owner));
+            }
+        }
+        for address in nic.ips.addresses() {
+            let Some(prefix) = Prefix::around(address) else { continue };
+            let mut owners = self.by_prefix.get(&(nic.vni, prefix)).into_iter().flatten();
+            if let Some(owner) = owners.find(is_other) {
+                return Err(taken(format!("the address {address}"), owner));
+            }
+        }
+        Ok(())
     }
 
     /// A mirror and its target are of one network, and only one of them is a mirror, whichever is
@@ -183,6 +227,9 @@ impl Vnics {
             for address in nic.ips.addresses() {
                 self.by_address.entry((nic.vni, address)).or_default().insert(nic.id.clone());
             }
+            for prefix in nic.prefixes.iter() {
+                self.by_prefix.entry((nic.vni, prefix)).or_default().insert(nic.id.clone());
+            }
         }
         if let Some(socket) = nic.kind.socket() {
             self.by_socket.insert(socket.clone(), nic.id.clone());
@@ -210,6 +257,13 @@ impl Vnics {
                     self.by_address.remove(&at);
                 }
             }
+            for at in nic.prefixes.iter().map(|prefix| (nic.vni, prefix)) {
+                let Some(ids) = self.by_prefix.get_mut(&at) else { continue };
+                ids.remove(&nic.id);
+                if ids.is_empty() {
+                    self.by_prefix.remove(&at);
+                }
+            }
         }
         if let Some(socket) = nic.kind.socket() {
             self.by_socket.remove(socket);
@@ -228,6 +282,14 @@ impl Vnics {
 
 /// Checks what can be said of a vnic without knowing others.
 fn check_alone(nic: &Nic) -> Result<(), Refused> {
+    if !nic.prefixes.is_empty() && (nic.shared_ip || nic.sniff_target.is_some()) {
+        let why = if nic.shared_ip { "shares its addresses with other hosts" } else { "mirrors" };
+        return Err(Refused::NoPrefix { nic: nic.id.as_str().to_owned(), why });
+    }
+    if nic.prefixes.len() > MAX_PREFIXES {
+        let owner = format!("nic {:?}", nic.id.as_str());
+        return Err(Refused::TooMany { owner, what: "prefixes", most: MAX_PREFIXES });
+    }
     let target = match &nic.kind {
         Kind::Bench(Bench::IcmpSender { mac, .. }) => Some(mac),
         _ => None,
@@ -267,6 +329,7 @@ mod tests {
             mac: Mac::parse(mac).unwrap(),
             vni: Vni::new(vni).unwrap(),
             ips: Default::default(),
+            prefixes: Default::default(),
             security_groups: Default::default(),
             ip_anti_spoof: false,
             bypass_filtering: bypass,

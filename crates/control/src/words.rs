@@ -1,7 +1,7 @@
 //! Changes in words, for people.
 
-use butterfly_model::{Direction, Limit, Nic, Peer, Protocol, Rule, canonical};
-use std::{collections::HashSet, net::IpAddr};
+use butterfly_model::{Direction, Limit, Member, Nic, Peer, Protocol, Rule};
+use std::collections::HashSet;
 
 /// The properties of a vnic that differ between two declarations of it, each with both values.
 pub fn difference(old: &Nic, new: &Nic) -> String {
@@ -9,6 +9,7 @@ pub fn difference(old: &Nic, new: &Nic) -> String {
     let ips = |nic: &Nic| nic.ips.texts();
     let groups = |nic: &Nic| nic.security_groups.texts();
     parts.extend(lists("ip", &ips(old), &ips(new)));
+    parts.extend(lists("prefix", &old.prefixes.texts(), &new.prefixes.texts()));
     parts.extend(lists("security groups", &groups(old), &groups(new)));
     parts.extend(values("antispoof", old.ip_anti_spoof, new.ip_anti_spoof));
     parts.extend(values("bypass filtering", old.bypass_filtering, new.bypass_filtering));
@@ -105,6 +106,6 @@ pub fn rule_of(group: &str, rule: &Rule) -> String {
 }
 
 /// A member of a group, in words.
-pub fn member_of(group: &str, member: IpAddr) -> String {
-    format!("security group {group:?}: {}", canonical(member))
+pub fn member_of(group: &str, member: Member) -> String {
+    format!("security group {group:?}: {member}")
 }

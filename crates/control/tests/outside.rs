@@ -3,8 +3,8 @@
 use butterfly_control::{Change, Declaration, Desired, Refused, Unnamed, differences, plan};
 use butterfly_model::{
     External, ExternalId, ForwardProtocol, GroupNames, IpSet, Kind, Mac, Nat, NatRule, Neighbour,
-    Network, Nic, NicId, Route, Router, RouterAddresses, RouterId, Subnet, TraceOptions, Vni,
-    WireDevice, parse_endpoint,
+    Network, Nic, NicId, PrefixSet, Route, Router, RouterAddresses, RouterId, Subnet, TraceOptions,
+    Vni, WireDevice, parse_endpoint,
 };
 
 fn vni(number: u32) -> Vni {
@@ -52,6 +52,7 @@ fn vnic(number: u32, ip: &str) -> Change {
         vni: vni(number),
         ips: IpSet::parse([ip]).unwrap(),
         security_groups: GroupNames::default(),
+        prefixes: Default::default(),
         ip_anti_spoof: false,
         bypass_filtering: false,
         forwards: false,
@@ -240,6 +241,36 @@ fn machines_of_a_provider_network_have_no_address_of_the_host() {
     assert_refused(&there, wired.clone(), "192.0.2.1 of external \"p\" belongs to nic \"a\"");
     let there = with(joined(), [wired]);
     assert_refused(&there, vnic(77, "192.0.2.1"), "belongs to a gateway of external \"p\"");
+}
+
+#[test]
+fn a_prefix_of_a_vnic_has_no_address_of_the_outside() {
+    let prefixed = || {
+        let Change::AddVnic(nic) = vnic(77, "fd00:2::9") else { unreachable!() };
+        let prefixes = PrefixSet::parse(["fd00:1::/64"]).unwrap();
+        Change::AddVnic(Nic { prefixes, ..*nic }.into())
+    };
+    let wired = |address: &str, gateway: &str| {
+        let made = External::parse(id("p"), vni(77), [address], [gateway]).unwrap();
+        made.with_wire(WireDevice::parse("eth9").unwrap(), None).unwrap()
+    };
+    for (external, what) in [
+        (wired("fd00:1::7/63", "fd00:1:0:1::1"), "fd00:1::7"),
+        (wired("fd00:1:0:1::7/63", "fd00:1::1"), "fd00:1::1"),
+    ] {
+        let declared = Change::DeclareExternal(external);
+        let there = with(joined(), [declared.clone()]);
+        assert_refused(&there, prefixed(), &format!("has {what}, which belongs to"));
+        let there = with(joined(), [prefixed()]);
+        assert_refused(&there, declared, &format!("{what} of external \"p\" belongs to nic"));
+    }
+    let external = Change::DeclareExternal(wired("fd00:1:0:1::7/63", "fd00:1:0:1::1"));
+    let attached = Change::DeclareRouter(router("r", &[42], &[("internet", &[]), ("p", &[])]));
+    let nat = nats("r", "p", &[floating("fd00:1::8", "fd00:9::8")]);
+    let there = with(joined(), [external.clone(), attached.clone(), nat.clone()]);
+    assert_refused(&there, prefixed(), "has fd00:1::8, which belongs to a translation");
+    let there = with(joined(), [external, attached, prefixed()]);
+    assert_refused(&there, nat, "belongs to nic");
 }
 
 #[test]

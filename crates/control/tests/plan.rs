@@ -5,8 +5,8 @@ use butterfly_control::{
 };
 use butterfly_model::{
     Cidr, Dhcp, Direction, External, ExternalId, ForwardProtocol, GroupName, GroupNames, IpSet,
-    Kind, Mac, Nat, NatRule, Neighbour, Network, Nic, NicId, Peer, Role, Route, Router,
-    RouterAddresses, RouterId, Rule, SecurityGroup, SocketPath, Subnet, TraceOptions, Vni,
+    Kind, Mac, Member, Nat, NatRule, Neighbour, Network, Nic, NicId, Peer, PrefixSet, Role, Route,
+    Router, RouterAddresses, RouterId, Rule, SecurityGroup, SocketPath, Subnet, TraceOptions, Vni,
     WireDevice, parse_endpoint,
 };
 use proptest::{collection::vec, prelude::*, sample::select};
@@ -23,14 +23,22 @@ fn any_vnic() -> impl Strategy<Value = Nic> {
     let target = prop_oneof![3 => Just(None), 1 => select(vec!["a", "b", "x"]).prop_map(Some)];
     let groups = select(vec![vec![], vec!["g"], vec!["h"], vec!["h", "g"], vec!["g", "k"]]);
     let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.2));
-    (id, mac, 1..3u32, socket, target, groups, flags).prop_map(
-        |(id, mac, vni, socket, target, groups, (spoof, second, bypass))| Nic {
+    let six = vec(select(vec!["fd00:1::7", "fd00:2::7"]), 0..2);
+    let prefixes = vec(select(vec!["fd00:1::/64", "fd00:2::/64", "fd00:3::/64"]), 0..3);
+    (id, mac, 1..3u32, socket, target, groups, flags, six, prefixes).prop_map(
+        |(id, mac, vni, socket, target, groups, (spoof, second, bypass), six, prefixes)| Nic {
             id: NicId::new(id).unwrap(),
             mac: Mac::parse(mac).unwrap(),
             vni: Vni::new(vni).unwrap(),
-            ips: IpSet::parse(["10.0.0.1", "10.0.0.2"].iter().take(1 + usize::from(second)))
-                .unwrap(),
+            ips: {
+                let four = ["10.0.0.1", "10.0.0.2"].into_iter().take(1 + usize::from(second));
+                IpSet::parse(four.chain(six)).unwrap()
+            },
             security_groups: GroupNames::parse(groups).unwrap(),
+            prefixes: match target {
+                Some(_) => Default::default(),
+                None => PrefixSet::parse(prefixes).unwrap(),
+            },
             ip_anti_spoof: spoof,
             bypass_filtering: bypass,
             forwards: false,
@@ -67,7 +75,7 @@ fn any_rule() -> impl Strategy<Value = Rule> {
 }
 
 fn any_group() -> impl Strategy<Value = SecurityGroup> {
-    let members = vec(select(vec!["10.0.0.1", "10.0.0.2", "::1"]), 0..4);
+    let members = vec(select(vec!["10.0.0.1", "10.0.0.2", "::1", "fd00:1::/64"]), 0..4);
     (select(vec!["g", "h", "k"]), members, vec(any_rule(), 0..4)).prop_map(
         |(name, members, rules)| {
             SecurityGroup::new(GroupName::new(name).unwrap(), members, rules).unwrap()
@@ -278,7 +286,9 @@ fn any_state() -> impl Strategy<Value = Desired> {
 
 fn any_change() -> impl Strategy<Value = Change> {
     let name = || select(vec!["g", "h"]).prop_map(|name| GroupName::new(name).unwrap());
-    let member = || select(vec!["10.0.0.1", "::1"]).prop_map(|text| text.parse().unwrap());
+    let member = || {
+        select(vec!["10.0.0.1", "::1", "fd00:1::/64"]).prop_map(|text| Member::parse(text).unwrap())
+    };
     let id = select(vec!["a", "b", "c"]).prop_map(|id| NicId::new(id).unwrap());
     prop_oneof![
         1 => any_vnic().prop_map(|nic| Change::AddVnic(nic.into())),
@@ -665,6 +675,7 @@ fn tap(id: &str, vni: u32) -> Nic {
         vni: Vni::new(vni).unwrap(),
         ips: IpSet::default(),
         security_groups: GroupNames::default(),
+        prefixes: Default::default(),
         ip_anti_spoof: false,
         bypass_filtering: false,
         forwards: false,
@@ -874,4 +885,52 @@ fn rules_whose_ports_are_not_echoed_are_meant_all() {
     let old = state(vec![one.clone()]);
     let new = old.with(file(vec![two.clone()]), Unnamed::Stay).unwrap();
     assert_eq!(new, state(vec![two]), "said is said");
+}
+
+/// A prefix passes from one vnic to another that comes before it or behind it, and so does an
+/// address in one; nobody is cut off.
+#[test]
+fn a_prefix_passes_from_vnic_to_vnic() {
+    let nic = |id: &str, mac: &str, ips: &[&str], prefixes: &[&str]| Nic {
+        id: NicId::new(id).unwrap(),
+        mac: Mac::parse(mac).unwrap(),
+        vni: vni(1),
+        ips: IpSet::parse(ips).unwrap(),
+        prefixes: PrefixSet::parse(prefixes).unwrap(),
+        security_groups: GroupNames::default(),
+        ip_anti_spoof: false,
+        bypass_filtering: false,
+        forwards: false,
+        shared_ip: false,
+        router: false,
+        limits: Default::default(),
+        sniff_target: None,
+        kind: Kind::Tap { netns: None },
+        packet_trace: false,
+        packet_trace_path: None,
+        trace_options: TraceOptions::default(),
+    };
+    let state = |a: (&[&str], &[&str]), b: (&[&str], &[&str])| {
+        let vnics =
+            vec![nic("a", "42:00:00:00:00:01", a.0, a.1), nic("b", "42:00:00:00:00:02", b.0, b.1)];
+        let declared = Declaration { vnics, ..Declaration::default() };
+        Desired::default().with(declared, Unnamed::Go).unwrap()
+    };
+    let (one, two) = ("fd00:1::/64", "fd00:2::/64");
+    let states = [
+        state((&[], &[one]), (&[], &[two])),
+        state((&[], &[two]), (&[], &[one])),
+        state((&[], &[]), (&[], &[one, two])),
+        state((&["fd00:2::9"], &[one]), (&["fd00:3::9"], &[])),
+        state((&["fd00:3::9"], &[two]), (&["fd00:1::9"], &[])),
+    ];
+    for (old, new) in states.iter().flat_map(|old| states.iter().map(move |new| (old, new))) {
+        let mut now = old.clone();
+        for change in plan(old, new) {
+            assert!(matches!(change, Change::ChangeVnic(_)), "{change:?}");
+            let prepared = now.prepare(change).unwrap();
+            now.commit(prepared);
+        }
+        assert_eq!(now, *new);
+    }
 }

@@ -4,8 +4,8 @@ use butterfly_control::{
     Change, Declaration, Desired, Object, Refused, Unnamed, What, about_router, differences, plan,
 };
 use butterfly_model::{
-    Bench, Dhcp, GroupNames, IpSet, Kind, Mac, Neighbour, Network, Nic, NicId, Route, Router,
-    RouterAddresses, RouterId, Subnet, TraceOptions, Vni,
+    Bench, Dhcp, GroupNames, IpSet, Kind, Mac, Neighbour, Network, Nic, NicId, PrefixSet, Route,
+    Router, RouterAddresses, RouterId, Subnet, TraceOptions, Vni,
 };
 
 fn vni(number: u32) -> Vni {
@@ -53,6 +53,7 @@ fn vnic(id: &str, mac: &str, number: u32, ips: &[&str]) -> Nic {
         vni: vni(number),
         ips: IpSet::parse(ips).unwrap(),
         security_groups: GroupNames::default(),
+        prefixes: Default::default(),
         ip_anti_spoof: false,
         bypass_filtering: false,
         forwards: false,
@@ -801,4 +802,80 @@ fn neighbours_of_a_host_are_bounded_and_none_costs_a_look_at_all() {
         let gone = full.prepare(Change::RemoveRouter(RouterId::new(&id).unwrap())).unwrap();
         full.commit(gone);
     }
+}
+
+/// Whichever of two is declared first, the other one is refused by name.
+#[test]
+fn a_prefix_is_of_one_vnic_alone() {
+    let prefixes = |texts: &[&str]| PrefixSet::parse(texts).unwrap();
+    let with = |id: &str, mac: &str, ips: &[&str], own: &[&str]| Nic {
+        prefixes: prefixes(own),
+        ..vnic(id, mac, 42, ips)
+    };
+    let (a, b) = ("02:00:00:00:00:01", "02:00:00:00:00:02");
+    let one = with("a", a, &[], &["fd00:0:0:1::/64"]);
+    let add = |state: &mut Desired, change: Change| {
+        let prepared = state.prepare(change).unwrap();
+        state.commit(prepared);
+    };
+    let others: [(Nic, &str); 2] = [
+        (with("b", b, &[], &["fd00:0:0:2::/64", "fd00:0:0:1::/64"]), "fd00:0:0:1::/64"),
+        (with("b", b, &["fd00:0:0:1::9"], &[]), "fd00:0:0:1::9"),
+    ];
+    for (other, what) in others {
+        for (first, second) in [(&one, &other), (&other, &one)] {
+            let mut state = Desired::default();
+            add(&mut state, Change::AddVnic(first.clone().into()));
+            let why = refused(&state, Change::AddVnic(second.clone().into()));
+            let Refused::PrefixTaken { nic, owner, .. } = &why else { panic!("{why}") };
+            assert_eq!((nic.as_str(), owner.as_str()), (second.id.as_str(), first.id.as_str()));
+            if second.id == other.id {
+                assert!(why.to_string().contains(what), "{why}");
+            }
+            let elsewhere = Nic { vni: vni(43), ..second.clone() };
+            assert!(state.prepare(Change::AddVnic(elsewhere.into())).is_ok(), "another network");
+            let line = Nic { mac: first.mac.clone(), ..second.clone() };
+            assert!(state.prepare(Change::AddVnic(line.into())).is_ok(), "they stand in line");
+            let mirror =
+                Nic { sniff_target: Some("a".into()), ..with("m", b, &["fd00:0:0:1::9"], &[]) };
+            assert!(state.prepare(Change::AddVnic(mirror.into())).is_ok(), "a mirror has none");
+        }
+    }
+    // A router: its gateway, an address of its own, by the network, by itself.
+    let of_router = with("a", a, &[], &["fd00::/64"]);
+    let why = refused(&joined(), Change::AddVnic(of_router.clone().into()));
+    let Refused::PrefixHasOther { owner, address, .. } = why else { panic!("{why}") };
+    assert_eq!((owner.as_str(), address.to_string()), ("router \"r\"", "fd00::1".into()));
+    let mut state = Desired::default();
+    add(&mut state, Change::AddVnic(of_router.into()));
+    add(&mut state, Change::DeclareNetwork(network(42, &["fd00::/63"])));
+    let taken = Refused::AddressTaken {
+        address: "fd00::9".parse().unwrap(),
+        vni: vni(42),
+        owner: "nic \"a\"".into(),
+    };
+    assert_eq!(refused(&state, declared(router("s", &[(42, &["fd00::9"])]))), taken);
+    add(&mut state, declared(router("s", &[(42, &["fd00:0:0:1::9"])])));
+    let moved = with("a", a, &[], &["fd00:0:0:1::/64"]);
+    let why = refused(&state, Change::ChangeVnic(moved.into()));
+    assert!(matches!(why, Refused::PrefixHasOther { .. }), "{why}");
+    add(&mut state, declared(router("s", &[(42, &["fd00:0:0:1::9"])])));
+    add(&mut state, declared(router("t", &[])));
+    let gateway = Change::DeclareNetwork(network(42, &["fd00::/63 fd00::9"]));
+    add(&mut state, gateway);
+    assert_eq!(refused(&state, declared(router("t", &[(42, &[])]))), taken);
+    // By itself.
+    let alone = [
+        Nic { shared_ip: true, ..with("x", b, &[], &["fd00:0:0:7::/64"]) },
+        Nic { sniff_target: Some("a".into()), ..with("x", b, &[], &["fd00:0:0:7::/64"]) },
+    ];
+    for nic in alone {
+        let why = refused(&state, Change::AddVnic(nic.into()));
+        assert!(matches!(why, Refused::NoPrefix { .. }), "{why}");
+    }
+    let many: Vec<String> = (0..5).map(|n| format!("fd01:0:0:{n}::/64")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let why = refused(&state, Change::AddVnic(with("x", b, &[], &many).into()));
+    assert!(matches!(why, Refused::TooMany { what: "prefixes", most: 4, .. }), "{why}");
+    assert!(state.prepare(Change::AddVnic(with("x", b, &[], &many[..4]).into())).is_ok());
 }

@@ -139,7 +139,8 @@ fn world(vnics: u64, members: u64) -> Result<(Host, GroupName), Error> {
 /// One more member and one less.
 fn change(changes: &Changes<'_>, friends: &GroupName, number: u64) {
     let member = IpAddr::from((0xac10_0000 + (number % 65_536) as u32).to_be_bytes());
-    for change in [GroupChange::AddMember(member), GroupChange::RemoveMember(member)] {
+    for change in [GroupChange::AddMember(member.into()), GroupChange::RemoveMember(member.into())]
+    {
         if let Err(why) = changes.change_group(friends, change) {
             eprintln!("a change was refused: {why}");
             std::process::exit(1);

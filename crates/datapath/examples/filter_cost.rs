@@ -100,8 +100,8 @@ fn main() -> Result<(), Error> {
         // One more and one less, as an orchestrator does it.
         let one: IpAddr = "172.16.0.1".parse()?;
         let start = std::time::Instant::now();
-        host.change_group(&friends, GroupChange::AddMember(one))?;
-        host.change_group(&friends, GroupChange::RemoveMember(one))?;
+        host.change_group(&friends, GroupChange::AddMember(one.into()))?;
+        host.change_group(&friends, GroupChange::RemoveMember(one.into()))?;
         println!("a member added and removed: {:?}", start.elapsed());
     }
 

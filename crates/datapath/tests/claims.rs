@@ -748,7 +748,10 @@ fn an_address_is_believed_to_be_on_another_host_while_it_may_be() {
     let udp = build::ethernet(FAR, B).ipv4([10, 0, 0, 5], IP_B).udp(4000, 53, b"");
     world
         .host
-        .change_group(&group("trusted"), GroupChange::AddMember([10, 0, 0, 5].into()))
+        .change_group(
+            &group("trusted"),
+            GroupChange::AddMember(std::net::IpAddr::from([10, 0, 0, 5]).into()),
+        )
         .unwrap();
     // Not here yet. No other vnic of this host has it all the same.
     assert_eq!(world.arrives(&from(FAR)), "a b c d e.not-attached=1");
@@ -798,7 +801,10 @@ fn what_a_sharer_allowed_ends_when_it_goes() {
     let mut world = World::new();
     world
         .host
-        .change_group(&group("trusted"), GroupChange::AddMember([10, 0, 0, 5].into()))
+        .change_group(
+            &group("trusted"),
+            GroupChange::AddMember(std::net::IpAddr::from([10, 0, 0, 5]).into()),
+        )
         .unwrap();
     let sharer = VnicPolicy { shared_ip: true, ..filtered(&["10.0.0.5"]) };
     world.host.vnic("e", Mac([2, 0, 0, 0, 0, 0xe]), VNI, &sharer).unwrap();

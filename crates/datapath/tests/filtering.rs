@@ -265,14 +265,14 @@ fn members_are_live() {
     net.group("g", &["in udp 0-65535 @friends"], &[]);
     net.expect("a", a_to_b().udp(1, 2, b""), "b.ingress-denied");
     let ip: IpAddr = IpAddr::from(IP_A);
-    net.change("friends", GroupChange::AddMember(ip));
+    net.change("friends", GroupChange::AddMember(ip.into()));
     net.expect("a", a_to_b().udp(1, 2, b""), "b");
-    net.change("friends", GroupChange::AddMember("10.0.0.77".parse().unwrap()));
-    net.change("friends", GroupChange::RemoveMember("10.0.0.77".parse().unwrap()));
+    net.change("friends", GroupChange::AddMember(IpAddr::from([10, 0, 0, 77]).into()));
+    net.change("friends", GroupChange::RemoveMember(IpAddr::from([10, 0, 0, 77]).into()));
     net.expect("a", a_to_b().udp(1, 2, b""), "b");
-    net.change("friends", GroupChange::RemoveMember(ip));
+    net.change("friends", GroupChange::RemoveMember(ip.into()));
     net.expect("a", a_to_b().udp(1, 2, b""), "b.ingress-denied");
-    net.change("friends", GroupChange::AddMember(ip));
+    net.change("friends", GroupChange::AddMember(ip.into()));
     net.expect("a", a_to_b().udp(1, 2, b""), "b");
     net.change("friends", GroupChange::Forget);
     net.expect("a", a_to_b().udp(1, 2, b""), "b.ingress-denied");
@@ -1311,15 +1311,19 @@ fn discovery_speaks_for_oneself_whatever_the_rules() {
 fn traffic_goes_on_while_members_come_and_go() {
     let mut net = two("g");
     net.group("g", &["in udp 0-65535 @friends"], &[]);
-    net.change("friends", GroupChange::AddMember(IpAddr::from(IP_A)));
+    net.change("friends", GroupChange::AddMember(IpAddr::from(IP_A).into()));
     let (changes, mut turns) = net.host.halves();
     // The worker is let go of in there in any case: otherwise a change would wait for it.
     std::thread::scope(move |scope| {
         let changing = scope.spawn(move || {
             for n in 0..100u32 {
                 let member = IpAddr::from((0xac10_0000 + n).to_be_bytes());
-                changes.change_group(&name("friends"), GroupChange::AddMember(member)).unwrap();
-                changes.change_group(&name("friends"), GroupChange::RemoveMember(member)).unwrap();
+                changes
+                    .change_group(&name("friends"), GroupChange::AddMember(member.into()))
+                    .unwrap();
+                changes
+                    .change_group(&name("friends"), GroupChange::RemoveMember(member.into()))
+                    .unwrap();
             }
         });
         let (mut sent, mut received) = (0, 0);

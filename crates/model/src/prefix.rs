@@ -97,6 +97,11 @@ impl Prefix {
         self.0
     }
 
+    /// Returns it as a block.
+    pub fn cidr(self) -> Cidr {
+        Cidr::from_parts(self.first().into(), Self::BITS)
+    }
+
     /// Returns its first address.
     pub fn first(self) -> Ipv6Addr {
         (u128::from(self.0) << Self::BITS).into()

@@ -13,7 +13,7 @@ use crate::text::table::{counted, safe};
 use butterfly_api::proto::{
     Network, Nic, NicShow, Request, Response, Router, Rule, Sg, TunnelPeer, rule,
 };
-use butterfly_model::parse_ip;
+use butterfly_model::Member;
 use std::collections::HashSet;
 
 /// Returns the answer to a request whose refusal does not matter, if its result is wanted at all.
@@ -97,6 +97,27 @@ fn of_shown(nic: &NicShow) -> Vec<String> {
         )
     });
     waits.into_iter().chain(missing).collect()
+}
+
+/// Tells of prefixes just given to a vnic that the daemon does not know, or that are not routed.
+pub fn of_prefixes(id: &str, given: &[String], session: &mut Session) {
+    if given.is_empty() {
+        return;
+    }
+    let shown = look(session, Request { nic_show: Some(id.to_owned()), ..Request::default() });
+    let Some(nic) = shown.and_then(|shown| shown.nic_show.into_option()) else { return };
+    if nic.prefix.is_empty() {
+        session.doubt(&format!(
+            "the daemon is of a release that knows no prefixes: {id} has none, and what its machine sends from {} is spoofed-ip",
+            given.join(", ")
+        ));
+    }
+    for prefix in &nic.prefix_unrouted {
+        session.doubt(&format!(
+            "no subnet of network {} covers {prefix}: the machine is not told of it, and it is not routed (butterfly network list)",
+            nic.vni()
+        ));
+    }
 }
 
 /// Looks for other vnics in the network that have an address just declared for a vnic.
@@ -328,7 +349,7 @@ pub fn of_absent_peers(
 
 /// True if two words mean one address.
 pub fn is_same(one: &str, other: &str) -> bool {
-    parse_ip(one).is_ok_and(|one| parse_ip(other).is_ok_and(|other| one == other))
+    Member::parse(one).is_ok_and(|one| Member::parse(other).is_ok_and(|other| one == other))
 }
 
 /// A rule was deleted.

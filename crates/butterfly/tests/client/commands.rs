@@ -28,6 +28,10 @@ fn nic_add() {
             "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 bypass_filtering: true forwards: true shared_ip: true}",
         ),
         (
+            "--ip 10.0.0.1 --prefix fd00:1::/64 fd00:2::/64",
+            "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 ip: \"10.0.0.1\" prefix: \"fd00:1::/64\" prefix: \"fd00:2::/64\"}",
+        ),
+        (
             "--limit-in 1G --limit-in-packets 100k --limit-in-burst 1M --limit-out 1.5G",
             "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 limits {in {bits: 1000000000 packets: 100000 burst_bytes: 1000000} out {bits: 1500000000}}}",
         ),
@@ -202,6 +206,8 @@ fn nic_update() {
     for (options, asked) in [
         ("", "nic_update {id: \"a\"}"),
         ("--ip 10.0.0.1 --ip ::1", "nic_update {id: \"a\" ip: \"10.0.0.1\" ip: \"::1\"}"),
+        ("--prefix fd00:1::/64", "nic_update {id: \"a\" prefix: \"fd00:1::/64\"}"),
+        ("--prefix -e", "nic_update {id: \"a\" prefix: \"\"}"),
         ("--enable-antispoof true", "nic_update {id: \"a\" ip_anti_spoof: true}"),
         (
             "--forwards true --shared-ip false",

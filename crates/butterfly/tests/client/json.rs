@@ -34,7 +34,7 @@ fn commands_of_the_original_print_objects() {
                 "nic_details { id: \"a\" mac: \"52:54:00:00:00:01\" vni: 1 ip: \"10.0.0.1\" type: TAP path: \"t\" }",
             ],
             json!({
-                "id": "a", "mac": "52:54:00:00:00:01", "vni": 1, "ip": ["10.0.0.1"], "security_group": [], "ip_anti_spoof": false,
+                "id": "a", "mac": "52:54:00:00:00:01", "vni": 1, "ip": ["10.0.0.1"], "prefix": [], "security_group": [], "ip_anti_spoof": false,
                 "sniff_target_nic_id": null, "bypass_filtering": false, "forwards": false, "shared_ip": false, "router": false,
                 "limits": null, "type": "TAP", "path": "t", "netns": null, "packet_trace": false, "packet_trace_path": null, "btype": null,
                 "dip": null, "dmac": null,

@@ -20,11 +20,11 @@ fn nic_details() {
             line: "nic details a @",
             asks: &[&["nic_details: \"a\""]],
             answers: &[&[
-                "nic_details { id: \"a\" mac: \"42:42:42:42:42:01\" vni: 0 ip: \"42.0.0.1\" ip: \"::1\" ip_anti_spoof: true \
+                "nic_details { id: \"a\" mac: \"42:42:42:42:42:01\" vni: 0 ip: \"42.0.0.1\" ip: \"::1\" ip_anti_spoof: true prefix: \"fd00:1::/64\" \
                           sniff_target_nic_id: \"b\" bypass_filtering: true forwards: true shared_ip: true router: true packet_trace: true \
                           limits { in { packets: 5 burst_packets: 2000 } out { bits: 123 } } }",
             ]],
-            out: "id: a\nmac: 42:42:42:42:42:01\nvni: 0\nip: 42.0.0.1\nip: ::1\nantispoof: true\nsniff target: b\n\
+            out: "id: a\nmac: 42:42:42:42:42:01\nvni: 0\nip: 42.0.0.1\nip: ::1\nprefix: fd00:1::/64\nantispoof: true\nsniff target: b\n\
                   bypass filtering: true\nforwards: true\nshared addresses: true\nrouter: true\n\
                   limit in: 5 packets/s (2k packets at once)\nlimit out: 123 bits/s\npacket trace: true\n",
             ..Row::default()

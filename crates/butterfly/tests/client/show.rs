@@ -191,6 +191,8 @@ fn nic_show_for_programs() {
         "mac": "52:54:00:12:34:01",
         "vni": 42,
         "ip": ["10.0.0.1", "::1"],
+        "prefix": [],
+        "prefix_unrouted": [],
         "security_group": ["web"],
         "ip_anti_spoof": true,
         "bypass_filtering": false,

@@ -165,7 +165,7 @@ impl<'a, D: Dataplane> Adviser<'a, D> {
                 .desired
                 .groups()
                 .get(name.as_str())
-                .is_some_and(|group| group.members().contains(peer))
+                .is_some_and(|group| group.members().has(peer))
         };
         let own = nic.security_groups.names();
         let (mine, others): (Vec<_>, Vec<_>) =

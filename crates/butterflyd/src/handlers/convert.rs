@@ -5,9 +5,10 @@ use butterfly_control::{Refused, TunnelPeer};
 use butterfly_model::{
     Bench, Cidr, Dhcp, DhcpError, DhcpRoute, Direction, External, ExternalError, ExternalId,
     ForwardProtocol, GroupName, GroupNameError, GroupNames, IpSet, Kind, Limit, LimitError, Limits,
-    Mac, Nat, NatError, NatPlace, NatRule, Neighbour, Netns, Network, Nic, NicId, NicUpdate, Peer,
-    Protocol, Role, Route, Router, RouterAddresses, RouterId, Rule, RuleError, SecurityGroup,
-    SocketDir, Subnet, TraceOptions, Vni, WireDevice, canonical, parse_ip,
+    Mac, Member, Nat, NatError, NatPlace, NatRule, Neighbour, Netns, Network, Nic, NicId,
+    NicUpdate, Peer, PrefixSet, Protocol, Role, Route, Router, RouterAddresses, RouterId, Rule,
+    RuleError, SecurityGroup, SocketDir, Subnet, TraceOptions, Vni, WireDevice, canonical,
+    parse_ip,
 };
 use protobuf::MessageField;
 use tracing::warn;
@@ -31,6 +32,7 @@ pub fn nic(declared: &proto::Nic, directory: &SocketDir) -> Result<Nic, Failure>
         mac: Mac::parse(declared.mac()).map_err(|error| bad(&error))?,
         vni: Vni::new(declared.vni()).map_err(|error| bad(&error))?,
         ips: IpSet::parse(&declared.ip).map_err(|error| bad(&error))?,
+        prefixes: PrefixSet::parse(&declared.prefix).map_err(|error| bad(&error))?,
         security_groups: groups(declared).map_err(|error| bad(&error))?,
         ip_anti_spoof: declared.ip_anti_spoof(),
         bypass_filtering: declared.bypass_filtering(),
@@ -150,6 +152,10 @@ pub fn nic_update(request: &proto::NicUpdateReq) -> Result<NicUpdate, Failure> {
         limit_from_guest: limit(&request.limits.in_).map_err(|error| bad(&error))?,
         limit_to_guest: limit(&request.limits.out).map_err(|error| bad(&error))?,
         ips: given(&request.ip).map(IpSet::parse).transpose().map_err(|error| bad(&error))?,
+        prefixes: given(&request.prefix)
+            .map(PrefixSet::parse)
+            .transpose()
+            .map_err(|error| bad(&error))?,
         security_groups: given(&request.security_group)
             .map(GroupNames::parse)
             .transpose()
@@ -173,6 +179,7 @@ pub fn nic_details(nic: &Nic, interface: Option<String>) -> proto::Nic {
         mac: Some(nic.mac.text().to_owned()),
         vni: Some(nic.vni.number()),
         ip: nic.ips.texts(),
+        prefix: nic.prefixes.texts(),
         security_group: nic.security_groups.texts(),
         ip_anti_spoof: Some(nic.ip_anti_spoof),
         sniff_target_nic_id: nic.sniff_target.clone(),
@@ -289,9 +296,14 @@ pub fn group_name(name: &str) -> Result<GroupName, Failure> {
     GroupName::new(name).map_err(|error| refused("Bad Security Group format")(&error))
 }
 
-/// Checks an address that is a member, or one end of a session.
-pub fn member(text: &str) -> Result<IpAddr, Failure> {
+/// Checks an address that is one end of a session, or a tunnel endpoint.
+pub fn address(text: &str) -> Result<IpAddr, Failure> {
     parse_ip(text).map_err(|error| refused("Bad IP format")(&error))
+}
+
+/// Checks a member of a group: an address or a prefix.
+pub fn member(text: &str) -> Result<Member, Failure> {
+    Member::parse(text).map_err(|error| refused("Bad IP format")(&error))
 }
 
 /// Checks the number of a network.
@@ -301,7 +313,7 @@ pub fn network(vni: u32) -> Result<Vni, Failure> {
 
 /// Checks a tunnel endpoint, and the network that it is named for.
 pub fn peer(peer: &proto::TunnelPeer) -> Result<TunnelPeer, Failure> {
-    let (address, vni) = (member(peer.address())?, peer.vni.map(network).transpose()?);
+    let (address, vni) = (address(peer.address())?, peer.vni.map(network).transpose()?);
     TunnelPeer::new(address, vni).map_err(refusal)
 }
 

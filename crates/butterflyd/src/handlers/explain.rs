@@ -83,14 +83,14 @@ impl<D: Dataplane> Daemon<D> {
             }
         };
         let to = match (request.to_address.as_deref(), &request.to_nic) {
-            (Some(address), _) => Target::Address(convert::member(address)?),
+            (Some(address), _) => Target::Address(convert::address(address)?),
             (None, Some(id)) => Target::Vnic(known(id)?),
             (None, None) => {
                 return Err(Failure::new("the packet is for nobody")
                     .with_help("give to_address or to_nic (`--to`)"));
             }
         };
-        let source = request.source.as_deref().map(convert::member).transpose()?;
+        let source = request.source.as_deref().map(convert::address).transpose()?;
         let v6 = match (&to, &source) {
             (Target::Address(ip), _) | (_, Some(ip)) => ip.is_ipv6(),
             (Target::Vnic(id), None) => {

@@ -162,6 +162,7 @@ mod tests {
             vni: Vni::new(vni).unwrap(),
             ips: Default::default(),
             security_groups: Default::default(),
+            prefixes: Default::default(),
             ip_anti_spoof: false,
             bypass_filtering: bypass,
             forwards: false,

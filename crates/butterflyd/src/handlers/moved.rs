@@ -102,6 +102,8 @@ impl<D: Dataplane> Daemon<D> {
 fn declared(nic: &Nic) -> MovedVnic {
     let mut addresses: Vec<IpAddr> = nic.ips.addresses().collect();
     addresses.sort_unstable();
+    let mut prefixes = nic.prefixes.texts();
+    prefixes.sort_unstable();
     let names = nic.security_groups.names().iter();
     let mut groups: Vec<String> = names.map(|name| name.as_str().to_owned()).collect();
     groups.sort_unstable();
@@ -110,6 +112,7 @@ fn declared(nic: &Nic) -> MovedVnic {
         mac: butterfly_datapath::Mac(nic.mac.octets()).to_string(),
         vni: nic.vni.number(),
         addresses,
+        prefixes,
         groups,
         bypass: nic.bypass_filtering,
     }
@@ -130,6 +133,7 @@ fn difference(here: &MovedVnic, there: &MovedVnic) -> Vec<String> {
     compare("MAC", here.mac.clone(), there.mac.clone());
     compare("VNI", here.vni.to_string(), there.vni.to_string());
     compare("addresses", format!("{:?}", here.addresses), format!("{:?}", there.addresses));
+    compare("prefixes", format!("{:?}", here.prefixes), format!("{:?}", there.prefixes));
     compare("security groups", format!("{:?}", here.groups), format!("{:?}", there.groups));
     compare("bypass filtering", here.bypass.to_string(), there.bypass.to_string());
     all

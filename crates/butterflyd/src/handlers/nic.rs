@@ -479,6 +479,7 @@ fn policy(nic: &Nic) -> VnicPolicy {
         router: nic.router,
         limits: nic.limits,
         ips: nic.ips.addresses().collect(),
+        prefixes: nic.prefixes.iter().collect(),
         groups: nic.security_groups.names().to_vec(),
     }
 }

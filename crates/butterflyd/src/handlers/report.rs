@@ -60,7 +60,10 @@ impl<D: Dataplane> Daemon<D> {
             .filter(|name| !nic.bypass_filtering && !self.desired.groups().contains_key(*name));
         let missing_group = missing_group.map(|name| name.as_str().to_owned()).collect();
         let held = self.held_for(id);
+        let routed = self.desired.routed();
+        let unrouted = nic.prefixes.iter().filter(|prefix| !routed.may_route(nic.vni, *prefix));
         let show = NicShow {
+            prefix_unrouted: unrouted.map(|prefix| prefix.to_string()).collect(),
             path: self.path(nic),
             host_mtu,
             packet_trace,
@@ -136,6 +139,7 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         limits: convert::limits(&nic.limits, Some(report.limit_waits)).into(),
         waits_for: report.waits_for.clone(),
         ip: nic.ips.texts(),
+        prefix: nic.prefixes.texts(),
         security_group: nic.security_groups.texts(),
         trouble: device
             .trouble

@@ -97,7 +97,7 @@ impl<D: Dataplane> Daemon<D> {
             nic: request.nic_id.clone(),
             vni: request.vni,
             protocol: in_range("protocol", request.protocol, u8::MAX)?,
-            address: request.address.as_deref().map(convert::member).transpose()?,
+            address: request.address.as_deref().map(convert::address).transpose()?,
             port: in_range("port", request.port, u16::MAX)?,
         })
     }

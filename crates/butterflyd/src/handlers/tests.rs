@@ -58,6 +58,7 @@ fn a_new_vnic_is_made_and_its_path_returned() {
     );
     let policy = VnicPolicy {
         bypass: false,
+        prefixes: Default::default(),
         ip_anti_spoof: false,
         forwards: false,
         shared_ip: false,
@@ -373,6 +374,18 @@ fn updates_follow_the_table() {
         ("limits { in { bits: 1 } }", Err("Bad Nic update format")),
         ("ip: \"0:0::1\" ip: \"::1\"", Ok((1, "ip: \"::1\" security"))),
         ("ip: \"\"", Ok((1, "vni: 1 security"))),
+        ("prefix: \"\"", Ok((0, "vni: 1"))),
+        (
+            "prefix: \"FD00:1::/64\" prefix: \"fd00:2::/64\"",
+            Ok((1, "prefix: \"fd00:1::/64\" prefix: \"fd00:2::/64\"")),
+        ),
+        ("prefix: \"fd00:1::/60\"", Err("Bad Nic update format")),
+        (
+            "shared_ip: true prefix: \"fd00:1::/64\"",
+            Err(
+                "nic \"n\" shares its addresses with other hosts, so that no prefix can be its own: declare it without --prefix",
+            ),
+        ),
         (
             "security_group: \"b\" security_group: \"a\"",
             Ok((1, "security_group: \"b\" security_group: \"a\" ip_")),

@@ -2,12 +2,10 @@
 
 use crate::{change::Change, desired::Desired, vnics::Vnics};
 use butterfly_model::{
-    Direction, GroupName, GroupNames, IpSet, Nic, Peer, Rule, SecurityGroup, TraceOptions,
+    Direction, GroupName, GroupNames, Member, MemberSet, Nic, Peer, Rule, SecurityGroup,
+    TraceOptions,
 };
-use std::{
-    collections::{BTreeSet, HashSet},
-    net::IpAddr,
-};
+use std::collections::{BTreeSet, HashSet};
 
 /// Changes of security groups, by when they are made.
 #[derive(Default)]
@@ -63,7 +61,7 @@ impl Stages {
         (left, joined): (bool, bool),
         closed: Option<&Rule>,
     ) {
-        let members: Vec<IpAddr> = members(was).filter(|member| has(will, *member)).collect();
+        let members: Vec<Member> = members(was).filter(|member| has(will, *member)).collect();
         let with = |rules: Vec<&Rule>| group(name, &members, rules);
         let all = |group: Option<&SecurityGroup>| -> Vec<Rule> {
             group.into_iter().flat_map(SecurityGroup::rules).cloned().collect()
@@ -119,7 +117,7 @@ fn closed(old: &Desired, new: &Desired) -> Option<Rule> {
     Rule::new(Direction::Outbound, -1, (None, None), None, nobody).ok()
 }
 
-fn group(name: &GroupName, members: &[IpAddr], rules: Vec<&Rule>) -> SecurityGroup {
+fn group(name: &GroupName, members: &[Member], rules: Vec<&Rule>) -> SecurityGroup {
     let mut group = SecurityGroup::empty(name.clone());
     for member in members {
         group.add_member(*member);
@@ -130,11 +128,11 @@ fn group(name: &GroupName, members: &[IpAddr], rules: Vec<&Rule>) -> SecurityGro
     group
 }
 
-fn members(group: Option<&SecurityGroup>) -> impl Iterator<Item = IpAddr> {
-    group.map(SecurityGroup::members).into_iter().flat_map(IpSet::addresses)
+fn members(group: Option<&SecurityGroup>) -> impl Iterator<Item = Member> {
+    group.map(SecurityGroup::members).into_iter().flat_map(MemberSet::iter)
 }
 
-fn has(group: Option<&SecurityGroup>, member: IpAddr) -> bool {
+fn has(group: Option<&SecurityGroup>, member: Member) -> bool {
     group.is_some_and(|group| group.members().contains(member))
 }
 

@@ -33,7 +33,7 @@ pub(super) fn plan(old: &Vnics, new: &Vnics) -> Vec<Change> {
     for nic in new.iter() {
         match plan.now.get(nic.id.as_str()).map(|old| NicChange::between(old, nic)) {
             Some(NicChange::Nothing) => {}
-            Some(NicChange::InPlace) => plan.put(Change::ChangeVnic(nic.clone().into()), nic),
+            Some(NicChange::InPlace) => plan.change(nic),
             Some(NicChange::Recreate(_)) | None => plan.wait(&nic.id),
         }
     }
@@ -68,6 +68,35 @@ impl<'a> Plan<'a> {
     fn put(&mut self, change: Change, nic: &Nic) {
         self.now.insert(nic.clone());
         self.changes.push(change);
+    }
+
+    /// Changes a vnic in place. Others give back addresses of its before, or give way.
+    fn change(&mut self, nic: &Nic) {
+        while let Err(conflict) = self.now.check(nic) {
+            // The new state is valid: what is in the way is one of the old state.
+            let other = conflict.other().and_then(|other| self.now.get(other)).cloned();
+            let Some(other) = other else { break };
+            if !self.shrink(&other) {
+                self.give_way(&other.id);
+            }
+        }
+        self.put(Change::ChangeVnic(nic.clone().into()), nic);
+    }
+
+    /// Leaves a vnic that changes in place the addresses and prefixes that it has in both states.
+    /// Returns whether it lost some by that.
+    fn shrink(&mut self, old: &Nic) -> bool {
+        let Some(new) = self.new.get(old.id.as_str()) else { return false };
+        let mut left = old.clone();
+        left.ips = old.ips.iter().filter(|it| new.ips.contains(*it)).collect();
+        left.prefixes = old.prefixes.iter().filter(|it| new.prefixes.contains(*it)).collect();
+        let shrinks = NicChange::between(old, new) == NicChange::InPlace
+            && left != *old
+            && self.now.check(&left).is_ok();
+        if shrinks {
+            self.put(Change::ChangeVnic(left.clone().into()), &left);
+        }
+        shrinks
     }
 
     /// True if a vnic that is there now is in the same line in the new state.

@@ -7,8 +7,8 @@ use crate::{
     vnics::Vnics,
 };
 use butterfly_model::{
-    Cidr, External, ExternalId, Nat, NatPlace, NatRule, Network, Route, Router, RouterId, Vni,
-    WireDevice,
+    Cidr, External, ExternalId, Nat, NatPlace, NatRule, Network, Prefix, Route, Router, RouterId,
+    Vni, WireDevice,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -136,6 +136,22 @@ impl Routed {
         is_gateway.then(|| format!("a gateway of external {:?}", external.id().as_str()))
     }
 
+    /// An address in a prefix that [`Self::owner_outside`] or [`Self::gateway_outside`] knows, and
+    /// the name of what has it.
+    pub(super) fn owner_outside_in(&self, vni: Vni, prefix: Prefix) -> Option<(IpAddr, String)> {
+        let external = self.externals.numbered(vni)?;
+        let own = external.addresses().iter().map(Cidr::address);
+        let gateways = external.gateways().filter(|_| external.wire().is_some());
+        let name = format!("external {:?}", external.id().as_str());
+        let own = own.map(|address| (address, name.clone()));
+        let gateways = gateways.map(|address| (address, format!("a gateway of {name}")));
+        let mut beside = own.chain(gateways);
+        beside.find(|(address, _)| prefix.contains(*address)).or_else(|| {
+            let address = self.externals.translated_in(external.id(), prefix.cidr())?;
+            Some((address, self.owner_outside(vni, address)?))
+        })
+    }
+
     /// Checks that machines may be in a network.
     pub(super) fn check_number(&self, vni: Vni) -> Result<(), Refused> {
         match self.externals.numbered(vni).filter(|external| !external.is_provider()) {
@@ -162,7 +178,7 @@ impl Routed {
         }
         for address in external.addresses().iter().map(Cidr::address) {
             let vni = external.vni();
-            let vnic = vnics.with_address(vni, address);
+            let vnic = vnics.owner(vni, address);
             let vnic = vnic.map(|nic| format!("nic {:?}", nic.as_str()));
             let neighbour = || self.neighbour(vni, address).map(owner_name);
             if let Some(owner) = vnic.or_else(neighbour) {
@@ -170,7 +186,7 @@ impl Routed {
             }
         }
         for gateway in external.gateways().filter(|_| external.wire().is_some()) {
-            if let Some(nic) = vnics.with_address(external.vni(), gateway) {
+            if let Some(nic) = vnics.owner(external.vni(), gateway) {
                 let owner = format!("nic {:?}", nic.as_str());
                 return Err(Refused::OutsideTaken { address: gateway, external: name(), owner });
             }
@@ -470,7 +486,7 @@ impl Routed {
             Some(format!("router {:?}", router.id().as_str()))
         };
         let vni = external.vni();
-        let vnic = || Some(format!("nic {:?}", vnics.with_address(vni, address)?.as_str()));
+        let vnic = || Some(format!("nic {:?}", vnics.owner(vni, address)?.as_str()));
         let neighbour = || self.neighbour(vni, address).map(owner_name);
         match other.or_else(own).or_else(vnic).or_else(neighbour) {
             Some(owner) => {

@@ -45,6 +45,9 @@ pub struct MovedVnic {
     pub vni: u32,
     /// Its addresses, sorted.
     pub addresses: Vec<IpAddr>,
+    /// Its prefixes, sorted. Texts of releases that know none have no such field.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prefixes: Vec<String>,
     /// Its security groups, sorted.
     pub groups: Vec<String>,
     /// True if it is not filtered.

@@ -19,5 +19,12 @@ pub(crate) const fn is_v4(address: Address) -> bool {
     address >> 32 == MAPPED >> 32
 }
 
+/// Returns the upper half of an address: the block of 64 bits that it is in. That of IPv4 is 0,
+/// which is no vnic's.
+#[inline(always)]
+pub(crate) const fn upper(address: Address) -> u64 {
+    (address >> 64) as u64
+}
+
 /// Bit added to a VLAN id. Tells "VLAN 0" from "no tag".
 pub(crate) const TAGGED: u16 = 0x1000;

@@ -15,7 +15,7 @@ pub(crate) mod parse;
 mod reasons;
 pub(crate) mod tcp;
 
-pub(crate) use address::{Address, TAGGED, is_v4, mapped};
+pub(crate) use address::{Address, TAGGED, is_v4, mapped, upper};
 pub(crate) use dhcp::Dhcp;
 pub(crate) use discovery::Discovery;
 pub(crate) use packet::{L4, Packet, Piece, Quoted, Tuple};

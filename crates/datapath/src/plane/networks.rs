@@ -12,7 +12,7 @@ use crate::engine::{mac::number, numbers::Numbers, slab::Slab};
 use crate::ip::{Address, is_v4, mapped};
 use crate::plane::{FIRST_VERSION, policies::copy_with};
 use crate::world::{
-    holders::addresses,
+    holders::{addresses, prefixes},
     snapshot::{Network, Remote, Snapshot, Vnic},
     waiting::waiting,
 };
@@ -30,7 +30,9 @@ pub(super) fn rehold(snapshot: &mut Snapshot, old: Option<&Vnic>, new: &Vnic) {
     };
     let mut network = Network::clone(network);
     let of: Vec<_> = old.into_iter().flat_map(addresses).chain(addresses(new)).collect();
-    let tighter = network.holders.change(new.place.slot, of.iter().copied(), &snapshot.vnics);
+    let of_prefixes = old.into_iter().flat_map(prefixes).chain(prefixes(new));
+    let all = (of.iter().copied(), of_prefixes);
+    let tighter = network.holders.change(new.place.slot, all, &snapshot.vnics);
     release(&mut network, new.place.slot, &of, &snapshot.vnics);
     let others = network
         .members

@@ -596,7 +596,7 @@ fn pass_on<'a>(
         }
         true
     } else {
-        let owned = routing.owns(packet.source) || context.sender.rules.owns(packet.source);
+        let owned = routing.owns(packet.source) || context.sender.rules.declares(packet.source);
         let behind = !owned && is_behind(packet.source, &gateway.router, context);
         // RFC 4291, 2.5.6.
         let is_near = is_link_local(packet.source);

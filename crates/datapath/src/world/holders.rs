@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::engine::slab::Slab;
-use crate::ip::{Address, discovery::link_local};
+use crate::ip::{Address, discovery::link_local, upper};
 use crate::world::snapshot::{Snapshot, Vnic};
 
 /// The vnics of this host that have an address.
@@ -56,43 +56,69 @@ impl Holding {
 /// The holders of all addresses of a network. A copy shares all that does not change, and a look-up
 /// takes the same time with any number of them.
 #[derive(Clone, Default)]
-pub(crate) struct Holders(imbl::HashMap<Address, Holding>);
+pub(crate) struct Holders {
+    exact: imbl::HashMap<Address, Holding>,
+    /// Those of whole blocks, by the upper half of the addresses.
+    prefixes: imbl::HashMap<u64, Holding>,
+}
 
 impl Holders {
-    /// Returns the vnics that have an address.
+    /// Returns the vnics that have an address, by itself or else by a prefix.
     pub fn get(&self, address: Address) -> Option<&Holding> {
-        self.0.get(&address)
+        let by_prefix = || {
+            let some = Some(&self.prefixes).filter(|prefixes| !prefixes.is_empty());
+            some.and_then(|prefixes| prefixes.get(&upper(address)))
+        };
+        self.exact.get(&address).or_else(by_prefix)
     }
 
-    /// Notes the addresses of a vnic, which had or has these and is in `vnics` as it will be.
-    /// Returns whether a vnic is excluded that was not before.
+    /// Notes the addresses and prefixes of a vnic, which had or has these and is in `vnics` as it
+    /// will be. Returns whether a vnic is excluded that was not before.
     pub fn change(
         &mut self,
         slot: u32,
-        of: impl Iterator<Item = Address>,
+        (of, of_prefixes): (impl Iterator<Item = Address>, impl Iterator<Item = u64>),
         vnics: &Slab<Vnic>,
     ) -> bool {
-        let now: Vec<Address> =
-            vnics.get(slot).map(|vnic| addresses(vnic).collect()).unwrap_or_default();
-        let mut tighter = false;
-        for address in of {
-            let old = self.0.get(&address);
-            let mut slots: Vec<u32> = old.map(|holding| holding.slots.to_vec()).unwrap_or_default();
-            match (slots.binary_search(&slot), now.contains(&address)) {
-                (Err(at), true) => slots.insert(at, slot),
-                (Ok(at), false) => drop(slots.remove(at)),
-                _ => {}
-            }
-            if slots.is_empty() {
-                self.0.remove(&address);
-                continue;
-            }
-            let new = Holding::new(slots, vnics);
-            tighter |= new.is_tighter(old);
-            self.0.insert(address, new);
-        }
-        tighter
+        let vnic = vnics.get(slot);
+        let now: Vec<Address> = vnic.map(|vnic| addresses(vnic).collect()).unwrap_or_default();
+        let tighter = change(&mut self.exact, slot, (of, &now), vnics);
+        let now: Vec<u64> = vnic.map(|vnic| prefixes(vnic).collect()).unwrap_or_default();
+        change(&mut self.prefixes, slot, (of_prefixes, &now), vnics) || tighter
     }
+}
+
+/// Notes of what a vnic is a holder: of those `of` that it has `now`.
+fn change<K: Copy + Eq + std::hash::Hash>(
+    holdings: &mut imbl::HashMap<K, Holding>,
+    slot: u32,
+    (of, now): (impl Iterator<Item = K>, &[K]),
+    vnics: &Slab<Vnic>,
+) -> bool {
+    let mut tighter = false;
+    for key in of {
+        let old = holdings.get(&key);
+        let mut slots: Vec<u32> = old.map(|holding| holding.slots.to_vec()).unwrap_or_default();
+        match (slots.binary_search(&slot), now.contains(&key)) {
+            (Err(at), true) => slots.insert(at, slot),
+            (Ok(at), false) => drop(slots.remove(at)),
+            _ => {}
+        }
+        if slots.is_empty() {
+            holdings.remove(&key);
+            continue;
+        }
+        let new = Holding::new(slots, vnics);
+        tighter |= new.is_tighter(old);
+        holdings.insert(key, new);
+    }
+    tighter
+}
+
+/// Returns the upper halves of all addresses that a vnic has by prefixes.
+pub(crate) fn prefixes(vnic: &Vnic) -> impl Iterator<Item = u64> {
+    let none = vnic.is_trunk() || vnic.is_mirror();
+    vnic.rules.prefixes.iter().copied().filter(move |_| !none)
 }
 
 /// Returns the addresses that a vnic has without asking: the declared ones, and for a filtered vnic

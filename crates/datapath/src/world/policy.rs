@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use butterfly_model::{GroupName, Limits};
+use butterfly_model::{GroupName, Limits, Prefix};
 
 /// Policy of a vnic.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -23,6 +23,8 @@ pub struct VnicPolicy {
     pub limits: Limits,
     /// The vnic's addresses.
     pub ips: Vec<IpAddr>,
+    /// Blocks of IPv6 in which all addresses are the vnic's.
+    pub prefixes: Vec<Prefix>,
     /// The security groups whose rules it obeys; they need not exist.
     pub groups: Vec<GroupName>,
 }

@@ -23,7 +23,7 @@ use crate::engine::{
     slab::Slab,
     tap::Selection,
 };
-use crate::ip::Address;
+use crate::ip::{Address, upper};
 use crate::session::{SessionTimes, VnicSessions};
 use crate::world::{
     adopted::{Adopted, Waiting},
@@ -66,6 +66,8 @@ pub(crate) struct Rules {
     pub declared: Box<[Ipv4Addr]>,
     /// All its addresses, sorted.
     pub own: Box<[Address]>,
+    /// Upper halves of all addresses of blocks that are its own, sorted.
+    pub prefixes: Box<[u64]>,
     /// The groups it is filtered by, by number, sorted.
     pub groups: Arc<[u32]>,
     /// The compiled rules of those groups.
@@ -76,6 +78,7 @@ impl Rules {
     pub fn new(declared: &VnicPolicy, (groups, policy): (Arc<[u32]>, Arc<Policy>)) -> Rules {
         let VnicPolicy { bypass, ip_anti_spoof, forwards, shared_ip, router, ref ips, .. } =
             *declared;
+        let declared_prefixes = &declared.prefixes;
         let limits = WayLimits {
             from_guest: Limit::of(&declared.limits.from_guest),
             to_guest: Limit::of(&declared.limits.to_guest),
@@ -93,6 +96,9 @@ impl Rules {
         let mut own: Vec<Address> = ips.iter().copied().map(number_of_ip).collect();
         own.sort_unstable();
         own.dedup();
+        let mut prefixes: Vec<u64> = declared_prefixes.iter().map(|it| it.bits()).collect();
+        prefixes.sort_unstable();
+        prefixes.dedup();
         Rules {
             bypass,
             ip_anti_spoof,
@@ -103,15 +109,27 @@ impl Rules {
             arp,
             declared,
             own: own.into(),
+            prefixes: prefixes.into(),
             groups,
             policy,
         }
     }
 
-    /// Returns whether an address is the vnic's.
+    /// Returns whether an address is the vnic's: by itself, or by a prefix.
     #[inline]
     pub fn owns(&self, address: Address) -> bool {
+        self.declares(address) || !self.prefixes.is_empty() && self.has_prefix(upper(address))
+    }
+
+    /// Returns whether an address is one of those that the vnic declares by themselves.
+    #[inline]
+    pub fn declares(&self, address: Address) -> bool {
         self.own.binary_search(&address).is_ok()
+    }
+
+    /// Returns whether all addresses with this upper half are the vnic's.
+    pub fn has_prefix(&self, upper: u64) -> bool {
+        self.prefixes.binary_search(&upper).is_ok()
     }
 
     /// Returns whether nothing changed except, maybe, the rules of the groups.
@@ -119,8 +137,15 @@ impl Rules {
         let flags = |rules: &Rules| {
             [rules.bypass, rules.ip_anti_spoof, rules.forwards, rules.shared_ip, rules.router]
         };
-        (flags(self), &self.own, &self.declared, &self.groups, &self.limits)
-            == (flags(other), &other.own, &other.declared, &other.groups, &other.limits)
+        (flags(self), &self.own, &self.prefixes, &self.declared, &self.groups, &self.limits)
+            == (
+                flags(other),
+                &other.own,
+                &other.prefixes,
+                &other.declared,
+                &other.groups,
+                &other.limits,
+            )
     }
 
     /// Returns whether `old` may have allowed something that is not allowed any more, for another
@@ -130,6 +155,7 @@ impl Rules {
             || (old.forwards && !self.forwards)
             || (old.router && !self.router)
             || old.own.iter().any(|address| !self.owns(*address))
+            || old.prefixes.iter().any(|upper| !self.has_prefix(*upper))
             || old.groups.iter().any(|group| self.groups.binary_search(group).is_err())
             || (old.policy.egress.is_none() && self.policy.egress.is_some())
     }

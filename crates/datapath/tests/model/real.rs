@@ -103,6 +103,7 @@ fn policy(declared: &Declared) -> VnicPolicy {
         limits: Default::default(),
         router: declared.router,
         ips: declared.ips.clone(),
+        prefixes: Vec::new(),
         groups: declared.groups.iter().map(|name| group(name)).collect(),
     }
 }
@@ -155,8 +156,12 @@ impl Switch for Real {
             Command::RemoveRule(name, removed) => {
                 change_group(name, GroupChange::RemoveRule(rule(removed)))
             }
-            Command::AddMember(name, ip) => change_group(name, GroupChange::AddMember(*ip)),
-            Command::RemoveMember(name, ip) => change_group(name, GroupChange::RemoveMember(*ip)),
+            Command::AddMember(name, ip) => {
+                change_group(name, GroupChange::AddMember((*ip).into()))
+            }
+            Command::RemoveMember(name, ip) => {
+                change_group(name, GroupChange::RemoveMember((*ip).into()))
+            }
             Command::Declare(declared) => {
                 let members = declared.members.iter().map(IpAddr::to_string);
                 let declared = SecurityGroup::new(

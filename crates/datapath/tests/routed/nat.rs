@@ -574,7 +574,8 @@ fn nobody_outside_is_a_member() {
     let name = GroupName::new("open").unwrap();
     let ports = (Some(1), Some(65535));
     let rule = Rule::new(Direction::Inbound, 17, ports, None, Some(name.clone())).unwrap();
-    let members = [C.3, member.3].map(|ip| GroupChange::AddMember(ip.into()));
+    let members =
+        [C.3, member.3].map(|ip| GroupChange::AddMember(std::net::IpAddr::from(ip).into()));
     for change in [GroupChange::AddRule(rule)].into_iter().chain(members) {
         net.host.change_group(&name, change).unwrap();
     }

@@ -22,6 +22,7 @@ pub fn node() -> Node {
                 option("mac", "MAC").required(true).help("MAC address of the virtual machine's side"),
                 option("vni", "VNI").required(true).help("network, 0 to 16777215"),
                 list("ip", "IP").help("IPv4 or IPv6 addresses of the virtual machine"),
+                list("prefix", "PREFIX").help("blocks of IPv6 with 64 bits in which its machine makes up addresses (SLAAC): all of them are its own"),
                 list("sg", "SG").help("security groups; they need not exist yet"),
                 option("type", "TYPE").help(
                     "VHOST_USER_SERVER (default: Butterfly owns the socket), VHOST_USER_CLIENT (QEMU owns it), TAP (a network interface of this host, or of a container), BENCH (pings inside the switch)",
@@ -50,6 +51,7 @@ pub fn node() -> Node {
             .args(limits::options())
             .after_help(
                 "butterfly nic add --id vm-1 --mac 52:54:00:12:34:01 --vni 42 --ip 10.0.0.1 --sg web\n\
+                 butterfly nic add --id vm-1 --mac 52:54:00:12:34:01 --vni 42 --ip 10.0.0.1 --prefix 2001:db8:0:1::/64\n\
                  butterfly nic add --id vm-2 --mac 52:54:00:12:34:02 --vni 42 --type VHOST_USER_CLIENT --path /run/vm-2.sock\n\
                  butterfly nic add --id vm-3 --mac 52:54:00:12:34:03 --vni 42 --limit-in 1G --limit-out 2G\n\
                  butterfly nic add --id probe --mac 52:54:00:12:34:99 --vni 42 --sniff-target vm-1",
@@ -78,6 +80,7 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     notes::of_remade(id, &added.remade, session);
     notes::of_nic(id, session);
     notes::of_shared_addresses(id, session);
+    notes::of_prefixes(id, arguments.values("prefix"), session);
     Ok(())
 }
 
@@ -150,6 +153,7 @@ fn nic(arguments: &Arguments) -> Result<Nic, Failure> {
         mac: text("mac"),
         vni: arguments.parsed("vni", "a number from 0 to 16777215")?,
         ip: arguments.values("ip").to_vec(),
+        prefix: arguments.values("prefix").to_vec(),
         security_group: arguments.values("sg").to_vec(),
         ip_anti_spoof: arguments.has("enable-antispoof").then_some(true),
         bypass_filtering: arguments.has("bypass-filtering").then_some(true),

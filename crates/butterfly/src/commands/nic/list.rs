@@ -157,7 +157,7 @@ fn page(nics: &[NicShow], trouble: impl Fn(&NicShow) -> Option<String>, now: u64
             safe(nic.id()),
             nic.vni().to_string(),
             safe(nic.mac()),
-            some(&nic.ip),
+            some(&[&nic.ip[..], &nic.prefix].concat()),
             groups,
             kind(nic).to_owned(),
             State::of(nic).name().to_owned(),

@@ -106,6 +106,9 @@ fn print_details(arguments: &Arguments, session: &mut Session) -> Result<(), Fai
     for ip in &nic.ip {
         session.line(format_args!("ip: {ip}"))?;
     }
+    for prefix in &nic.prefix {
+        session.line(format_args!("prefix: {prefix}"))?;
+    }
     session.line(format_args!("antispoof: {}", nic.ip_anti_spoof()))?;
     if let Some(target) = &nic.sniff_target_nic_id {
         session.line(format_args!("sniff target: {target}"))?;
@@ -133,6 +136,7 @@ fn details_json(nic: &Nic) -> Value {
         "mac": nic.mac(),
         "vni": nic.vni(),
         "ip": nic.ip,
+        "prefix": nic.prefix,
         "security_group": nic.security_group,
         "ip_anti_spoof": nic.ip_anti_spoof(),
         "sniff_target_nic_id": nic.sniff_target_nic_id,

@@ -80,6 +80,16 @@ fn declaration(page: &mut String, show: &NicShow) {
     }
     let shared = if show.shared_ip() { ", shared with other hosts" } else { "" };
     field(page, "addresses", &format!("{}{shared}", listed(&show.ip)));
+    if !show.prefix.is_empty() {
+        let unrouted = match show.prefix_unrouted.as_slice() {
+            [] => String::new(),
+            some => format!(
+                "; no subnet of the network covers {}: neither told to the machine nor routed",
+                listed(some)
+            ),
+        };
+        field(page, "prefixes", &format!("{}{unrouted}", listed(&show.prefix)));
+    }
     let missing = match show.missing_group.as_slice() {
         [] => String::new(),
         names => format!("; there is no group {}, which allows nothing", names.join(", ")),

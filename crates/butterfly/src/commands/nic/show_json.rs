@@ -119,6 +119,8 @@ pub fn json(show: &NicShow) -> Value {
     page["state"] = State::of(show).name().into();
     page["trouble"] = trouble(show).into();
     page["missing_groups"] = json!(show.missing_group);
+    page["prefix"] = json!(show.prefix);
+    page["prefix_unrouted"] = json!(show.prefix_unrouted);
     page
 }
 

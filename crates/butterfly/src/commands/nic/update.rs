@@ -11,7 +11,7 @@ use butterfly_api::proto::{NicUpdateReq, Request};
 use clap::Command;
 use protobuf::MessageField;
 
-/// The value of `--ip` that clears all addresses.
+/// The value of `--ip` and `--prefix` that clears all of them.
 const CLEAR: &str = "-e";
 
 /// `nic update`.
@@ -22,6 +22,7 @@ pub fn node() -> Node {
             .args([
                 option("id", "ID").required(true).help("the NIC"),
                 list("ip", "IP").help("its addresses, all of them; `--ip -e` clears them"),
+                list("prefix", "PREFIX").help("its blocks of IPv6 in which its machine makes up addresses, all of them; `--prefix -e` clears them"),
                 option("enable-antispoof", "true|false").help("drop ARP that does not speak for the NIC's own addresses"),
                 option("forwards", "true|false").help(
                     "passes on packets of others, as routers and load balancers do: they may be from addresses of filtered NICs; of a NIC that bypasses filtering",
@@ -55,7 +56,8 @@ fn update(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
             shared_ip: arguments.parsed("shared-ip", "true or false")?,
             router: arguments.parsed("router", "true or false")?,
             limits: limits::limits(arguments)?.into(),
-            ip: addresses(arguments.values("ip"))?,
+            ip: values(arguments, "ip", "addresses")?,
+            prefix: values(arguments, "prefix", "prefixes")?,
             packet_trace: arguments.parsed("packet-trace", "true or false")?,
             packet_trace_path: arguments.value("trace-path").map(str::to_owned),
             packet_trace_options: super::trace_options(arguments)?.into(),
@@ -67,11 +69,16 @@ fn update(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     if let (Some(id), false) = (arguments.value("id"), arguments.values("ip").is_empty()) {
         notes::of_shared_addresses(id, session);
     }
+    if let Some(id) = arguments.value("id") {
+        let given = arguments.values("prefix").iter().filter(|text| *text != CLEAR);
+        notes::of_prefixes(id, &given.cloned().collect::<Vec<_>>(), session);
+    }
     Ok(())
 }
 
-/// The list to send: on the wire one empty string clears all addresses.
-fn addresses(values: &[String]) -> Result<Vec<String>, Failure> {
+/// The list to send: on the wire one empty string clears all.
+fn values(arguments: &Arguments, name: &str, what: &str) -> Result<Vec<String>, Failure> {
+    let values = arguments.values(name);
     if values.iter().all(|value| value != CLEAR) {
         return Ok(values.to_vec());
     }
@@ -79,8 +86,8 @@ fn addresses(values: &[String]) -> Result<Vec<String>, Failure> {
     // the one that was meant.
     match values {
         [_] => Ok(vec![String::new()]),
-        _ => Err(Failure::usage(
-            "`--ip -e` clears all addresses and takes no other; name the endpoint with --endpoint",
-        )),
+        _ => Err(Failure::usage(format!(
+            "`--{name} -e` clears all {what} and takes no other; name the endpoint with --endpoint",
+        ))),
     }
 }

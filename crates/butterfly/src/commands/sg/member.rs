@@ -47,7 +47,7 @@ pub fn node() -> Node {
 fn addresses() -> Arg {
     word("IP")
         .num_args(1..)
-        .help("IPv4 or IPv6 addresses; those refused are told, the others count")
+        .help("IPv4 or IPv6 addresses, or prefixes of NICs (2001:db8:0:1::/64); those refused are told, the others count")
 }
 
 fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
@@ -81,7 +81,9 @@ fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     };
     // The original wants one word more than it uses: scripts give it any.
     let (members, spare) = match arguments.words_from(1) {
-        [members @ .., last] if !members.is_empty() && butterfly_model::parse_ip(last).is_err() => {
+        [members @ .., last]
+            if !members.is_empty() && butterfly_model::Member::parse(last).is_err() =>
+        {
             (members, Some(last))
         }
         members => (members, None),

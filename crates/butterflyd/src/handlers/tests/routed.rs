@@ -400,3 +400,36 @@ fn dhcp_that_cannot_be_told_is_refused() {
         assert_eq!(listed(&mut host), before, "{request}");
     }
 }
+
+/// A vnic's prefix is echoed, kept, and told apart where no subnet covers it. A group takes one as
+/// a member.
+#[test]
+fn a_vnic_has_a_prefix() {
+    let mut host = Host::new();
+    host.succeeds(
+        r#"network_add { vni: 42 subnet { cidr { address: "fd00:1::" mask_size: 56 } } }"#,
+    );
+    let nic = r#"id: "p" mac: "42:00:00:00:00:09" vni: 42"#;
+    let prefixes = r#"prefix: "fd00:1:0:7::/64" prefix: "fd00:9::/64""#;
+    host.succeeds(&format!("nic_add {{ {nic} {prefixes} }}"));
+    assert!(host.succeeds(r#"nic_details: "p""#).contains(prefixes));
+    let shown = host.succeeds(r#"nic_show: "p""#);
+    assert!(shown.contains(prefixes), "{shown}");
+    assert!(shown.contains(r#"prefix_unrouted: "fd00:9::/64""#), "{shown}");
+    assert!(!shown.contains(r#"prefix_unrouted: "fd00:1:0:7::/64""#), "{shown}");
+    let other = r#"nic_add { id: "q" mac: "42:00:00:00:00:0a" vni: 42 ip: "fd00:1:0:7::9" }"#;
+    let (why, _) = host.fails(other);
+    assert!(why.contains("the address fd00:1:0:7::9 of nic \"q\""), "{why}");
+    let (why, help) = host.fails(&format!("nic_add {{ {nic} prefix: \"10.0.0.0/24\" }}"));
+    assert_eq!(why, "Bad NIC format");
+    assert!(help.contains("is no block of IPv6 with 64 bits"));
+    host.succeeds(r#"nic_update { id: "p" prefix: "" }"#);
+    assert!(!host.succeeds(r#"nic_details: "p""#).contains("prefix:"));
+    host.succeeds(other);
+
+    host.succeeds(r#"sg_member_add { sg_id: "g" member: "fd00:1:0:7::/64" }"#);
+    assert!(host.succeeds(r#"sg_member_list: "g""#).contains("fd00:1:0:7::/64"));
+    host.fails(r#"sg_member_add { sg_id: "g" member: "fd00:1::/56" }"#);
+    host.succeeds(r#"sg_member_del { sg_id: "g" member: "fd00:1:0:7::/64" }"#);
+    assert!(!host.succeeds(r#"sg_details: "g""#).contains("fd00:1:0:7"));
+}

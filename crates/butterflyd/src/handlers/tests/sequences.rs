@@ -117,6 +117,7 @@ fn check_invariants(host: &mut Host) {
     assert!(declared.iter().map(|nic| nic.id.as_str()).eq(daemon.dataplane.vnics.keys()));
     for (nic, spec) in declared.iter().zip(daemon.dataplane.vnics.values()) {
         let policy = VnicPolicy {
+            prefixes: nic.prefixes.iter().collect(),
             bypass: nic.bypass_filtering,
             ip_anti_spoof: nic.ip_anti_spoof,
             forwards: nic.forwards,

@@ -80,11 +80,11 @@ pub(super) fn tried(
     all: &DeclaredRules,
 ) -> Vec<String> {
     let groups = plane.groups_of(&vnic.rules.groups);
-    let of_peer = snapshot.members.get(&wanted.peer).filter(|_| !wanted.stranger);
+    let of_peer = || snapshot.members.groups(wanted.peer).filter(|_| !wanted.stranger);
     let is_member = |name: &GroupName| {
         plane
             .group_number(name)
-            .is_some_and(|number| of_peer.is_some_and(|of| of.binary_search(&number).is_ok()))
+            .is_some_and(|number| of_peer().any(|of| of.binary_search(&number).is_ok()))
     };
     let mut lines: Vec<String> = groups
         .iter()

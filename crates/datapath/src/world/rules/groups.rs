@@ -2,19 +2,17 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    net::IpAddr,
     sync::{Arc, Weak},
 };
 
-use butterfly_model::{Direction, GroupName, Peer, Protocol, Rule, SecurityGroup};
+use butterfly_model::{Direction, GroupName, Member, Peer, Protocol, Rule, SecurityGroup};
 use butterfly_packet::protocol::{ICMP, ICMPV6, UDP};
 
-use crate::ip::{Address, Dhcp};
+use crate::ip::Dhcp;
 use crate::world::rules::{
     Allowance, Allowed, Layers, Members, NARROW, Policy,
     by_peer::{ByPeer, RulePeer},
     cells::{Cells, MAX_CELLS},
-    number,
 };
 
 /// Number of rules from which a group is compiled once for all vnics that have it. Smaller groups
@@ -32,9 +30,9 @@ pub enum GroupChange {
     /// Deletes the group. Vnics and rules may go on naming it.
     Forget,
     /// Adds a member.
-    AddMember(IpAddr),
+    AddMember(Member),
     /// Removes a member.
-    RemoveMember(IpAddr),
+    RemoveMember(Member),
     /// Adds a rule.
     AddRule(Rule),
     /// Removes a rule.
@@ -49,7 +47,7 @@ type RuleKey = (u64, String);
 
 #[derive(Default)]
 struct Declared {
-    members: HashSet<Address>,
+    members: HashSet<Member>,
     rules: BTreeMap<RuleKey, (Rule, u32)>,
     inbound: ByPeer,
     outbound: ByPeer,
@@ -100,7 +98,7 @@ pub(crate) struct Effect {
     /// Cells of rules whose sessions are to be decided again.
     pub taken_back: Vec<u32>,
     /// Members that came (true) or went, with their group.
-    members: Vec<(Address, u32, bool)>,
+    members: Vec<(Member, u32, bool)>,
 }
 
 impl Effect {
@@ -111,19 +109,9 @@ impl Effect {
 
     /// Applies the change of members.
     pub fn change_members(&self, members: &mut Members) {
-        for (address, group, came) in &self.members {
-            let mut of: Vec<u32> = members.get(address).map(|of| of.to_vec()).unwrap_or_default();
-            match (of.binary_search(group), came) {
-                (Err(at), true) => of.insert(at, *group),
-                (Ok(at), false) => drop(of.remove(at)),
-                _ => continue,
-            }
-            if of.is_empty() {
-                members.remove(address)
-            } else {
-                members.insert(*address, of.into())
-            };
-        }
+        self.members
+            .iter()
+            .for_each(|(member, group, came)| members.change(*member, *group, *came));
     }
 }
 
@@ -207,8 +195,8 @@ impl Groups {
         let mut effect = Effect::default();
         let mut rules_changed = false;
         match change {
-            GroupChange::AddMember(ip) => self.member(group, number(ip), true, &mut effect),
-            GroupChange::RemoveMember(ip) => self.member(group, number(ip), false, &mut effect),
+            GroupChange::AddMember(member) => self.member(group, member, true, &mut effect),
+            GroupChange::RemoveMember(member) => self.member(group, member, false, &mut effect),
             GroupChange::AddRule(rule) => {
                 self.room(1, 0)?;
                 rules_changed = self.add_rule(group, rule, cells);
@@ -222,7 +210,7 @@ impl Groups {
                 self.declared.remove(&group);
             }
             GroupChange::Declare(new) => {
-                let members = new.members().addresses().map(number).collect();
+                let members = new.members().iter().collect();
                 let rules: BTreeMap<RuleKey, Rule> =
                     new.rules().map(|rule| (rule.key(), rule.clone())).collect();
                 let old = self.declared.get(&group);
@@ -247,14 +235,14 @@ impl Groups {
     fn declare(
         &mut self,
         number: u32,
-        members: &HashSet<Address>,
+        members: &HashSet<Member>,
         rules: BTreeMap<RuleKey, Rule>,
         cells: &Cells,
         effect: &mut Effect,
     ) -> bool {
         let old = self.declared.entry(number).or_default();
-        let gone: Vec<Address> = old.members.difference(members).copied().collect();
-        let come: Vec<Address> = members.difference(&old.members).copied().collect();
+        let gone: Vec<Member> = old.members.difference(members).copied().collect();
+        let come: Vec<Member> = members.difference(&old.members).copied().collect();
         let obsolete: Vec<RuleKey> =
             old.rules.keys().filter(|key| !rules.contains_key(*key)).cloned().collect();
         gone.into_iter().for_each(|member| self.member(number, member, false, effect));
@@ -269,11 +257,11 @@ impl Groups {
         changed
     }
 
-    fn member(&mut self, number: u32, address: Address, come: bool, effect: &mut Effect) {
+    fn member(&mut self, number: u32, member: Member, come: bool, effect: &mut Effect) {
         let members = &mut self.declared.entry(number).or_default().members;
-        let changed = if come { members.insert(address) } else { members.remove(&address) };
+        let changed = if come { members.insert(member) } else { members.remove(&member) };
         if changed {
-            effect.members.push((address, number, come));
+            effect.members.push((member, number, come));
             if !come {
                 effect.taken_back.extend(self.members_of.get(&number).into_iter().flatten());
             }

@@ -3,10 +3,57 @@
 use std::{net::IpAddr, sync::Arc};
 
 use super::{blocks::Blocks, ports::Ports};
-use crate::ip::{Address, is_v4, mapped};
+use crate::ip::{Address, is_v4, mapped, upper};
+use butterfly_model::Member;
 
-/// Groups of which an address is a member, ascending. Copies share all that did not change.
-pub(crate) type Members = imbl::HashMap<Address, Arc<[u32]>>;
+/// Groups of which addresses and prefixes are members. Copies share all that did not change.
+#[derive(Clone, Default)]
+pub(crate) struct Members {
+    /// Numbers of groups, ascending.
+    addresses: imbl::HashMap<Address, Arc<[u32]>>,
+    /// The same by the upper half of all addresses of a block.
+    prefixes: imbl::HashMap<u64, Arc<[u32]>>,
+}
+
+impl Members {
+    /// Returns the groups of which an address is a member: by itself, and by its prefix, both
+    /// ascending.
+    #[inline]
+    pub fn groups(&self, address: Address) -> impl Iterator<Item = &[u32]> {
+        let by_prefix = match self.prefixes.is_empty() {
+            true => None,
+            false => self.prefixes.get(&upper(address)),
+        };
+        self.addresses.get(&address).into_iter().chain(by_prefix).map(|groups| &**groups)
+    }
+
+    /// Notes that a member came to a group, or went.
+    pub fn change(&mut self, member: Member, group: u32, came: bool) {
+        match member {
+            Member::Address(ip) => change(&mut self.addresses, number(ip), group, came),
+            Member::Prefix(prefix) => change(&mut self.prefixes, prefix.bits(), group, came),
+        }
+    }
+}
+
+fn change<K: Clone + Eq + std::hash::Hash>(
+    members: &mut imbl::HashMap<K, Arc<[u32]>>,
+    member: K,
+    group: u32,
+    came: bool,
+) {
+    let mut of: Vec<u32> = members.get(&member).map(|of| of.to_vec()).unwrap_or_default();
+    match (of.binary_search(&group), came) {
+        (Err(at), true) => of.insert(at, group),
+        (Ok(at), false) => drop(of.remove(at)),
+        _ => return,
+    }
+    if of.is_empty() {
+        members.remove(&member)
+    } else {
+        members.insert(member, of.into())
+    };
+}
 
 /// Rules of a vnic's groups.
 #[derive(Debug, Default)]
@@ -104,20 +151,26 @@ impl Allowance {
             if self.groups.is_empty() {
                 return None;
             }
-            let of_peer: &[u32] = members.get(&peer)?;
-            // Both are sorted: go through the shorter one.
-            if of_peer.len() <= self.groups.len() {
-                of_peer.iter().find_map(|group| {
-                    let at = self.groups.binary_search_by_key(group, |(number, _)| *number).ok()?;
-                    self.groups.get(at)?.1.admits(protocol, destination_port)
-                })
-            } else {
-                let among =
-                    self.groups.iter().filter(|(group, _)| of_peer.binary_search(group).is_ok());
-                among.into_iter().find_map(|(_, ports)| ports.admits(protocol, destination_port))
-            }
+            let mut all = members.groups(peer);
+            all.find_map(|of_peer| self.admits_any(of_peer, protocol, destination_port))
         })
     }
+
+    /// Returns the same for a peer that is a member of these groups, which are sorted.
+    fn admits_any(&self, of_peer: &[u32], protocol: u8, destination_port: u16) -> Option<u32> {
+        // Both are sorted: go through the shorter one.
+        if of_peer.len() <= self.groups.len() {
+            of_peer.iter().find_map(|group| {
+                let at = self.groups.binary_search_by_key(group, |(number, _)| *number).ok()?;
+                self.groups.get(at)?.1.admits(protocol, destination_port)
+            })
+        } else {
+            let mut among =
+                self.groups.iter().filter(|(group, _)| of_peer.binary_search(group).is_ok());
+            among.find_map(|(_, ports)| ports.admits(protocol, destination_port))
+        }
+    }
+
     /// Returns the same for a peer that is a member of no group.
     fn admits_stranger(&self, peer: Address, protocol: u8, destination_port: u16) -> Option<u32> {
         let blocks = if is_v4(peer) { &self.v4 } else { &self.v6 };

@@ -2,6 +2,8 @@ use butterfly_model::Cidr;
 use proptest::prelude::*;
 
 use super::*;
+use crate::world::rules::number;
+use std::net::IpAddr;
 
 fn name(n: u32) -> GroupName {
     GroupName::new(&format!("g{n}")).unwrap()
@@ -35,7 +37,7 @@ proptest! {
         let mut groups = Groups::default();
         let mut effects = Vec::new();
         for n in 0..8 {
-            let member = GroupChange::AddMember(IpAddr::from([10, 0, 0, n * 32]));
+            let member = GroupChange::AddMember(IpAddr::from([10, 0, 0, n * 32]).into());
             effects.push(groups.change(&name(n.into()), member, &cells).unwrap());
         }
         let names = |set: &std::collections::BTreeSet<u32>| set.iter().map(|n| name(*n)).collect::<Vec<_>>();
@@ -208,17 +210,17 @@ fn effects_are_those_of_the_change() {
     change(1, GroupChange::AddRule(block.clone()));
     assert!(change(1, GroupChange::AddRule(block.clone())).is_nothing());
     assert!(change(3, GroupChange::RemoveRule(block.clone())).is_nothing());
-    assert!(change(4, GroupChange::RemoveMember(address)).is_nothing());
-    let come = change(4, GroupChange::AddMember(address));
+    assert!(change(4, GroupChange::RemoveMember(address.into())).is_nothing());
+    let come = change(4, GroupChange::AddMember(address.into()));
     assert!(!come.is_nothing() && come.taken_back.is_empty() && come.policies.is_empty());
-    assert!(change(4, GroupChange::AddMember(address)).is_nothing());
-    change(4, GroupChange::AddMember(other));
+    assert!(change(4, GroupChange::AddMember(address.into())).is_nothing());
+    change(4, GroupChange::AddMember(other.into()));
     // A member that goes takes back the admissions of rules about the group, and of no others.
-    let mut taken_back = change(4, GroupChange::RemoveMember(address)).taken_back;
+    let mut taken_back = change(4, GroupChange::RemoveMember(address.into())).taken_back;
     taken_back.sort_unstable();
     assert_eq!(taken_back, [1, 2]);
     assert_eq!(change(1, GroupChange::RemoveRule(first)).taken_back, [1]);
-    assert_eq!(change(4, GroupChange::RemoveMember(other)).taken_back, [2]);
+    assert_eq!(change(4, GroupChange::RemoveMember(other.into())).taken_back, [2]);
     assert_eq!(change(1, GroupChange::Forget).taken_back, [3]);
 }
 
@@ -255,7 +257,7 @@ fn a_group_that_is_forgotten_takes_no_room() {
     for n in 0..3 {
         groups.change(&name(n), GroupChange::AddRule(rule(&(n, false, 0, 1))), &cells).unwrap();
         groups
-            .change(&name(n), GroupChange::AddMember(IpAddr::from([10, 0, 0, 1])), &cells)
+            .change(&name(n), GroupChange::AddMember(IpAddr::from([10, 0, 0, 1]).into()), &cells)
             .unwrap();
     }
     (0..3).for_each(|n| drop(groups.change(&name(n), GroupChange::Forget, &cells).unwrap()));
