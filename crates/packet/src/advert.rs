@@ -26,13 +26,22 @@ use crate::{
 const BEFORE: usize = ethernet::HEADER_LEN + ipv6::LEN;
 /// Longest message in bytes: its packet fits every link (RFC 8200, 5).
 pub const MAX_MESSAGE: usize = 1280 - ipv6::LEN;
-/// Offset of the sum in a message.
+/// Bytes of the option that tells of a block.
+const BLOCK: usize = 32;
+/// Most blocks for which [`message`] and [`withdraw`] leave room, of one machine's own.
+pub const MAX_OWN: usize = 4;
+/// Longest message in bytes without those.
+const MAX_OF_ALL: usize = MAX_MESSAGE - MAX_OWN * BLOCK;
+/// Offsets of the sum and of the flags in a message.
 const CHECKSUM: usize = 2;
+const FLAGS: usize = 5;
 /// Addresses, and all else, are given by DHCPv6.
 const MANAGED: u8 = 0x80;
 const OTHER: u8 = 0x40;
 /// The prefix is of the link; no machine makes an address of it by itself.
 const ON_LINK: u8 = 0x80;
+/// The machine makes addresses of the prefix by itself, and is told nothing of the link.
+const AUTONOMOUS: u8 = 0x40;
 /// Hops that machines give their packets.
 const HOPS: u8 = 64;
 /// Receivers discard it with another hop limit: it passed a router.
@@ -80,7 +89,8 @@ impl AdvertTerms<'_> {
 }
 
 /// Returns the message of a router with this MAC address, without its sum. Addresses and all else
-/// are managed. Options that find no room in [`MAX_MESSAGE`] are left out.
+/// are managed. Options that find no room in [`MAX_MESSAGE`] beside [`MAX_OWN`] blocks of a
+/// machine's own are left out.
 pub fn message(from: Mac, terms: &AdvertTerms<'_>) -> Vec<u8> {
     let mut message = vec![v6::ROUTER_ADVERTISEMENT, 0, 0, 0, HOPS, MANAGED | OTHER];
     message.extend(terms.lifetime.to_be_bytes());
@@ -91,7 +101,7 @@ pub fn message(from: Mac, terms: &AdvertTerms<'_>) -> Vec<u8> {
         put([&[MTU, 1, 0, 0][..], &u32::from(mtu).to_be_bytes()].concat());
     }
     for prefix in terms.prefixes {
-        put(block(*prefix, terms.valid, terms.preferred));
+        put(block((*prefix, ON_LINK), terms.valid, terms.preferred).into());
     }
     let servers: Vec<u8> = terms.dns.iter().flat_map(Ipv6Addr::octets).collect();
     for (kind, value) in [(DNS, &servers[..]), (SEARCH, terms.search)] {
@@ -107,26 +117,58 @@ pub fn message(from: Mac, terms: &AdvertTerms<'_>) -> Vec<u8> {
 }
 
 /// Says in a message that these blocks are of the link no longer (RFC 4861, 6.3.4). Those that find
-/// no room in [`MAX_MESSAGE`] are left out.
+/// no room, as in [`message`], are left out.
 pub fn withdraw(message: &mut Vec<u8>, prefixes: impl IntoIterator<Item = (Ipv6Addr, u8)>) {
     for prefix in prefixes {
-        append(message, &block(prefix, 0, 0));
+        append(message, &block((prefix, ON_LINK), 0, 0));
     }
 }
 
-/// Returns the option that says for how many seconds a block is of the link, and preferred.
-fn block((prefix, length): (Ipv6Addr, u8), valid: u32, preferred: u32) -> Vec<u8> {
-    let mut option = vec![PREFIX, 4, length, ON_LINK];
-    option.extend(valid.to_be_bytes());
-    option.extend(preferred.to_be_bytes());
-    option.extend([0; 4]);
-    option.extend(prefix.octets());
+/// Block of 64 bits in which a machine makes up addresses (RFC 4862, 5.5.3).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct OwnBlock {
+    /// Its first address.
+    pub prefix: Ipv6Addr,
+    /// Seconds for which its addresses are valid, and preferred. 0 takes it back: addresses are not
+    /// preferred any more, and machines keep them for two hours at most (RFC 4862, 5.5.3 e).
+    pub valid: u32,
+    /// See [`Self::valid`].
+    pub preferred: u32,
+}
+
+/// Part of a message that is for one machine alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OwnPart<'a> {
+    /// Its blocks. Those that find no room in [`MAX_MESSAGE`] are left out.
+    pub blocks: &'a [OwnBlock],
+    /// True if it gets addresses by DHCPv6.
+    pub managed: bool,
+}
+
+impl OwnPart<'_> {
+    /// The part of a machine that makes up no addresses.
+    pub const NONE: OwnPart<'static> = OwnPart { blocks: &[], managed: true };
+}
+
+/// Returns the option that says for how many seconds a block is of the link, or addresses are made
+/// of it, and preferred.
+fn block(
+    ((prefix, length), flags): ((Ipv6Addr, u8), u8),
+    valid: u32,
+    preferred: u32,
+) -> [u8; BLOCK] {
+    let mut option = [0; BLOCK];
+    let [v0, v1, v2, v3] = valid.to_be_bytes();
+    let [p0, p1, p2, p3] = preferred.to_be_bytes();
+    let terms = [PREFIX, 4, length, flags, v0, v1, v2, v3, p0, p1, p2, p3, 0, 0, 0, 0];
+    let bytes = terms.into_iter().chain(prefix.octets());
+    option.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
     option
 }
 
 /// Appends an option to a message, if it has room.
 fn append(message: &mut Vec<u8>, option: &[u8]) {
-    if message.len() + option.len() <= MAX_MESSAGE {
+    if message.len() + option.len() <= MAX_OF_ALL {
         message.extend(option);
     }
 }
@@ -139,12 +181,32 @@ pub fn frame(
     to: (Mac, Ipv6Addr),
     out: &mut [u8],
 ) -> Option<usize> {
-    let len = BEFORE + message.len();
+    frame_with((message, OwnPart::NONE), from, to, out)
+}
+
+/// Writes the frame of a message, and of what it says to one machine alone.
+pub fn frame_with(
+    (message, own): (&[u8], OwnPart<'_>),
+    from: (Mac, Ipv6Addr),
+    to: (Mac, Ipv6Addr),
+    out: &mut [u8],
+) -> Option<usize> {
+    let room = MAX_MESSAGE.saturating_sub(message.len()) / BLOCK;
+    let blocks = own.blocks.get(..room).unwrap_or(own.blocks);
+    let length = message.len() + blocks.len() * BLOCK;
+    let len = BEFORE + length;
     let (headers, body) = out.get_mut(..len)?.split_at_mut_checked(BEFORE)?;
-    headers_v6(headers, from, to, (protocol::ICMPV6, HOP_LIMIT, message.len()))?;
-    body.copy_from_slice(message);
+    headers_v6(headers, from, to, (protocol::ICMPV6, HOP_LIMIT, length))?;
+    let (of_all, of_own) = body.split_at_mut_checked(message.len())?;
+    of_all.copy_from_slice(message);
+    for (place, own) in of_own.chunks_exact_mut(BLOCK).zip(blocks) {
+        place.copy_from_slice(&block(((own.prefix, 64), AUTONOMOUS), own.valid, own.preferred));
+    }
+    if !own.managed {
+        *body.get_mut(FLAGS)? &= !MANAGED;
+    }
     body.get_mut(CHECKSUM..CHECKSUM + 2)?.fill(0);
-    let pseudo = Sum::pseudo_v6(from.1, to.1, protocol::ICMPV6, message.len() as u32);
+    let pseudo = Sum::pseudo_v6(from.1, to.1, protocol::ICMPV6, length as u32);
     let sum = pseudo.push(&*body).checksum().to_be_bytes();
     body.get_mut(CHECKSUM..CHECKSUM + 2)?.copy_from_slice(&sum);
     Some(len)
@@ -254,7 +316,26 @@ mod tests {
         let value = [&[64, 0x80][..], &[0; 12], &six("fd00:42::").octets()].concat();
         assert_eq!(options(&message), [(1, ROUTER.0.to_vec()), (PREFIX, value)]);
         withdraw(&mut message, (0..64).map(|n| (Ipv6Addr::from(n << 64), 64)));
-        assert!(message.len() <= MAX_MESSAGE && message.len() > MAX_MESSAGE - 32);
+        assert!(message.len() <= MAX_OF_ALL && message.len() > MAX_OF_ALL - 32);
+        // Blocks of the machine's own have room beside all that.
+        let own = |n: u16| OwnBlock {
+            prefix: [0xfd00, 0x42, 0, n, 0, 0, 0, 0].into(),
+            valid: 86_400,
+            preferred: 14_400,
+        };
+        let blocks: Vec<OwnBlock> = (0..8).map(own).collect();
+        let part = OwnPart { blocks: &blocks, managed: false };
+        let mut out = [0; 1294];
+        let ends = ((ROUTER, six("fe80::1")), (MACHINE, six("ff02::1")));
+        let len = frame_with((&message, part), ends.0, ends.1, &mut out).unwrap();
+        assert!(is_sum_right(&out[14..len]) && len <= 14 + 1280);
+        let told = options(&out[54..len]);
+        assert_eq!(out[54 + 5], 0x40);
+        let own: Vec<_> = told.iter().filter(|(_, value)| value.get(1) == Some(&0x40)).collect();
+        let lifetimes = [[0, 1, 0x51, 0x80], [0, 0, 0x38, 0x40], [0; 4]].concat();
+        let first = [&[64, 0x40][..], &lifetimes, &six("fd00:42::").octets()].concat();
+        assert!(own.len() >= MAX_OWN, "{}", own.len());
+        assert_eq!(*own[0], (PREFIX, first));
     }
 
     #[test]
@@ -265,7 +346,7 @@ mod tests {
         let message = message(ROUTER, &terms);
         assert!(message.len() <= MAX_MESSAGE, "{}", message.len());
         let all = options(&message);
-        assert_eq!(all.iter().filter(|(kind, _)| *kind == PREFIX).count(), 38);
+        assert_eq!(all.iter().filter(|(kind, _)| *kind == PREFIX).count(), 34);
         let mut out = [0; 1294];
         let ends = ((ROUTER, six("fe80::1")), (MACHINE, six("ff02::1")));
         let len = frame(&message, ends.0, ends.1, &mut out).unwrap();

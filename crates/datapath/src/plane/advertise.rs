@@ -1,7 +1,8 @@
 //! Advertisements that nobody asked for (RFC 4861, 6.2.4): each vnic of a network that tells of its
 //! routers itself gets one each 200 to 600 s, one soon after it came, and one after each change. A
 //! router that left says so in one of its own (6.2.5), also where nothing is told any more. Blocks
-//! that left the link are told with lifetimes of 0 for a day (6.3.4).
+//! that left the link are told with lifetimes of 0 for a day (6.3.4), and a vnic's prefixes that
+//! were taken back likewise, to that vnic alone.
 //!
 //! Called once a second by the thread that looks for neighbours. What it sends in a second is
 //! bounded, and so is what waits at workers. Each network has a share before any gets more, and of
@@ -16,10 +17,11 @@ use std::{
 
 use butterfly_packet::{Mac, advert, ipv6};
 
+use crate::ip::upper;
 use crate::plane::{Plane, seeker::Seeker};
 use crate::stages::leave::ANSWER;
 use crate::world::{
-    leases6::RouterAdvert,
+    leases6::{Leasing6, OwnPrefixes, RouterAdvert},
     snapshot::{Network, PortKind, Snapshot, Vnic},
 };
 
@@ -33,13 +35,22 @@ const PER_NETWORK: usize = 32;
 impl Plane {
     /// Has advertisements sent that are due.
     pub(super) fn advertise(&self, seeker: &mut Seeker, now: u32) {
-        let (snapshot, untold) = {
+        let (snapshot, untold, untold_prefixes) = {
             let mut state = self.state();
             // Together: what is told no more is not in the snapshot that follows it.
-            (self.shared.snapshot.load_full(), std::mem::take(&mut state.routed.untold))
+            let routed = &mut state.routed;
+            let untold = std::mem::take(&mut routed.untold);
+            let prefixes = std::mem::take(&mut routed.untold_prefixes);
+            (self.shared.snapshot.load_full(), untold, prefixes)
         };
         seeker.advertising.told.retain(|place, _| snapshot.vnic(*place).is_some());
         seeker.advertising.links.retain(|vni, _| snapshot.network(*vni).is_some());
+        seeker.advertising.own.retain(|place, _| snapshot.vnic(*place).is_some());
+        for (place, prefixes) in untold_prefixes {
+            if snapshot.vnic(place).is_some() {
+                seeker.advertising.own.entry(place).or_default().heard(&prefixes, now);
+            }
+        }
         for (vni, untold) in untold {
             let Some(network) = snapshot.network(vni) else { continue };
             let link = seeker.advertising.links.entry(vni).or_default();
@@ -92,14 +103,23 @@ impl Plane {
             [] => seeker.advertising.gone(vnic.place, &[]).next().is_some(),
             _ => true,
         };
-        let mut due: Vec<&Arc<Vnic>> = listeners(network, snapshot)
-            .filter(|vnic| hears(vnic))
-            .filter(|vnic| seeker.advertising.is_due(vnic.place, contents, now))
-            .collect();
+        let hearing: Vec<&Arc<Vnic>> =
+            listeners(network, snapshot).filter(|vnic| hears(vnic)).collect();
+        let mut due: Vec<(&Arc<Vnic>, u64, OwnPrefixes)> = Vec::new();
+        for vnic in hearing {
+            let own = own_prefixes(vnic, leasing, seeker, now);
+            let contents = match own.blocks.is_empty() {
+                true => contents,
+                false => seeker.advertising.hash.hash_one((contents, &own)),
+            };
+            if seeker.advertising.is_due(vnic.place, contents, now) {
+                due.push((vnic, contents, own));
+            }
+        }
         if due.is_empty() {
             return (0, false);
         }
-        due.sort_by_key(|vnic| seeker.advertising.last(vnic.place));
+        due.sort_by_key(|(vnic, ..)| seeker.advertising.last(vnic.place));
         self.make_askers(&mut self.state(), seeker, std::iter::once(network.vni));
         let Some(asker) = seeker.askers.get(&network.vni).cloned() else { return (0, false) };
         let Some(worker) = self.board.announcer(asker.place.slot) else { return (0, false) };
@@ -108,7 +128,7 @@ impl Plane {
         let mut told: Vec<Vec<Vec<u8>>> = vec![Vec::new(); adverts.len()];
         let mut farewells = BTreeMap::<[u8; 6], (RouterAdvert, Vec<Vec<u8>>)>::new();
         let (mut sent, mut more) = (0, false);
-        for vnic in due {
+        for (vnic, contents, own) in due {
             let gone: Vec<Mac> = seeker.advertising.gone(vnic.place, &routers).collect();
             if sent + gone.len() + adverts.len() > most {
                 more = true;
@@ -118,10 +138,10 @@ impl Plane {
             for mac in gone {
                 let new = || (RouterAdvert::farewell(mac).without(&gone_blocks), Vec::new());
                 let (left, frames) = farewells.entry(mac.0).or_insert_with(new);
-                frames.extend(frame(left, vnic));
+                frames.extend(frame(left, vnic, &own));
             }
             for (advert, frames) in adverts.iter().zip(&mut told) {
-                frames.extend(frame(advert, vnic));
+                frames.extend(frame(advert, vnic, &own));
             }
             match adverts[..] {
                 [] => drop(seeker.advertising.told.remove(&vnic.place)),
@@ -170,6 +190,39 @@ fn withdrawn(network: &Network, seeker: &mut Seeker, now: u32) -> Vec<(Ipv6Addr,
     gone
 }
 
+/// Returns what a vnic alone is told: its prefixes, and the newest of those that it was told and
+/// that are not its own any more. Where nothing is told any more, one that it still has stays.
+fn own_prefixes(
+    vnic: &Vnic,
+    leasing: Option<&Leasing6>,
+    seeker: &mut Seeker,
+    now: u32,
+) -> OwnPrefixes {
+    let rules = &vnic.rules;
+    let all = &mut seeker.advertising.own;
+    if rules.prefixes.is_empty() && !all.contains_key(&vnic.place) {
+        return OwnPrefixes::none();
+    }
+    let link = all.entry(vnic.place).or_default();
+    let mut own = match leasing.filter(|it| it.leases()) {
+        Some(leasing) => {
+            let own = leasing.own(&rules.own, &rules.prefixes);
+            let blocks: Vec<(Ipv6Addr, u8)> = own.blocks.iter().map(|it| (it.prefix, 64)).collect();
+            link.look(&blocks, now);
+            own
+        }
+        None => {
+            link.keep(|(block, _)| rules.has_prefix(upper(block.to_bits())), now);
+            OwnPrefixes::none()
+        }
+    };
+    own.take_back(link.gone().into_iter().rev().map(|(prefix, _)| prefix));
+    if link.is_empty() {
+        all.remove(&vnic.place);
+    }
+    own
+}
+
 /// Returns the vnics of a network whose guests run here.
 fn listeners<'a>(
     network: &'a Network,
@@ -198,10 +251,11 @@ fn speaker(asker: &Vnic, advert: &RouterAdvert) -> Vnic {
 
 /// Returns an advertisement to a vnic: to its MAC address, so that nobody else gets it, and to the
 /// address of all (RFC 6085).
-fn frame(advert: &RouterAdvert, vnic: &Vnic) -> Option<Vec<u8>> {
+fn frame(advert: &RouterAdvert, vnic: &Vnic, own: &OwnPrefixes) -> Option<Vec<u8>> {
     let mut bytes = vec![0; ANSWER];
     let to = (vnic.mac, ipv6::ALL_NODES);
-    let len = advert::frame(&advert.message, advert.from, to, &mut bytes)?;
+    let message = (&*advert.message, own.part());
+    let len = advert::frame_with(message, advert.from, to, &mut bytes)?;
     bytes.truncate(len);
     Some(bytes)
 }

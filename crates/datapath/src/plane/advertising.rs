@@ -73,9 +73,12 @@ pub(super) struct Advertising {
     given: Vec<Weak<Vec<Vec<u8>>>>,
     /// Blocks that networks told, by VNI.
     pub links: HashMap<u32, OnLink>,
+    /// Prefixes that vnics were told to be their own.
+    pub own: HashMap<PortRef, OnLink>,
 }
 
-/// Blocks that the vnics of a network were told to be of the link: 16 at most, with their lengths.
+/// Blocks that the vnics of a network were told to be of the link, or one of them to be its own: 16
+/// at most, with their lengths.
 #[derive(Default)]
 pub(super) struct OnLink {
     now: Box<[(Ipv6Addr, u8)]>,

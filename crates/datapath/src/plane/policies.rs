@@ -38,6 +38,7 @@ impl Plane {
         // Its numbers may have begun again.
         let old = next.vnic(old.place).cloned().unwrap_or(old);
         let rebuild = rules.bypass != old.rules.bypass;
+        state.routed.untold_prefixes(old.place, &old.rules, &rules);
         let new = Arc::new(changed(&old, rules, next.version));
         next.vnics.set(old.place.slot, Some(new.clone()));
         if rebuild {

@@ -1,15 +1,15 @@
 //! Declared networks, routers and neighbours, as the data path keeps them.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
 };
 
 use butterfly_model::{External, Nat, Neighbour, Network as Declared, Router, RouterId, Vni};
 use butterfly_packet::Mac;
 
-use crate::engine::mac::number;
+use crate::engine::{mac::number, place::PortRef};
 use crate::plane::{advertising::Untold, ports::SharedPorts};
 use crate::world::{
     nat::NatTable,
@@ -17,6 +17,7 @@ use crate::world::{
     ports::PortsOf,
     routing::{Gateway, Joined, Routing},
     rules::number as number_of_ip,
+    snapshot::Rules,
 };
 
 /// A change of the networks that are declared, of the routers that join them, or of their
@@ -73,6 +74,8 @@ pub(super) struct Routed {
     /// Routers and blocks that networks told in advertisements and tell no more, by VNI, since the
     /// last look at it.
     pub untold: BTreeMap<u32, Untold>,
+    /// Prefixes that vnics had and have no more, since the last look: the newest.
+    pub untold_prefixes: HashMap<PortRef, Vec<(Ipv6Addr, u8)>>,
 }
 
 impl Routed {
@@ -80,6 +83,19 @@ impl Routed {
     pub fn untold(&mut self, of: Vec<(u32, Untold)>) {
         for (vni, untold) in of.into_iter().filter(|(_, untold)| !untold.is_empty()) {
             self.untold.entry(vni).or_default().add(untold);
+        }
+    }
+
+    /// Keeps the prefixes that a vnic had and has no more, until somebody looks.
+    pub fn untold_prefixes(&mut self, place: PortRef, old: &Rules, new: &Rules) {
+        /// As many as are taken back.
+        const MOST: usize = 8;
+        let gone = old.prefixes.iter().filter(|upper| !new.has_prefix(**upper));
+        let gone: Vec<_> = gone.map(|it| (Ipv6Addr::from(u128::from(*it) << 64), 64)).collect();
+        if !gone.is_empty() {
+            let all = self.untold_prefixes.entry(place).or_default();
+            all.extend(gone);
+            all.drain(..all.len().saturating_sub(MOST));
         }
     }
 

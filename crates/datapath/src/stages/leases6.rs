@@ -262,9 +262,12 @@ pub(super) fn advertise(
     if answers.len() + leasing.adverts().len() > ANSWERS {
         return Err(no_room);
     }
+    let rules = &context.sender.rules;
+    let own = leasing.own(&rules.own, &rules.prefixes);
     for advert in leasing.adverts() {
         let mut bytes = [0; ethernet::HEADER_LEN + 1280];
-        let len = advert::frame(&advert.message, advert.from, to, &mut bytes);
+        let message = (&*advert.message, own.part());
+        let len = advert::frame_with(message, advert.from, to, &mut bytes);
         let frame = len.and_then(|len| bytes.get(..len)).ok_or(no_room)?;
         push(frame, answers).ok_or(no_room)?;
     }

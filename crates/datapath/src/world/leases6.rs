@@ -13,7 +13,7 @@ use arrayvec::ArrayVec;
 use butterfly_model as model;
 use butterfly_packet::{
     Mac,
-    advert::{AdvertTerms, message, withdraw},
+    advert::{AdvertTerms, MAX_OWN, OwnBlock, OwnPart, message, withdraw},
     dhcp::search_list,
     dhcp6::Terms6,
 };
@@ -32,6 +32,40 @@ const LIFETIME: u16 = 1800;
 /// Seconds for which blocks are of the network.
 pub(crate) const VALID: u32 = 86_400;
 const PREFERRED: u32 = 14_400;
+
+/// Most blocks that a vnic alone is told of, with those that are taken back.
+const MAX_OWN_BLOCKS: usize = MAX_OWN + 8;
+
+/// Part of advertisements that is for one vnic: the prefixes in which its machine makes up
+/// addresses.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct OwnPrefixes {
+    pub blocks: ArrayVec<OwnBlock, MAX_OWN_BLOCKS>,
+    /// True if it gets addresses by DHCPv6, or has none of these.
+    pub managed: bool,
+}
+
+impl OwnPrefixes {
+    /// Returns that of a vnic that is told of none.
+    pub fn none() -> OwnPrefixes {
+        OwnPrefixes { blocks: ArrayVec::new(), managed: true }
+    }
+
+    /// Returns the part of the message.
+    pub fn part(&self) -> OwnPart<'_> {
+        OwnPart { blocks: &self.blocks, managed: self.managed }
+    }
+
+    /// Adds prefixes that are taken back, as far as there is room.
+    pub fn take_back(&mut self, prefixes: impl IntoIterator<Item = Ipv6Addr>) {
+        for prefix in prefixes {
+            let gone = OwnBlock { prefix, valid: 0, preferred: 0 };
+            if self.blocks.try_push(gone).is_err() {
+                return;
+            }
+        }
+    }
+}
 
 /// Advertisement of a router, or of a network without one.
 #[derive(Debug)]
@@ -166,6 +200,22 @@ impl Leasing6 {
     /// Returns the blocks that it tells to be of the link, and their lengths.
     pub fn prefixes(&self) -> &[(Ipv6Addr, u8)] {
         &self.prefixes
+    }
+
+    /// Returns what a vnic alone is told, of its addresses and the upper halves of its prefixes:
+    /// those that a subnet covers.
+    pub fn own(&self, own: &[Address], prefixes: &[u64]) -> OwnPrefixes {
+        let is_covered = |first: &Address| {
+            let last = first | Address::from(u64::MAX);
+            self.subnets.iter().any(|block| block.contains(first) && block.contains(&last))
+        };
+        let firsts = prefixes.iter().map(|upper| Address::from(*upper) << 64);
+        let block =
+            |first: Address| OwnBlock { prefix: first.into(), valid: VALID, preferred: PREFERRED };
+        let mut told = OwnPrefixes::none();
+        told.blocks.extend(firsts.filter(is_covered).take(MAX_OWN).map(block));
+        told.managed = told.blocks.is_empty() || !self.leased(own).is_empty();
+        told
     }
 
     /// Returns MAC address and link-local address of the server.

@@ -18,6 +18,7 @@ mod nat;
 mod nat_fragments;
 mod net;
 mod outside;
+mod prefix;
 mod routes;
 mod six;
 mod walks;
