@@ -71,8 +71,8 @@ impl GroupNames {
     }
 }
 
-/// A named list of rules, and of the addresses and prefixes that rules of other groups mean when they name this
-/// one.
+/// A named list of rules, and of the addresses and prefixes that rules of other groups mean when
+/// they name this one.
 ///
 /// ```
 /// use butterfly_model::{GroupName, Member, SecurityGroup};

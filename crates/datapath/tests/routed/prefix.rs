@@ -119,7 +119,7 @@ fn made_up_addresses_are_the_vnic_s_own() {
     }
 }
 
-/// Whoever has no filter does not get what is of a filtered vnic's prefix.
+/// Vnics without a filter do not get what is of a filtered vnic's prefix.
 #[test]
 fn nobody_else_has_addresses_of_a_prefix() {
     let mut net = net(false);
@@ -141,7 +141,7 @@ fn nobody_else_has_addresses_of_a_prefix() {
     net.drops(C, &other, "spoofed-ip");
 }
 
-/// What was allowed by a prefix ends with it.
+/// Sessions that a prefix allowed end with it.
 #[test]
 fn a_prefix_is_taken_back() {
     let mut net = net(false);
