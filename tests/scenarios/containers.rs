@@ -125,7 +125,7 @@ pub(crate) fn declare(daemon: &Daemon, nic: proto::Nic) -> Result<String, String
     Ok(response.nic_add.path().to_owned())
 }
 
-fn show(daemon: &Daemon, id: &str) -> NicShow {
+pub(crate) fn show(daemon: &Daemon, id: &str) -> NicShow {
     daemon
         .ask(Request { nic_show: Some(id.to_owned()), ..Request::default() })
         .unwrap()
