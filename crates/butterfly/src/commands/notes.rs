@@ -210,11 +210,11 @@ pub fn group(id: &str, session: &mut Session) -> Before {
 /// A group was made that was there: it is empty now.
 pub fn of_emptied(id: &str, before: Before, session: &mut Session) {
     if let Some(Some(before)) = before
-        && before.rule.len() + before.member.len() > 0
+        && before.rule.len() + members_of(&before).count() > 0
     {
         let (rules, members) = (
             counted(before.rule.len() as u64, "rule"),
-            counted(before.member.len() as u64, "member"),
+            counted(members_of(&before).count() as u64, "member"),
         );
         session.doubt(&format!(
             "security group {id} was there and is empty now: it had {rules} and {members}"
@@ -280,11 +280,16 @@ pub fn some(names: &[&str]) -> String {
     format!("{}{left}", named.join(", "))
 }
 
-/// Addresses were taken out of a group.
+/// Members of a group: addresses, and blocks.
+pub fn members_of(group: &Sg) -> impl Iterator<Item = &String> {
+    group.member.iter().chain(&group.member_prefix)
+}
+
+/// Members were taken out of a group.
 pub fn of_absent_members(id: &str, members: &[String], before: Before, session: &mut Session) {
     let Some(before) = before else { return };
-    let had = before.map(|group| group.member).unwrap_or_default();
-    for member in members.iter().filter(|member| !had.iter().any(|other| is_same(other, member))) {
+    let had = || before.iter().flat_map(members_of);
+    for member in members.iter().filter(|member| !had().any(|other| is_same(other, member))) {
         session.doubt(&format!(
                 "{member} was no member of security group {id}: nothing changed (butterfly sg member list {id})"
             ),

@@ -6,8 +6,8 @@ use butterfly_model::{
     Bench, Cidr, Dhcp, DhcpError, DhcpRoute, Direction, External, ExternalError, ExternalId,
     ForwardProtocol, GroupName, GroupNameError, GroupNames, IpSet, Kind, Limit, LimitError, Limits,
     Mac, Member, Nat, NatError, NatPlace, NatRule, Neighbour, Netns, Network, Nic, NicId,
-    NicUpdate, Peer, PrefixSet, Protocol, Role, Route, Router, RouterAddresses, RouterId, Rule,
-    RuleError, SecurityGroup, SocketDir, Subnet, TraceOptions, Vni, WireDevice, canonical,
+    NicUpdate, Peer, Prefix, PrefixSet, Protocol, Role, Route, Router, RouterAddresses, RouterId,
+    Rule, RuleError, SecurityGroup, SocketDir, Subnet, TraceOptions, Vni, WireDevice, canonical,
     parse_ip,
 };
 use protobuf::MessageField;
@@ -288,7 +288,10 @@ pub fn security_group(declared: &proto::Sg) -> Result<SecurityGroup, Failure> {
     let name = GroupName::new(declared.id()).map_err(|error| bad(&error))?;
     let rules: Result<Vec<Rule>, _> = declared.rule.iter().map(read_rule).collect();
     let rules = rules.map_err(|error| bad(&error))?;
-    SecurityGroup::new(name, &declared.member, rules).map_err(|error| bad(&error))
+    let prefixes = declared.member_prefix.iter();
+    prefixes.clone().try_for_each(|text| Prefix::parse(text).map(drop).map_err(|it| bad(&it)))?;
+    let members = declared.member.iter().chain(prefixes);
+    SecurityGroup::new(name, members, rules).map_err(|error| bad(&error))
 }
 
 /// Checks the name of a security group that is made by its first rule or member.
@@ -738,9 +741,13 @@ fn cidr_details(cidr: &Cidr) -> proto::Cidr {
 
 /// A security group as it is echoed.
 pub fn group_details(group: &SecurityGroup) -> proto::Sg {
+    let (prefixes, addresses): (Vec<Member>, _) =
+        group.members().iter().partition(|member| matches!(member, Member::Prefix(_)));
+    let texts = |members: Vec<Member>| members.iter().map(Member::to_string).collect();
     proto::Sg {
         id: Some(group.name().as_str().to_owned()),
-        member: group.members().texts(),
+        member: texts(addresses),
+        member_prefix: texts(prefixes),
         rule: group.rules().map(rule_details).collect(),
         ..Default::default()
     }

@@ -421,14 +421,15 @@ impl Import<'_> {
         let ways = routing.nexts(address, self.vnic.vni, course);
         // As workers choose: the first one whose machine runs here, or is said to be elsewhere.
         let leads = |(vni, next): &&(u32, Address)| {
-            let holding = self.snapshot.network(*vni).and_then(|it| it.holders.get(*next));
+            let network = self.snapshot.network(*vni);
+            let holding = network.and_then(|it| Some((it, it.holders.get(*next)?)));
             let runs = |slot| {
                 let vnic = self.snapshot.vnics.get(slot);
                 vnic.is_some_and(|vnic| vnic.shared.driving.load(Relaxed))
             };
-            match holding.map(|holding| &holding.slots[..]) {
-                Some([slot]) if runs(*slot) => true,
-                Some([_, _, ..]) => false,
+            match holding.map(|(network, holding)| holding.one(network)) {
+                Some(Some(slot)) if runs(slot) => true,
+                Some(None) => false,
                 _ => self.snapshot.neighbours.get(*vni, *next).is_some(),
             }
         };
@@ -442,9 +443,9 @@ impl Import<'_> {
     /// Returns the other end of a session, by its address in a network.
     fn other(&self, home: &Network, address: Address) -> Option<Other> {
         let holding = home.holders.get(address);
-        let slots = holding.into_iter().flat_map(|holding| holding.slots.iter());
+        let slots = holding.into_iter().flat_map(|holding| holding.slots());
         let here: Vec<&Arc<Vnic>> = slots
-            .filter_map(|slot| self.snapshot.vnics.get(*slot))
+            .filter_map(|slot| self.snapshot.vnics.get(slot))
             .filter(|vnic| vnic.place != self.vnic.place && self.snapshot.keeps_addresses(vnic))
             .collect();
         if let Some(filtered) = here.iter().find(|vnic| !vnic.rules.bypass) {

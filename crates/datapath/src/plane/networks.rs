@@ -60,7 +60,7 @@ fn release(network: &mut Network, slot: u32, of: &[Address], vnics: &Slab<Vnic>)
         return;
     }
     let holdings = of.iter().filter(|it| is_v4(**it)).filter_map(|it| network.holders.get(*it));
-    let others = holdings.flat_map(|holding| holding.slots.iter().copied());
+    let others = holdings.flat_map(|holding| holding.slots());
     let slots: BTreeSet<u32> = others.chain([slot]).collect();
     for slot in slots {
         match vnics.get(slot).and_then(|vnic| lease(network, vnic)) {
@@ -83,7 +83,7 @@ fn lease(network: &Network, vnic: &Vnic) -> Option<Ipv4Addr> {
     let declared = vnic.rules.declared.iter().copied();
     let mut may_get = declared.filter(|ip| leasing.subnet_of(*ip).is_some() && !vnic.is_mirror());
     let alone =
-        |ip: &Ipv4Addr| network.holders.get(mapped(*ip)).is_some_and(|it| it.slots.len() == 1);
+        |ip: &Ipv4Addr| network.holders.get(mapped(*ip)).is_some_and(|it| it.alone().is_some());
     may_get.clone().find(alone).or_else(|| may_get.next())
 }
 

@@ -255,10 +255,8 @@ fn receiver(
     };
     if let Some(holding) = network.holders.get(address) {
         // Of several machines with one address nobody knows which one has it now.
-        let [slot] = holding.slots[..] else { return Err(NO_RECEIVER) };
-        let plain = |vnic: &&std::sync::Arc<Vnic>| {
-            !network.waits(slot) && !vnic.is_mirror() && !vnic.rules.shared_ip
-        };
+        let slot = holding.one(network).ok_or(NO_RECEIVER)?;
+        let plain = |vnic: &&std::sync::Arc<Vnic>| !vnic.is_mirror() && !vnic.rules.shared_ip;
         let holder = here(slot).filter(plain).filter(hears);
         return holder.map(|_| Verdict::Deliver(slot)).ok_or(NO_RECEIVER);
     }

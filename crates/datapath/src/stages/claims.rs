@@ -280,9 +280,8 @@ fn claimed_by(found: &Discovery, context: &Context<'_>) -> Option<Address> {
                 .holders
                 .get(found.target)
                 .into_iter()
-                .flat_map(|holding| holding.slots.iter());
-            !owners
-                .any(|slot| context.snapshot.vnics.get(*slot).is_some_and(|vnic| vnic.mac == mac))
+                .flat_map(|holding| holding.slots());
+            !owners.any(|slot| context.snapshot.vnics.get(slot).is_some_and(|vnic| vnic.mac == mac))
         }),
         _ => false,
     };
@@ -315,8 +314,8 @@ pub(crate) fn is_claimed(
 /// Returns the ids of the vnics that have an address.
 pub(crate) fn owners(address: Address, context: &Context<'_>) -> Vec<String> {
     let holding = context.entry.holders.get(address);
-    let slots = holding.into_iter().flat_map(|holding| holding.slots.iter());
-    let declared = slots.filter_map(|slot| context.snapshot.vnics.get(*slot)).map(|vnic| &**vnic);
+    let slots = holding.into_iter().flat_map(|holding| holding.slots());
+    let declared = slots.filter_map(|slot| context.snapshot.vnics.get(slot)).map(|vnic| &**vnic);
     let bound = context
         .bindings
         .holder(address, context.sender.vni, context.snapshot)

@@ -118,7 +118,7 @@ pub(super) fn is_behind(source: Address, router: &Joined, context: &Context<'_>)
     let is_sender = |way: &Passage| {
         let holding = context.entry.holders.get(way.address);
         way.vni == context.entry.vni
-            && holding.is_some_and(|holding| holding.slots[..] == [context.sender.place.slot])
+            && holding.is_some_and(|holding| holding.alone() == Some(context.sender.place.slot))
     };
     is_host(source) && ways.iter().any(is_sender)
 }

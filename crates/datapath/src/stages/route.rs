@@ -1013,9 +1013,9 @@ fn next_hop(address: Address, network: &Network, context: &Context<'_>) -> Optio
     let mut here = None;
     if let Some(holding) = network.holders.get(address) {
         // Of several machines with one address nobody knows which one has it now.
-        let [slot] = holding.slots[..] else { return None };
+        let slot = holding.one(network)?;
         let vnic = context.snapshot.vnics.get(slot)?;
-        if network.waits(slot) || vnic.is_mirror() || vnic.rules.shared_ip {
+        if vnic.is_mirror() || vnic.rules.shared_ip {
             return None;
         }
         if vnic.shared.driving.load(std::sync::atomic::Ordering::Relaxed) {

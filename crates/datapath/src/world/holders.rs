@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use crate::engine::slab::Slab;
 use crate::ip::{Address, discovery::link_local, upper};
-use crate::world::snapshot::{Snapshot, Vnic};
+use crate::world::snapshot::{Network, Snapshot, Vnic};
 
 /// The vnics of this host that have an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Holding {
+struct Holding {
     /// Their slots, ascending.
-    pub slots: Arc<[u32]>,
+    slots: Arc<[u32]>,
     /// True if one of them is filtered: then no other vnic may have the address.
     filtered: bool,
     /// True if vnics of other hosts have it, too.
@@ -28,28 +28,81 @@ impl Holding {
         Holding { filtered: !filtered.is_empty(), shared, slots: slots.into() }
     }
 
+    fn has(&self, slot: u32) -> bool {
+        self.slots.binary_search(&slot).is_ok()
+    }
+}
+
+/// Those who have an address: by itself, by its prefix, or some by this and some by that. One of
+/// these two is there.
+#[derive(Clone, Copy)]
+pub(crate) struct HeldBy<'a> {
+    exact: Option<&'a Holding>,
+    prefix: Option<&'a Holding>,
+}
+
+impl<'a> HeldBy<'a> {
+    fn new(exact: Option<&'a Holding>, prefix: Option<&'a Holding>) -> Option<HeldBy<'a>> {
+        (exact.is_some() || prefix.is_some()).then_some(HeldBy { exact, prefix })
+    }
+
+    fn holdings(self) -> impl Iterator<Item = &'a Holding> {
+        self.exact.into_iter().chain(self.prefix)
+    }
+
+    fn is_filtered(self) -> bool {
+        self.holdings().any(|holding| holding.filtered)
+    }
+
+    fn is_shared(self) -> bool {
+        self.holdings().any(|holding| holding.shared)
+    }
+
+    /// Returns the slots of the vnics, each once.
+    pub fn slots(self) -> impl Iterator<Item = u32> {
+        let exact = self.exact.map_or(&[][..], |holding| &holding.slots);
+        let prefix = self.prefix.map_or(&[][..], |holding| &holding.slots);
+        let more = prefix.iter().filter(|slot| exact.binary_search(slot).is_err());
+        exact.iter().chain(more).copied()
+    }
+
+    /// Returns the slot of the vnic that alone has the address.
+    pub fn alone(self) -> Option<u32> {
+        let mut slots = self.slots();
+        slots.next().filter(|_| slots.next().is_none())
+    }
+
+    /// Returns the slot of the vnic that alone has the address, those apart that get nothing as
+    /// they wait for a MAC address.
+    pub fn one(self, network: &Network) -> Option<u32> {
+        let mut slots = self.slots().filter(|slot| !network.waits(*slot));
+        slots.next().filter(|_| slots.next().is_none())
+    }
+
     /// Returns whether this vnic, or the trunk, may not have the address.
-    pub fn excludes(&self, vnic: &Vnic, snapshot: &Snapshot) -> bool {
-        let others = self.filtered && self.slots.binary_search(&vnic.place.slot).is_err();
-        others && !(vnic.is_trunk() && (self.shared || self.is_elsewhere(snapshot)))
+    pub fn excludes(self, vnic: &Vnic, snapshot: &Snapshot) -> bool {
+        let has = || self.holdings().any(|holding| holding.has(vnic.place.slot));
+        let others = self.is_filtered() && !has();
+        others && !(vnic.is_trunk() && (self.is_shared() || self.is_elsewhere(snapshot)))
     }
 
     /// Returns whether the filtered holders have not come here yet, or left for another host.
     /// Returns false if there are too many to look at.
-    fn is_elsewhere(&self, snapshot: &Snapshot) -> bool {
+    fn is_elsewhere(self, snapshot: &Snapshot) -> bool {
         const MOST: usize = 16;
         let mut filtered = self
-            .slots
-            .iter()
-            .filter_map(|slot| snapshot.vnics.get(*slot))
+            .slots()
+            .filter_map(|slot| snapshot.vnics.get(slot))
             .filter(|vnic| !vnic.rules.bypass);
-        self.slots.len() <= MOST && !filtered.any(|vnic| snapshot.keeps_addresses(vnic))
+        let number: usize = self.holdings().map(|holding| holding.slots.len()).sum();
+        number <= MOST && !filtered.any(|vnic| snapshot.keeps_addresses(vnic))
     }
 
     /// Returns whether it may exclude a vnic that `old` did not. (A vnic that does not have the
     /// address any more is told apart by itself.)
-    fn is_tighter(&self, old: Option<&Holding>) -> bool {
-        self.filtered && old.is_none_or(|old| !old.filtered || old.shared && !self.shared)
+    fn is_tighter(self, old: Option<HeldBy<'_>>) -> bool {
+        let loose = |old: HeldBy<'_>| !old.is_filtered() || old.is_shared() && !self.is_shared();
+        self.is_filtered() && old.is_none_or(loose)
     }
 }
 
@@ -63,13 +116,18 @@ pub(crate) struct Holders {
 }
 
 impl Holders {
-    /// Returns the vnics that have an address, by itself or else by a prefix.
-    pub fn get(&self, address: Address) -> Option<&Holding> {
-        let by_prefix = || {
-            let some = Some(&self.prefixes).filter(|prefixes| !prefixes.is_empty());
-            some.and_then(|prefixes| prefixes.get(&upper(address)))
-        };
-        self.exact.get(&address).or_else(by_prefix)
+    /// Returns the vnics that have an address.
+    pub fn get(&self, address: Address) -> Option<HeldBy<'_>> {
+        HeldBy::new(self.exact.get(&address), self.by_prefix(address))
+    }
+
+    fn by_prefix(&self, address: Address) -> Option<&Holding> {
+        let some = Some(&self.prefixes).filter(|prefixes| !prefixes.is_empty());
+        some.and_then(|prefixes| prefixes.get(&upper(address)))
+    }
+
+    fn of_block(&self, upper: &u64) -> Option<HeldBy<'_>> {
+        HeldBy::new(None, self.prefixes.get(upper))
     }
 
     /// Notes the addresses and prefixes of a vnic, which had or has these and is in `vnics` as it
@@ -81,10 +139,18 @@ impl Holders {
         vnics: &Slab<Vnic>,
     ) -> bool {
         let vnic = vnics.get(slot);
+        let before = self.clone();
         let now: Vec<Address> = vnic.map(|vnic| addresses(vnic).collect()).unwrap_or_default();
-        let tighter = change(&mut self.exact, slot, (of, &now), vnics);
+        let of: Vec<Address> = of.collect();
+        change(&mut self.exact, slot, (of.iter().copied(), &now), vnics);
         let now: Vec<u64> = vnic.map(|vnic| prefixes(vnic).collect()).unwrap_or_default();
-        change(&mut self.prefixes, slot, (of_prefixes, &now), vnics) || tighter
+        let of_prefixes: Vec<u64> = of_prefixes.collect();
+        change(&mut self.prefixes, slot, (of_prefixes.iter().copied(), &now), vnics);
+        let is_tighter = |new: Option<HeldBy<'_>>, old: Option<HeldBy<'_>>| {
+            new.is_some_and(|new| new.is_tighter(old))
+        };
+        of.iter().any(|at| is_tighter(self.get(*at), before.get(*at)))
+            || of_prefixes.iter().any(|at| is_tighter(self.of_block(at), before.of_block(at)))
     }
 }
 
@@ -94,8 +160,7 @@ fn change<K: Copy + Eq + std::hash::Hash>(
     slot: u32,
     (of, now): (impl Iterator<Item = K>, &[K]),
     vnics: &Slab<Vnic>,
-) -> bool {
-    let mut tighter = false;
+) {
     for key in of {
         let old = holdings.get(&key);
         let mut slots: Vec<u32> = old.map(|holding| holding.slots.to_vec()).unwrap_or_default();
@@ -108,11 +173,8 @@ fn change<K: Copy + Eq + std::hash::Hash>(
             holdings.remove(&key);
             continue;
         }
-        let new = Holding::new(slots, vnics);
-        tighter |= new.is_tighter(old);
-        holdings.insert(key, new);
+        holdings.insert(key, Holding::new(slots, vnics));
     }
-    tighter
 }
 
 /// Returns the upper halves of all addresses that a vnic has by prefixes.

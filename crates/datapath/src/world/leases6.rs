@@ -81,6 +81,7 @@ pub(crate) struct RouterAdvert {
 /// DHCPv6 and advertisements of a network whose routers have link-local addresses.
 #[derive(Debug)]
 pub(crate) struct Leasing6 {
+    /// In the order of their addresses. None overlaps another.
     subnets: Box<[RangeInclusive<Address>]>,
     /// Addresses of gateways, which no vnic gets.
     gateways: Box<[Address]>,
@@ -114,7 +115,8 @@ impl Leasing6 {
     /// else it is quiet, and `None` if no router has an address of IPv6.
     pub fn new(network: &model::Network, gateways: &[(u64, &[Address])]) -> Option<Leasing6> {
         let of_six = || network.subnets().iter().filter(|it| it.cidr().network().is_ipv6());
-        let subnets: Box<[_]> = of_six().map(|subnet| block(&subnet.cidr())).collect();
+        let mut subnets: Box<[_]> = of_six().map(|subnet| block(&subnet.cidr())).collect();
+        subnets.sort_unstable_by_key(|block| *block.start());
         let speaks = |(_, own): &&(u64, &[Address])| own.iter().any(|it| !is_v4(*it));
         let Some(dhcp) = network.dhcp().filter(|_| !subnets.is_empty()) else {
             return gateways.iter().find(speaks).map(|_| Leasing6::quiet());
@@ -214,7 +216,7 @@ impl Leasing6 {
             |first: Address| OwnBlock { prefix: first.into(), valid: VALID, preferred: PREFERRED };
         let mut told = OwnPrefixes::none();
         told.blocks.extend(firsts.filter(is_covered).take(MAX_OWN).map(block));
-        told.managed = told.blocks.is_empty() || !self.leased(own).is_empty();
+        told.managed = told.blocks.is_empty() || self.leases_of(own).next().is_some();
         told
     }
 
@@ -223,13 +225,19 @@ impl Leasing6 {
         self.adverts.first().map(|advert| advert.from)
     }
 
-    /// Returns those of a vnic's addresses that it gets: in a subnet, and no gateway's.
+    /// Returns those of a vnic's addresses, sorted, that it gets: in a subnet, and no gateway's.
     pub fn leased(&self, own: &[Address]) -> ArrayVec<Ipv6Addr, MAX_LEASED> {
-        let may_have = |address: &Address| {
-            self.subnets.iter().any(|block| block.contains(address))
-                && !self.gateways.contains(address)
+        self.leases_of(own).take(MAX_LEASED).map(Ipv6Addr::from).collect()
+    }
+
+    /// Looks only at those in subnets, so that a few of many are found at once.
+    fn leases_of<'a>(&'a self, own: &'a [Address]) -> impl Iterator<Item = Address> + 'a {
+        let within = |block: &'a RangeInclusive<Address>| {
+            let from = own.partition_point(|address| address < block.start());
+            let in_block = own.get(from..).unwrap_or_default().iter().copied();
+            in_block.take_while(|address| block.contains(address))
         };
-        own.iter().copied().filter(may_have).take(MAX_LEASED).map(Ipv6Addr::from).collect()
+        self.subnets.iter().flat_map(within).filter(|address| !self.gateways.contains(address))
     }
 
     /// Returns the terms of an answer to a client with this MAC address and link-local address.

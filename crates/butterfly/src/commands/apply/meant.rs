@@ -3,7 +3,7 @@
 //! Compares what is declared before with what the file makes of it, so that a dry run tells the
 //! same as the change itself. The words are those of single commands (`commands/notes.rs`).
 
-use crate::commands::notes::{limits_egress, some};
+use crate::commands::notes::{limits_egress, members_of, some};
 use crate::daemon::session::Session;
 use butterfly_api::proto::{ApplyReq, Nic, Request, Sg, nic::Type};
 use butterfly_model::{Mac, parse_ip};
@@ -181,7 +181,7 @@ impl<'a> Step<'a> {
             }
         }
         let members = |groups: &BTreeMap<&str, &Sg>, name: &str| {
-            groups.get(name).is_some_and(|group| !group.member.is_empty())
+            groups.get(name).is_some_and(|group| members_of(group).next().is_some())
         };
         let mut notes = Vec::new();
         for (name, by) in naming {

@@ -126,14 +126,14 @@ impl Decision<'_> {
         ];
         // A filtered vnic that is here, and has the address, did not move, and no earlier vnic with
         // that address speaks for it.
-        let is_here = |slot: &u32| {
+        let is_here = |slot: u32| {
             let vnic = context
                 .snapshot
                 .vnics
-                .get(*slot)
+                .get(slot)
                 .filter(|vnic| !vnic.rules.bypass && context.snapshot.keeps_addresses(vnic));
-            *slot != to
-                && *slot != stays.place.slot
+            slot != to
+                && slot != stays.place.slot
                 && vnic.is_some_and(|vnic| vnic.rules.owns(address))
         };
         // That of the end that moved.
@@ -141,7 +141,7 @@ impl Decision<'_> {
             Some(beyond) if stays.vni == context.entry.vni => beyond,
             _ => context.entry,
         };
-        if network.holders.get(address).is_some_and(|holding| holding.slots.iter().any(is_here)) {
+        if network.holders.get(address).is_some_and(|holding| holding.slots().any(is_here)) {
             return None;
         }
         Some(Session {
