@@ -206,7 +206,9 @@ impl Desired {
             Change::RemoveNetwork(vni) => self.routed.check_removal(*vni),
             Change::DeclareRouter(router) => self.routed.check_router(router, &self.vnics),
             Change::RemoveRouter(id) => self.routed.check_router_removal(id),
-            Change::DeclareNeighbour(neighbour) => self.routed.check_neighbour(neighbour),
+            Change::DeclareNeighbour(neighbour) => {
+                self.routed.check_neighbour(neighbour, &self.vnics)
+            }
             Change::RemoveNeighbour(vni, address) => {
                 self.routed.check_neighbour_there(*vni, *address)
             }
@@ -391,7 +393,7 @@ impl Desired {
     /// Checks the named neighbours against everything, once all of it is there.
     fn check_neighbours(&self, named: &BTreeSet<(Vni, IpAddr)>) -> Result<(), Refused> {
         let mut neighbours = named.iter().filter_map(|at| self.routed.neighbour(at.0, at.1));
-        neighbours.try_for_each(|neighbour| self.routed.check_neighbour(neighbour))
+        neighbours.try_for_each(|neighbour| self.routed.check_neighbour(neighbour, &self.vnics))
     }
 
     /// Checks the named networks and routers against everything, once all of it is there.

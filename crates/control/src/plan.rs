@@ -42,7 +42,7 @@ use routed::Routing;
 /// ```
 pub fn plan(old: &Desired, new: &Desired) -> Vec<Change> {
     let Stages { fresh, shrink, early, late, grow } = Stages::between(old, new);
-    let Routing { go, lease, leased, come: joined } = Routing::between(old.routed(), new.routed());
+    let Routing { go, lease, leased, come: joined } = Routing::between((old, new));
     let vnics = vnics::plan(old.vnics(), new.vnics());
     let gone = |peer: &TunnelPeer| !new.peers().contains(peer);
     let come = |peer: &TunnelPeer| !old.peers().contains(peer);

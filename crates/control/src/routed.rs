@@ -4,7 +4,8 @@ mod outside;
 
 use crate::{externals::Externals, refused::Refused, vnics::Vnics};
 use butterfly_model::{
-    Cidr, External, ExternalId, Neighbour, Network, Prefix, Router, RouterAddresses, RouterId, Vni,
+    Cidr, External, ExternalId, Mac, Neighbour, Network, Prefix, Router, RouterAddresses, RouterId,
+    Vni,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -113,13 +114,15 @@ impl Routed {
     /// gateway behind a wire.
     pub(crate) fn check_vnic(
         &self,
-        vni: Vni,
+        (vni, mac): (Vni, &Mac),
         mut addresses: impl Iterator<Item = IpAddr>,
         mut prefixes: impl Iterator<Item = Prefix>,
     ) -> Result<(), Refused> {
         self.check_number(vni)?;
         prefixes.try_for_each(|prefix| {
-            match self.router_in(vni, prefix).or_else(|| self.owner_outside_in(vni, prefix)) {
+            let owner = self.router_in(vni, prefix);
+            let owner = owner.or_else(|| self.owner_outside_in(vni, prefix));
+            match owner.or_else(|| self.neighbour_in((vni, mac), prefix)) {
                 Some((address, owner)) => {
                     Err(Refused::PrefixHasOther { prefix, vni, address, owner })
                 }
@@ -135,14 +138,23 @@ impl Routed {
         })
     }
 
-    /// False if a network has subnets of IPv6, and none of them covers a vnic's prefix: its routers
-    /// neither tell of it nor lead there.
+    /// False if a network is declared, and no subnet of it covers a vnic's prefix: its routers
+    /// neither tell of it nor lead to all of it.
     pub fn may_route(&self, vni: Vni, prefix: Prefix) -> bool {
-        let subnets = self.networks.get(&vni).map_or(&[][..], Network::subnets);
-        let blocks = || subnets.iter().map(|it| it.cidr()).filter(|it| it.network().is_ipv6());
+        let Some(network) = self.networks.get(&vni) else { return true };
+        let mut blocks = network.subnets().iter().map(|it| it.cidr());
         let covers =
             |it: Cidr| it.mask_size() <= Prefix::BITS && it.contains(prefix.first().into());
-        blocks().next().is_none() || blocks().any(covers)
+        blocks.any(covers)
+    }
+
+    /// A declared neighbour in a prefix whose MAC address is another one than `mac`, and its name:
+    /// one of this MAC address is the vnic's machine.
+    fn neighbour_in(&self, (vni, mac): (Vni, &Mac), prefix: Prefix) -> Option<(IpAddr, String)> {
+        let ends = (vni, prefix.first().into())..=(vni, prefix.last().into());
+        let mut within = self.neighbours.range(ends).map(|(_, neighbour)| neighbour);
+        let other = within.find(|neighbour| neighbour.mac().octets() != mac.octets())?;
+        Some((other.address(), owner_name(other)))
     }
 
     /// A router's address in a prefix, and the name of the router.
@@ -382,12 +394,22 @@ impl Routed {
     }
 
     /// Checks a neighbour in place of the one with its address: no router has that. A vnic may, as
-    /// all hosts may have one list of neighbours.
-    pub(crate) fn check_neighbour(&self, neighbour: &Neighbour) -> Result<(), Refused> {
+    /// all hosts may have one list of neighbours; but one that has it by its prefix has its MAC
+    /// address, too.
+    pub(crate) fn check_neighbour(
+        &self,
+        neighbour: &Neighbour,
+        vnics: &Vnics,
+    ) -> Result<(), Refused> {
         let (vni, address) = (neighbour.vni(), neighbour.address());
         let there = self.neighbour(vni, address).is_some();
         let count = self.neighbours.len() + usize::from(!there);
         bounded(count, MAX_NEIGHBOURS, "neighbours", || "this host".to_owned())?;
+        let owner = vnics.with_prefix(vni, address);
+        if let Some(nic) = owner.filter(|nic| nic.mac.octets() != neighbour.mac().octets()) {
+            let owner = format!("nic {:?}, by its prefix", nic.id.as_str());
+            return Err(Refused::AddressTaken { address, vni, owner });
+        }
         self.check_machine(vni, address)
     }
 

@@ -130,7 +130,7 @@ impl Vnics {
     /// be in it. Sharing addresses is for vnics alone: a router answers for its own.
     pub(crate) fn check_routed(nic: &Nic, routed: &Routed) -> Result<(), Refused> {
         let addresses = nic.ips.addresses().filter(|_| station(nic).is_some());
-        routed.check_vnic(nic.vni, addresses, nic.prefixes.iter())
+        routed.check_vnic((nic.vni, &nic.mac), addresses, nic.prefixes.iter())
     }
 
     /// A vnic in a network, mirrors among them. Looks at all.
@@ -145,9 +145,14 @@ impl Vnics {
 
     /// A vnic that has an address of a network, declared or by its prefix, mirrors apart.
     pub(crate) fn owner(&self, vni: Vni, address: IpAddr) -> Option<&NicId> {
-        let by_prefix =
-            || self.by_prefix.get(&(vni, Prefix::around(address)?)).and_then(BTreeSet::first);
+        let by_prefix = || self.with_prefix(vni, address).map(|nic| &nic.id);
         self.with_address(vni, address).or_else(by_prefix)
+    }
+
+    /// A vnic that has an address of a network by its prefix.
+    pub(crate) fn with_prefix(&self, vni: Vni, address: IpAddr) -> Option<&Nic> {
+        let ids = self.by_prefix.get(&(vni, Prefix::around(address)?))?;
+        ids.first().and_then(|id| self.get(id.as_str()))
     }
 
     /// Checks that no vnic of another MAC address has a prefix of `nic`, nor an address in one, and

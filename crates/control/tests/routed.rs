@@ -864,6 +864,30 @@ fn a_prefix_is_of_one_vnic_alone() {
     let gateway = Change::DeclareNetwork(network(42, &["fd00::/63 fd00::9"]));
     add(&mut state, gateway);
     assert_eq!(refused(&state, declared(router("t", &[(42, &[])]))), taken);
+    // A neighbour of another MAC address; one of the same is the vnic's machine.
+    let at = |mac: &str| Neighbour::parse(vni(42), "fd00:0:0:8::9", mac, None).unwrap();
+    let owner = with("p", a, &[], &["fd00:0:0:8::/64"]);
+    for (mac, allowed) in [(a, true), (b, false)] {
+        let mut neighbour_first = Desired::default();
+        add(&mut neighbour_first, Change::DeclareNeighbour(at(mac)));
+        let added = Change::AddVnic(owner.clone().into());
+        let mut vnic_first = Desired::default();
+        add(&mut vnic_first, added.clone());
+        let elsewhere = Nic { vni: vni(43), ..owner.clone() };
+        assert!(neighbour_first.prepare(Change::AddVnic(elsewhere.into())).is_ok());
+        if allowed {
+            assert!(neighbour_first.prepare(added).is_ok());
+            assert!(vnic_first.prepare(Change::DeclareNeighbour(at(mac))).is_ok());
+            continue;
+        }
+        let why = refused(&neighbour_first, added);
+        let Refused::PrefixHasOther { owner, address, .. } = why else { panic!("{why}") };
+        assert_eq!(owner, format!("the declared neighbour {b}"));
+        let vni = vni(42);
+        let owner = "nic \"p\", by its prefix".to_owned();
+        let why = refused(&vnic_first, Change::DeclareNeighbour(at(mac)));
+        assert_eq!(why, Refused::AddressTaken { address, vni, owner });
+    }
     // By itself.
     let alone = [
         Nic { shared_ip: true, ..with("x", b, &[], &["fd00:0:0:7::/64"]) },

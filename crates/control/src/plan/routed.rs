@@ -8,9 +8,12 @@
 
 use crate::{
     change::Change,
+    desired::Desired,
     routed::{MAX_NETWORKS, MAX_ROUTES_OF_ROUTER, Routed},
 };
-use butterfly_model::{Cidr, External, ExternalId, Nat, Network, Route, Router, RouterId, Vni};
+use butterfly_model::{
+    Cidr, External, ExternalId, Nat, Neighbour, Network, Route, Router, RouterId, Vni,
+};
 use std::{collections::BTreeSet, net::IpAddr};
 
 /// Changes of networks, routers and neighbours, by when they are made.
@@ -27,7 +30,9 @@ pub(super) struct Routing {
 }
 
 impl Routing {
-    pub fn between(old: &Routed, new: &Routed) -> Self {
+    pub fn between((old, new): (&Desired, &Desired)) -> Self {
+        let vnics = new.vnics();
+        let (old, new) = (old.routed(), new.routed());
         let mut routing = Self::default();
         if old == new {
             return routing;
@@ -45,7 +50,13 @@ impl Routing {
             Some(left.externals().map(|(id, _)| id.clone()).collect())
         });
         routing.go.extend(nats.go);
-        let gone = old.neighbours().filter(|was| new.neighbour(was.vni(), was.address()).is_none());
+        // One that gets the MAC address of a vnic with its prefix is not there in between.
+        let stays = |was: &Neighbour, will: &Neighbour| {
+            was.mac() == will.mac() || vnics.with_prefix(was.vni(), was.address()).is_none()
+        };
+        let gone = old.neighbours().filter(|was| {
+            new.neighbour(was.vni(), was.address()).is_none_or(|will| !stays(was, will))
+        });
         routing.go.extend(gone.map(|was| Change::RemoveNeighbour(was.vni(), was.address())));
         for was in old.routers() {
             match router(was) {

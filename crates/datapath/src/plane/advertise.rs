@@ -17,6 +17,7 @@ use std::{
 
 use butterfly_packet::{Mac, advert, ipv6};
 
+use crate::engine::mac::number;
 use crate::ip::upper;
 use crate::plane::{Plane, seeker::Seeker};
 use crate::stages::leave::ANSWER;
@@ -98,9 +99,13 @@ impl Plane {
         let messages: Vec<&[u8]> = adverts.iter().map(|it| &*it.message).collect();
         let gone_blocks = withdrawn(network, seeker, now);
         let contents = seeker.advertising.hash.hash_one((messages, &gone_blocks));
-        // Where nothing is told any more, only those hear it who were told of a router.
+        // Where nothing is told any more, only those hear it who were told of a router, or of a
+        // prefix that they have no longer.
         let hears = |vnic: &Vnic| match adverts {
-            [] => seeker.advertising.gone(vnic.place, &[]).next().is_some(),
+            [] => {
+                let own = seeker.advertising.own.contains_key(&vnic.place);
+                own || seeker.advertising.gone(vnic.place, &[]).next().is_some()
+            }
             _ => true,
         };
         let hearing: Vec<&Arc<Vnic>> =
@@ -112,6 +117,10 @@ impl Plane {
                 true => contents,
                 false => seeker.advertising.hash.hash_one((contents, &own)),
             };
+            let quiet = adverts.is_empty() && own.blocks.is_empty();
+            if quiet && seeker.advertising.gone(vnic.place, &[]).next().is_none() {
+                continue;
+            }
             if seeker.advertising.is_due(vnic.place, contents, now) {
                 due.push((vnic, contents, own));
             }
@@ -129,7 +138,11 @@ impl Plane {
         let mut farewells = BTreeMap::<[u8; 6], (RouterAdvert, Vec<Vec<u8>>)>::new();
         let (mut sent, mut more) = (0, false);
         for (vnic, contents, own) in due {
-            let gone: Vec<Mac> = seeker.advertising.gone(vnic.place, &routers).collect();
+            let mut gone: Vec<Mac> = seeker.advertising.gone(vnic.place, &routers).collect();
+            // Of no router: as the network told it before.
+            if gone.is_empty() && adverts.is_empty() {
+                gone.extend(own_voice(network));
+            }
             if sent + gone.len() + adverts.len() > most {
                 more = true;
                 break;
@@ -144,7 +157,9 @@ impl Plane {
                 frames.extend(frame(advert, vnic, &own));
             }
             match adverts[..] {
-                [] => drop(seeker.advertising.told.remove(&vnic.place)),
+                [] if own.blocks.is_empty() => {
+                    seeker.advertising.told.remove(&vnic.place);
+                }
                 _ => seeker.advertising.note(vnic.place, (contents, &routers), now),
             }
         }
@@ -230,6 +245,14 @@ fn listeners<'a>(
 ) -> impl Iterator<Item = &'a Arc<Vnic>> {
     let vnics = network.members.iter().filter_map(|slot| snapshot.vnics.get(*slot));
     vnics.filter(|vnic| vnic.shared.driving.load(Relaxed) && !vnic.is_mirror() && !vnic.is_wire())
+}
+
+/// Returns the MAC address from which a network without a router tells.
+fn own_voice(network: &Network) -> Option<Mac> {
+    let routing = network.routing.as_ref();
+    let is_taken = |mac| routing.is_some_and(|it| it.by_mac(number(Mac(mac))).is_some());
+    let vni = butterfly_model::Vni::new(network.vni).ok()?;
+    Some(Mac(butterfly_model::service_mac(vni, is_taken)))
 }
 
 /// Returns the sender of an advertisement: that of questions, with the router's MAC address.

@@ -9,11 +9,12 @@ use std::{
 };
 
 use crate::engine::{pace::Pace, place::PortRef, quota::Quota};
-use crate::ip::Address;
+use crate::ip::{Address, upper};
 use crate::plane::advertising::Advertising;
+use crate::stages::asks::with_block;
 use crate::world::{
     asking::AskPlace,
-    found::{CAPACITY, FoundNeighbour, MAX_PER_NETWORK},
+    found::{CAPACITY, FoundNeighbour, MAX_PER_BLOCK, MAX_PER_NETWORK},
     routing::Routing,
     snapshot::{Snapshot, Vnic},
 };
@@ -27,6 +28,8 @@ pub(super) struct Seeker {
     pub askers: HashMap<u32, Arc<Vnic>>,
     /// Number of machines found, by network.
     pub held: BTreeMap<u32, AtomicU32>,
+    /// Number of them in such blocks as one machine may fill. Never 0.
+    pub in_blocks: HashMap<(u32, u64), u32>,
     pub quota: Quota,
     /// Second of the last look at what was found.
     pub looked: u32,
@@ -45,6 +48,7 @@ impl Default for Seeker {
         Seeker {
             askers: HashMap::new(),
             held: BTreeMap::new(),
+            in_blocks: HashMap::new(),
             quota: Quota::new(CAPACITY),
             looked: 0,
             awake: 0,
@@ -58,13 +62,22 @@ impl Default for Seeker {
 impl Seeker {
     /// Adds a machine, if there is room. Returns whether there was.
     pub fn keep(&mut self, at: AskPlace, mac: u64, now: u32, next: &mut Snapshot) -> bool {
+        let block = (at.0, upper(at.1));
+        let is_bounded = with_block(at, next).1.is_some();
         let held = self.held.entry(at.0).or_default();
         if next.found.get(at.0, at.1).is_none() {
             let count = held.load(Relaxed);
+            let of_block = self.in_blocks.get(&block).copied().unwrap_or(0);
+            // Counted whatever the subnets are, as these may change; where one machine cannot have
+            // it, there is no bound.
+            if is_bounded && of_block >= MAX_PER_BLOCK {
+                return false;
+            }
             if count >= MAX_PER_NETWORK || !self.quota.has_room(count) {
                 return false;
             }
             self.quota.take(held);
+            *self.in_blocks.entry(block).or_default() += 1;
         }
         next.found.insert(at, FoundNeighbour::new(mac, now));
         true
@@ -75,6 +88,13 @@ impl Seeker {
         let known = next.found.remove(at);
         if known && let Some(held) = self.held.get(&at.0) {
             self.quota.give_back(held);
+        }
+        let block = (at.0, upper(at.1));
+        if known && let Some(count) = self.in_blocks.get_mut(&block) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.in_blocks.remove(&block);
+            }
         }
         known
     }

@@ -109,6 +109,13 @@ pub(crate) fn may_be_asked_for((vni, address): AskPlace, snapshot: &Snapshot) ->
     owned && (network.open || network.remote.is_some()) && !declared()
 }
 
+/// Returns an address that is asked for, with its block if that may be one vnic's: see
+/// [`crate::world::routing::Routing::block_of`].
+pub(crate) fn with_block(at: AskPlace, snapshot: &Snapshot) -> (AskPlace, Option<u64>) {
+    let routing = snapshot.network(at.0).and_then(|network| network.routing.as_ref());
+    (at, routing.and_then(|routing| routing.block_of(at.1)))
+}
+
 /// Hears what a machine says to the router address of this host. Returns whether it is ARP or
 /// neighbour discovery, which nobody else hears, or why it is dropped.
 pub(super) fn hear(

@@ -27,7 +27,7 @@ use crate::engine::{
 use crate::ip::{Address, HEADERS_TOO_LONG, discovery::is_link_local, frame::inside};
 use crate::overlay::FORGED_ROUTER;
 use crate::stages::{
-    asks::{may_be_asked_for, of_far_router},
+    asks::{may_be_asked_for, of_far_router, with_block},
     context::Context,
     course::{is_free, is_host as is_host_address},
     cuts::Cuts,
@@ -359,7 +359,12 @@ fn ask_outside(place: Option<AskPlace>, context: &Context<'_>) {
     };
     if let Some(place) = place.filter(is_wired) {
         let sender = context.sender;
-        let _ = context.asking.want(place, sender.place, &sender.shared.asks, context.now);
+        let _ = context.asking.want(
+            with_block(place, context.snapshot),
+            sender.place,
+            &sender.shared.asks,
+            context.now,
+        );
     }
 }
 
@@ -372,6 +377,11 @@ fn look_for(source: Address, context: &Context<'_>) {
         found.and_then(|found| context.fdb.lookup(context.entry.vni, found.mac, context.now));
     if placed.is_none() && may_be_asked_for(place, context.snapshot) {
         let sender = context.sender;
-        let _ = context.asking.want(place, sender.place, &sender.shared.asks, context.now);
+        let _ = context.asking.want(
+            with_block(place, context.snapshot),
+            sender.place,
+            &sender.shared.asks,
+            context.now,
+        );
     }
 }

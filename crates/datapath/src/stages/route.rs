@@ -934,7 +934,12 @@ fn seek(at: Option<AskPlace>, context: &Context<'_>) -> Verdict {
     let sender = context.sender;
     let drop = |reason: DropReason| Verdict::Drop(reason, sender.place.slot);
     let Some(at) = at else { return drop(NEXT_HOP_UNKNOWN) };
-    match context.asking.want(at, sender.place, &sender.shared.asks, context.now) {
+    match context.asking.want(
+        asks::with_block(at, context.snapshot),
+        sender.place,
+        &sender.shared.asks,
+        context.now,
+    ) {
         Wanted::Asked => Verdict::Consumed(Consumed::Waits),
         Wanted::Silent => drop(NEXT_HOP_UNKNOWN),
         Wanted::Limit => drop(NEXT_HOP_LIMIT),

@@ -28,6 +28,9 @@ pub(crate) const MOST_IN_NETWORK: u32 = 1024;
 pub(crate) const MOST_OF_VNIC: u32 = 64;
 /// New ones of a vnic in a second, when it has had its [`MOST_OF_VNIC`].
 const PER_SECOND: u32 = 16;
+/// Most addresses asked for or failed of a block in which one machine may make up as many as it
+/// likes: see [`crate::world::routing::Routing::block_of`].
+const MOST_OF_BLOCK: u32 = 8;
 /// Looks of a vnic in a second, for packets without a next hop.
 const LOOKS: u32 = 1000;
 /// Most machines of a network that are asked again at once. Others wait for the next second.
@@ -58,14 +61,23 @@ pub(crate) type AskPlace = (u32, Address);
 pub(crate) struct AskPaces {
     looks: Pace,
     new: Pace,
+    /// The same for addresses of such blocks: half of each is kept for others.
+    block_looks: Pace,
+    block_new: Pace,
     answers: Pace,
 }
 
 impl AskPaces {
     /// Returns paces of their own with the same contents.
     pub fn copy(&self) -> AskPaces {
-        let AskPaces { looks, new, answers } = self;
-        AskPaces { looks: looks.copy(), new: new.copy(), answers: answers.copy() }
+        let AskPaces { looks, new, block_looks, block_new, answers } = self;
+        AskPaces {
+            looks: looks.copy(),
+            new: new.copy(),
+            block_looks: block_looks.copy(),
+            block_new: block_new.copy(),
+            answers: answers.copy(),
+        }
     }
 
     /// Takes one of the answers that may be looked at in this second, if there is one left.
@@ -137,6 +149,7 @@ impl AskState {
 struct Ask {
     state: AskState,
     asker: PortRef,
+    block: Option<u64>,
 }
 
 /// A machine that was found before, which alone is asked.
@@ -151,6 +164,8 @@ struct Asks {
     /// Number of them by vnic, and by network. Never 0.
     of: HashMap<PortRef, u32>,
     within: HashMap<u32, AtomicU32>,
+    /// Number of them by network and block, likewise.
+    of_block: HashMap<(u32, u64), u32>,
     quota: Quota,
     /// Machines that are asked again, and their number by network. Workers add none.
     again: HashMap<AskPlace, AskAgain>,
@@ -210,6 +225,7 @@ impl Asks {
             all: HashMap::with_capacity(room),
             of: HashMap::with_capacity(room),
             within: HashMap::with_capacity(room),
+            of_block: HashMap::with_capacity(room),
             quota: Quota::new(MOST as u32),
             again: HashMap::new(),
             again_within: HashMap::new(),
@@ -232,12 +248,18 @@ impl Asks {
     fn add(&mut self, at: AskPlace, ask: Ask) {
         self.quota.take(self.within.entry(at.0).or_default());
         *self.of.entry(ask.asker).or_default() += 1;
+        if let Some(block) = ask.block {
+            *self.of_block.entry((at.0, block)).or_default() += 1;
+        }
         self.all.insert(at, ask);
     }
 
     fn end(&mut self, at: &AskPlace) {
         let Some(ask) = self.all.remove(at) else { return };
         less(&mut self.of, ask.asker);
+        if let Some(block) = ask.block {
+            less(&mut self.of_block, (at.0, block));
+        }
         let Some(held) = self.within.get(&at.0) else { return };
         self.quota.give_back(held);
         if held.load(Relaxed) == 0 {
@@ -363,9 +385,21 @@ impl Asking {
 
     /// Has an address asked for, unless it is, or was a moment ago. `now` is in seconds. Never
     /// waits or allocates.
-    pub fn want(&self, at: AskPlace, asker: PortRef, paces: &AskPaces, now: u32) -> Wanted {
+    ///
+    /// `block` is that of the address, if one machine may make up as many there as it likes: such a
+    /// block has a small part of all that others need.
+    pub fn want(
+        &self,
+        (at, block): (AskPlace, Option<u64>),
+        asker: PortRef,
+        paces: &AskPaces,
+        now: u32,
+    ) -> Wanted {
         if self.keeper.get().is_none() {
             return Wanted::Silent;
+        }
+        if block.is_some() && !paces.block_looks.take(now, LOOKS / 2, LOOKS / 2) {
+            return Wanted::Limit;
         }
         if !paces.looks.take(now, LOOKS, LOOKS) {
             return Wanted::Limit;
@@ -376,6 +410,13 @@ impl Asking {
             Some(AskState::Silent { .. }) => return Wanted::Silent,
             Some(AskState::NoRoom { .. }) => return Wanted::Limit,
             None => {}
+        }
+        if let Some(block) = block {
+            let held = asks.of_block.get(&(at.0, block)).copied().unwrap_or(0);
+            let pace = || paces.block_new.take(now, MOST_OF_VNIC / 2, PER_SECOND / 2);
+            if held >= MOST_OF_BLOCK || !pace() {
+                return Wanted::Limit;
+            }
         }
         let own = asks.count_of(asker);
         if own >= MOST_OF_VNIC || !paces.new.take(now, MOST_OF_VNIC, PER_SECOND) {
@@ -392,7 +433,7 @@ impl Asking {
             return Wanted::Asked;
         }
         gives.iter().for_each(|at| asks.end(at));
-        asks.add(at, Ask { state: AskState::Asked { questions: 0, next: 0 }, asker });
+        asks.add(at, Ask { state: AskState::Asked { questions: 0, next: 0 }, asker, block });
         drop(asks);
         self.wake();
         Wanted::Asked
@@ -567,7 +608,8 @@ mod tests {
     fn wants(asking: &Asking, vni: u32, slot: u32, many: u32) -> usize {
         let paces = AskPaces::default();
         let address = |n: u32| crate::ip::mapped((slot << 8 | n).into());
-        let each = (0..many).map(|n| asking.want((vni, address(n)), place(slot), &paces, 1));
+        let each =
+            (0..many).map(|n| asking.want(((vni, address(n)), None), place(slot), &paces, 1));
         each.filter(|wanted| *wanted == Wanted::Asked).count()
     }
 
@@ -663,11 +705,11 @@ mod tests {
     fn an_answered_address_is_not_asked_for_anew() {
         let asking = asking();
         let (at, paces) = ((VNI, 7), AskPaces::default());
-        asking.want(at, place(1), &paces, 1);
+        asking.want((at, None), place(1), &paces, 1);
         asking.pass(1);
         asking.hear(at, 5);
         assert_eq!(asking.pass(2).answered, [(at, 5)]);
-        assert_eq!(asking.want(at, place(1), &paces, 1), Wanted::Asked);
+        assert_eq!(asking.want((at, None), place(1), &paces, 1), Wanted::Asked);
         assert_eq!(asking.pass(3).due, []);
         asking.end_answered(&[(at, 5)]);
         assert_eq!(asking.pass(4).left, 0);
@@ -678,9 +720,9 @@ mod tests {
     fn a_copy_asks_nobody() {
         let asking = asking();
         let (copy, paces) = (asking.copy(), AskPaces::default());
-        assert_eq!(copy.want((VNI, 7), place(1), &paces, 1), Wanted::Asked);
+        assert_eq!(copy.want(((VNI, 7), None), place(1), &paces, 1), Wanted::Asked);
         assert_eq!(asking.pass(1).left, 0);
-        asking.want((VNI, 7), place(1), &paces, 1);
+        asking.want(((VNI, 7), None), place(1), &paces, 1);
         asking.pass(2);
         assert_eq!(copy.hear((VNI, 7), 5), Some(true));
         assert_eq!(asking.pass(3).answered, []);

@@ -15,6 +15,8 @@ use crate::ip::Address;
 /// equal parts.
 pub(crate) const CAPACITY: u32 = 65_536;
 pub(crate) const MAX_PER_NETWORK: u32 = 8192;
+/// Most of a block in which one machine may make up as many addresses as it likes.
+pub(crate) const MAX_PER_BLOCK: u32 = MAX_PER_NETWORK / 32;
 
 /// A machine that answered.
 #[derive(Debug)]

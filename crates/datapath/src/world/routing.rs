@@ -9,7 +9,7 @@ use crate::engine::{
     mac::{address as mac_of, number},
     reserved::TRANSLATED,
 };
-use crate::ip::{Address, discovery::link_local, is_v4, mapped};
+use crate::ip::{Address, discovery::link_local, is_v4, mapped, upper};
 use crate::world::{
     leases::Leasing,
     leases6::Leasing6,
@@ -433,6 +433,19 @@ impl Routing {
     /// Returns the networks that its routers join, for those that add to them.
     pub fn joined(&self) -> BTreeSet<u32> {
         self.networks.iter().copied().collect()
+    }
+
+    /// Returns the upper half of an address of a block that may be one vnic's prefix, in which it
+    /// makes up as many addresses as it likes: a part of a larger subnet, and none with an address
+    /// of a gateway, which no prefix has.
+    #[cold]
+    pub fn block_of(&self, address: Address) -> Option<u64> {
+        let block = upper(address);
+        let is_part = |subnet: &Block| subnet.has(address) && subnet.bits() < 64;
+        let has_gateway =
+            |gateway: &Gateway| gateway.addresses.iter().any(|it| upper(*it) == block);
+        let may_be = !is_v4(address) && self.subnets.iter().any(is_part);
+        (may_be && !self.gateways.iter().any(has_gateway)).then_some(block)
     }
 
     /// Returns whether a machine of the network may have an address.

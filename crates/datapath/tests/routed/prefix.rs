@@ -141,6 +141,100 @@ fn nobody_else_has_addresses_of_a_prefix() {
     net.drops(C, &other, "spoofed-ip");
 }
 
+/// A vnic that waits, with an address of another one's prefix by itself, opens and closes nothing:
+/// both have it.
+#[test]
+fn an_address_by_itself_is_of_the_prefix_as_well() {
+    for bypass in [true, false] {
+        let mut net = net(false);
+        net.host.vnic(X.0, X.1, X.2, &policy(X.3, true)).unwrap();
+        net.admit("fd00::/16");
+        let nine = VnicPolicy {
+            ips: vec![Ipv6Addr::from(ANOTHER).into()],
+            bypass,
+            ..VnicPolicy::default()
+        };
+        net.host.vnic("behind", A.1, 42, &nine).unwrap();
+        net.host.settle();
+        net.host.moved();
+        let straight = build::ethernet(X.1, C.1).ipv6(ANOTHER, SIX_C).udp(1, 2, b"x");
+        let [routed, _] = passed((X, ANOTHER), (B, SIX_B), |ip| ip.udp(1, 2, b"x"));
+        let all = [claim(X, ANOTHER, (C, SIX_C)), probe(X, ANOTHER), straight, routed];
+        let is_claimed = |net: &mut Net| {
+            all.iter().for_each(|frame| net.drops(X, frame, "ip-claimed"));
+        };
+        is_claimed(&mut net);
+        // The one that has the MAC address gets what is for it, and sends.
+        let [sent, arrives] = passed((B, SIX_B), (A, ANOTHER), |ip| ip.udp(7, 7, b"in"));
+        net.passes(B, &sent, A, &arrives);
+        let [sent, arrives] = passed((A, ANOTHER), (B, SIX_B), |ip| ip.udp(8, 8, b"out"));
+        net.passes(A, &sent, B, &arrives);
+        net.host.remove("behind");
+        is_claimed(&mut net);
+        net.passes(A, &sent, B, &arrives);
+    }
+}
+
+/// A prefix under an address that one without a filter has by itself ends the sessions of others
+/// from there.
+#[test]
+fn a_prefix_takes_an_address_from_others() {
+    let mut net = net(false);
+    net.host.update("a", &of_a(true, &[])).unwrap();
+    net.host.vnic(X.0, X.1, X.2, &policy(X.3, true)).unwrap();
+    net.admit("fd00::/16");
+    let nine = VnicPolicy { ips: vec![Ipv6Addr::from(ANOTHER).into()], ..of_a(true, &[]) };
+    net.host.vnic("behind", A.1, 42, &nine).unwrap();
+    net.host.settle();
+    let straight = build::ethernet(X.1, C.1).ipv6(ANOTHER, SIX_C).udp(1, 2, b"x");
+    net.passes(X, &straight, C, &straight);
+    net.host.moved();
+    net.host.update("a", &of_a(false, &[ONE])).unwrap();
+    net.drops(X, &straight, "ip-claimed");
+    net.host.remove("behind");
+    net.drops(X, &straight, "ip-claimed");
+}
+
+/// One machine makes up addresses without end, on a host that knows no blocks: it gets a small part
+/// of what the network is asked for, and others are found.
+#[test]
+fn made_up_addresses_take_a_part_of_what_is_asked() {
+    let mut net = net(false);
+    let open = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+    net.host.vnic(X.0, X.1, X.2, &open).unwrap();
+    net.host.begin_seeking();
+    net.host.settle();
+    net.host.pass(20);
+    net.host.seek();
+    net.host.received().unwrap();
+    net.host.moved();
+    let asked = |net: &Net| net.host.sought().len();
+    let made_up = |n: u16| [0xfd00, 0x42, 0, 3, 0, 0, 1, n];
+    let answer = |net: &mut Net, to: Six| {
+        let [sent, _] = passed((B, SIX_B), (X, to), |ip| ip.udp(53, 1, b"x"));
+        net.send(B, &sent)
+    };
+    for n in 0..64 {
+        answer(&mut net, made_up(n));
+    }
+    assert_eq!(asked(&net), 8);
+    assert_eq!(net.host.moved()["b.drop.next-hop-limit"], 56);
+    // One in another block, and all that are in the gateway's, where no prefix can be.
+    answer(&mut net, [0xfd00, 0x42, 0, 4, 0, 0, 0, 1]);
+    for n in 0..20 {
+        answer(&mut net, [0xfd00, 0x42, 0, 0, 0, 0, 2, n]);
+    }
+    assert_eq!(asked(&net), 8 + 1 + 20);
+    assert!(!net.host.moved().contains_key("b.drop.next-hop-limit"));
+    // Looks, too: no more than half of them are for such blocks.
+    for n in 0..2000 {
+        answer(&mut net, made_up(n));
+    }
+    net.host.moved();
+    answer(&mut net, [0xfd00, 0x42, 0, 0, 0, 0, 3, 1]);
+    assert_eq!(asked(&net), 8 + 1 + 20 + 1);
+}
+
 /// Sessions that a prefix allowed end with it.
 #[test]
 fn a_prefix_is_taken_back() {
