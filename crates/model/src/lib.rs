@@ -28,9 +28,7 @@ mod socket;
 mod subnet;
 mod vni;
 
-pub use address::{
-    AddressError, Element, IpSet, OrderedSet, canonical, may_be_endpoint, parse_ip,
-};
+pub use address::{AddressError, Element, IpSet, OrderedSet, canonical, may_be_endpoint, parse_ip};
 pub use cidr::{Cidr, CidrError};
 pub use dhcp::{Dhcp, DhcpError, DhcpRoute};
 pub use external::{

@@ -421,8 +421,8 @@ pub enum Fate {
     Echoed(Vec<u8>),
     /// The same about its gateway's MAC address, or nothing, if it may say so in its network.
     Asked(Option<Vec<u8>>),
-    /// A machine gets these frames, if the filter lets the packet pass: several if it is cut.
-    Routed(SentOn, Vec<Vec<u8>>),
+    /// A machine gets this frame, if the filter lets the packet pass, or what it is cut into.
+    Routed(SentOn, Vec<u8>),
 }
 
 /// The machine to which a router sends a packet on.
@@ -748,7 +748,7 @@ impl Model {
                     frame[14 + 8] -= 1;
                 }
                 set_sum(&mut frame[14..14 + header]);
-                Fate::Routed(to, fragments(frame, to.mtu))
+                Fate::Routed(to, frame)
             }
             other => other,
         }
@@ -779,7 +779,7 @@ impl Model {
                 if to.mtu.is_some_and(|mtu| frame.len() - 14 > usize::from(mtu)) {
                     frame.truncate(14 + 40 + usize::from(be16(&frame, 14 + 4)));
                 }
-                Fate::Routed(to, vec![frame])
+                Fate::Routed(to, frame)
             }
             other => other,
         }
@@ -1406,8 +1406,9 @@ fn may_be_made_to_fit(packet: &[u8], mtu: usize) -> Result<(), &'static str> {
 }
 
 /// Cuts a frame that may be made to fit.
-fn fragments(mut frame: Vec<u8>, mtu: Option<u16>) -> Vec<Vec<u8>> {
-    let Some(mtu) = mtu.map(usize::from).filter(|mtu| frame.len() - 14 > *mtu) else {
+pub fn fragments(mut frame: Vec<u8>, mtu: Option<u16>) -> Vec<Vec<u8>> {
+    let is_long = |mtu: &usize| frame[14] >> 4 == 4 && frame.len() - 14 > *mtu;
+    let Some(mtu) = mtu.map(usize::from).filter(is_long) else {
         return vec![frame];
     };
     let (header, total) = (usize::from(frame[14] & 15) * 4, usize::from(be16(&frame, 14 + 2)));

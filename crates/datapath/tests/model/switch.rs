@@ -13,7 +13,7 @@ use crate::{
     dhcp::{self, Dhcp},
     nat::Mapping,
     policy::{self, Declared, Group, Verdict},
-    router::{Fate, NextPlace, Routes, Taken, is_reserved},
+    router::{Fate, NextPlace, Routes, Taken, fragments, is_reserved},
     tcp::{Connection, Judgement, Segment},
     wire::{self, Carries, Packet, Reasons, be16},
     world::{ELSEWHERE, TRUNKS},
@@ -634,7 +634,7 @@ impl Model {
                 outcome.becomes = Some(answer);
                 return Ok(());
             }
-            Fate::Routed(hop, mut frames) => {
+            Fate::Routed(hop, becomes) => {
                 self.across = true;
                 // To a vnic of another host it is a conversation with the other hosts of its
                 // *own* network, from which the answers come.
@@ -661,9 +661,10 @@ impl Model {
                 let becomes = self
                     .go_out((sender, receiver), sent, becomes, choices)
                     .map_err(|reasons| drop(name, &reasons))?;
+                let mut frames = fragments(becomes, hop.mtu).into_iter();
                 outcome.receivers.push(gets);
-                outcome.more = frames.split_off(1);
-                outcome.becomes = frames.pop();
+                outcome.becomes = frames.next();
+                outcome.more = frames.collect();
                 return Ok(());
             }
         }
