@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use butterfly_vhost::{net::NetHeader, ring::Frame};
+use butterfly_vhost::net::NetHeader;
 
 use crate::engine::budget::Budget;
 use crate::engine::{
@@ -212,7 +212,11 @@ fn cut(
                 let copied = if let Verdict::Deliver(slot) = verdict { mirrors(slot) } else { 0 };
                 let rings = if last == Some(verdict) { 0 } else { 1 + copied };
                 last = Some(verdict);
-                (unicast(meta, frame) * (1 + own_mirrors + copied), rings, false)
+                (
+                    unicast(meta, frame.len, frame.pieces()) * (1 + own_mirrors + copied),
+                    rings,
+                    false,
+                )
             }
         };
         let fits = cost <= copies && rings <= visits;
@@ -246,9 +250,9 @@ fn cut(
 }
 
 /// Returns the number of copies that a frame with one receiver counts as.
-fn unicast(meta: &Meta, frame: &Frame) -> u64 {
-    let (segments, pieces) = (segments(meta, frame.len), u64::from(frame.pieces()));
-    let bytes = u64::from(frame.len / BYTES);
+fn unicast(meta: &Meta, len: u32, pieces: u32) -> u64 {
+    let (segments, pieces) = (segments(meta, len), u64::from(pieces));
+    let bytes = u64::from(len / BYTES);
     let cut = segments * (SEGMENT + pieces / PIECES_OF_SEGMENT);
     1 + cut.max(bytes) + owed(meta, segments, (bytes, pieces))
 }
@@ -263,4 +267,31 @@ fn owed(meta: &Meta, segments: u64, (bytes, pieces): (u64, u64)) -> u64 {
     // Each datagram of several is looked for among the pieces.
     let several = if meta.net.gso_size > 0 { segments } else { 0 };
     bytes + pieces / PIECES + several * (pieces / PIECES_OF_SEGMENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::batch::FrameCut;
+
+    /// A frame in many pieces: each fragment is looked for among them, and a sum reads them all.
+    #[test]
+    fn pieces_and_sums_of_cut_packets_cost() {
+        let cut = FrameCut { most: 1450, packets: 46 };
+        let meta = Meta { offload: true, cut, ..Meta::NEW };
+        assert_eq!(unicast(&meta, 65_535, 1), 1 + 46 * 4);
+        assert_eq!(unicast(&meta, 65_535, 960), 1 + 46 * (4 + 15));
+        let net = NetHeader { flags: NetHeader::FLAG_NEEDS_CSUM, ..NetHeader::NONE };
+        let owes = Meta { net, ..meta };
+        assert_eq!(unicast(&owes, 65_535, 960), 1 + 46 * (4 + 15) + 31 + 120);
+        // A large packet in two: the sum is nearly all of it.
+        let two = Meta { cut: FrameCut { packets: 2, ..cut }, ..owes };
+        assert_eq!(unicast(&two, 65_535, 1), 1 + 31 + 31);
+        // Each datagram has a sum.
+        let datagrams = Meta { net: NetHeader { gso_size: 2000, ..net }, ..owes };
+        assert_eq!(unicast(&datagrams, 65_535, 960), 1 + 46 * (4 + 15) + 31 + 120 + 46 * 15);
+        // What is not cut costs as ever.
+        let whole = Meta { cut: FrameCut::NONE, ..owes };
+        assert_eq!(unicast(&whole, 65_535, 960), 1 + 31);
+    }
 }

@@ -6,7 +6,10 @@ use butterfly_datapath::{
     Fate, Mac, RoutingChange,
     harness::{Host, LINUX},
 };
-use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
+use butterfly_guest_driver::{
+    guest::{GuestConfig, Shape},
+    memory::MemoryConfig,
+};
 use butterfly_model::{Network, Subnet};
 use butterfly_packet::{
     build::{self, Checksum, Ip, Tcp},
@@ -75,7 +78,21 @@ fn arrives_cut(net: &mut Net, from: Machine, frame: &[u8], to: Machine, as_: &[u
     assert!(got.is_empty(), "{got:?}");
     assert_eq!(names(net), []);
     assert!(fragments.len() > 1 || frame.len() <= 14 + mtu);
-    assert_eq!(together(fragments, mtu), as_);
+    let whole = together(fragments, mtu);
+    assert_eq!(whole, numbered(as_, &whole));
+}
+
+/// Returns a frame with the identification that another has, if it has none itself.
+fn numbered(frame: &[u8], other: &[u8]) -> Vec<u8> {
+    let mut frame = frame.to_vec();
+    if frame[18..20] == [0, 0] {
+        frame[18..20].copy_from_slice(&other[18..20]);
+        frame[24..26].copy_from_slice(&[0, 0]);
+        let end = 14 + usize::from(frame[14] & 15) * 4;
+        let sum = Sum::of(&frame[14..end]).checksum();
+        frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    }
+    frame
 }
 
 #[test]
@@ -129,7 +146,8 @@ fn options_are_in_the_fragments_that_need_them() {
     let mut net = Net::new(&[A, B], true);
     // A record of the route, which is in the first alone, and a stream id.
     let options = [7, 7, 4, 0, 0, 0, 0, 136, 4, 0, 9, 0];
-    let [sent, mut arrives] = routed(A, B, |ip| ip.options(&options).udp(1, 2, &data(3000)));
+    let [sent, mut arrives] =
+        routed(A, B, |ip| ip.identification(7).options(&options).udp(1, 2, &data(3000)));
     arrives[24..26].copy_from_slice(&[0, 0]);
     let sum = Sum::of(&arrives[14..46]).checksum();
     arrives[24..26].copy_from_slice(&sum.to_be_bytes());
@@ -185,7 +203,7 @@ fn a_sum_that_was_left_to_others_is_complete() {
         let mut net = Net::new(&[A, B], bypass);
         net.admit("10.0.0.0/8");
         for len in [1473, 1500, 2999, 9000] {
-            let make = |sum| move |ip: Ip| ip.checksum(sum).udp(1, 2, &data(len));
+            let make = |sum| move |ip: Ip| ip.identification(7).checksum(sum).udp(1, 2, &data(len));
             let [sent, _] = routed(A, B, make(Checksum::Partial));
             let [_, arrives] = routed(A, B, make(Checksum::Complete));
             let header = NetHeader {
@@ -310,45 +328,190 @@ fn fragments_leave_for_another_host() {
     }
 }
 
-/// A packet of another host that is led out by the wire of this one, which takes less.
-#[test]
-fn a_second_hop_cuts_for_its_wire() {
+/// A machine of another network of the same router.
+const D: Machine = ("d", Mac([2, 0, 0, 0, 0, 0xd]), 43, [10, 3, 0, 10]);
+/// The wire by which [`second_hop`] leads out.
+const WIRE: &str = "wire/world";
+
+/// A host that leads out for host 2, by a wire that takes so long packets. [`A`], [`C`] and [`D`]
+/// are there.
+fn second_hop(mtu: u32) -> Net {
     let mut one = host(1, &[], true);
-    let wire = "wire/world";
     one.host.change_routing(network(42, "10.0.0.0/24", "10.0.0.1", None));
+    one.host.change_routing(network(43, "10.3.0.0/24", "10.3.0.1", None));
     let subnets = vec![Subnet::parse("192.0.2.0/24", None).unwrap()];
-    let outside = Network::new(vni(77), subnets, Some(600)).unwrap();
+    let outside = Network::new(vni(77), subnets, Some(mtu)).unwrap();
     one.host.change_routing(RoutingChange::DeclareNetwork(outside));
     let id = butterfly_model::ExternalId::new("world").unwrap();
     let external =
         butterfly_model::External::parse(id, vni(77), ["192.0.2.7/24"], ["192.0.2.1"]).unwrap();
     one.host.lay_wire(&external, Mac([2, 0xbf, 0, 0, 0, 0x77])).unwrap();
     let mut router = butterfly_model::Router::new(butterfly_model::RouterId::new("r").unwrap());
-    router.attach(vni(42), butterfly_model::RouterAddresses::default());
-    router.attach(vni(77), butterfly_model::RouterAddresses::default());
+    for number in [42, 43, 77] {
+        router.attach(vni(number), butterfly_model::RouterAddresses::default());
+    }
     external.default_routes().into_iter().for_each(|route| drop(router.add_route(route)));
     one.host.change_routing(RoutingChange::DeclareRouter(router));
     translate(&one, "r", &[snat(SHARED)]);
-    one.neighbour(A, Some(2));
-    one.neighbour((wire, X.1, 77, X.3), None);
+    [A, C, D].into_iter().for_each(|machine| one.neighbour(machine, Some(2)));
+    one.neighbour((WIRE, X.1, 77, X.3), None);
     one.reaches(2);
     one.host.settle();
     one.host.moved();
-    let frame = |len| {
-        let link = build::ethernet(gateway(), crate::hosts::router_of(1));
-        link.ipv4(A.3, [198, 51, 100, 9]).ttl(63).udp(5000, 53, &data(len))
-    };
-    let got = one.gets(&[outer((2, 1), 42, &frame(1300))]);
+    one
+}
+
+/// A packet of a machine on host 2, as it arrives at [`second_hop`].
+fn led_out(from: Machine, make: impl Fn(Ip) -> Vec<u8>) -> Vec<u8> {
+    let link = build::ethernet(gateway(), crate::hosts::router_of(1));
+    outer((2, 1), from.2, &make(link.ipv4(from.3, [198, 51, 100, 9]).ttl(63)))
+}
+
+/// A packet of another host that is led out by the wire of this one, which takes less.
+#[test]
+fn a_second_hop_cuts_for_its_wire() {
+    let mut one = second_hop(600);
+    let got = one.gets(&[led_out(A, |ip| ip.udp(5000, 53, &data(1300)))]);
     assert_eq!(one.drops_counted(), []);
-    let whole = together(got[wire].clone(), 600);
+    let whole = together(got[WIRE].clone(), 600);
     assert_eq!((whole.len(), &whole[26..30]), (1342, &[192, 0, 2, 9][..]));
     let sum = Sum::pseudo_v4([192, 0, 2, 9].into(), [198, 51, 100, 9].into(), 17, 1308);
     assert!(sum.push(&whole[34..]).is_valid());
-    // One turn of the uplink's frames makes 256 fragments at most: 3 of each.
-    let frames: Vec<_> = (0..60).map(|_| outer((2, 1), 42, &frame(1300))).collect();
-    one.host.arrive_together(&frames).unwrap();
-    let got = one.host.received().unwrap();
-    assert_eq!(got[wire].len(), 180, "{:?}", one.drops_counted());
+}
+
+/// What other hosts sent cannot be put back, so a turn cuts 512 fragments of it, whatever networks
+/// it is of. Each sender leaves as much to others as it has.
+#[test]
+fn other_hosts_have_so_many_fragments_in_a_turn() {
+    let frame = |from, len| led_out(from, |ip| ip.udp(5000, 53, &data(len)));
+    // Fragments that left, and frames that were dropped. One of 1,300 bytes is 11 fragments.
+    let turn = |frames: Vec<Vec<u8>>| {
+        let mut one = second_hop(150);
+        one.host.arrive_together(&frames).unwrap();
+        let got = one.host.received().unwrap().remove(WIRE).unwrap_or_default().len();
+        let drops = one.drops_counted();
+        assert!(drops.iter().all(|(name, _)| name.ends_with(".drop.cut-limit")), "{drops:?}");
+        // Frames of one network were.
+        (got, drops.iter().map(|(_, n)| *n).max().unwrap_or(0))
+    };
+    let (alone, dropped) = turn(vec![frame(A, 1300); 60]);
+    assert_eq!((alone, dropped), (23 * 11, 60 - 23));
+    // Runs of other networks in between begin nothing anew.
+    let mixed = [frame(A, 1300), frame(D, 1300)];
+    let (both, _) = turn(mixed.iter().cycle().take(60).cloned().collect());
+    assert!(both > alone && both <= 512, "{both}");
+    // Who sends little beside it loses nothing, be it in the same network or in another.
+    for innocent in [C, D] {
+        let mut frames = vec![frame(A, 1300); 50];
+        frames.extend(vec![frame(innocent, 1200); 5]);
+        assert_eq!(turn(frames), (23 * 11 + 5 * 10, 50 - 23), "{}", innocent.0);
+    }
+}
+
+/// Options of what another host sent are in the fragments that need them.
+#[test]
+fn a_second_hop_cuts_packets_with_options() {
+    let mut one = second_hop(600);
+    let options = [7, 7, 4, 0, 0, 0, 0, 136, 4, 0, 9, 0];
+    let got = one.gets(&[led_out(A, |ip| ip.options(&options).udp(5000, 53, &data(1300)))]);
+    assert_eq!(one.drops_counted(), []);
+    let fragments = got[WIRE].clone();
+    assert_eq!(fragments[0][34..46], options);
+    assert!(fragments[1..].iter().all(|it| it[14] == 0x46 && it[34..38] == [136, 4, 0, 9]));
+    together(fragments, 600);
+}
+
+/// Header of a frame whose sum is left to others.
+const UDP_SUM: NetHeader = NetHeader {
+    flags: NetHeader::FLAG_NEEDS_CSUM,
+    csum_start: 34,
+    csum_offset: 6,
+    ..NetHeader::NONE
+};
+
+/// Datagrams of one frame, behind an address that machines share: each has a number, and its sum.
+#[test]
+fn each_datagram_is_translated_and_cut() {
+    let mut net = shared(true);
+    let subnets = external().network().subnets().to_vec();
+    let outside = Network::new(vni(77), subnets, Some(1400)).unwrap();
+    net.host.change_routing(RoutingChange::DeclareNetwork(outside));
+    let all = data(2000 * 3);
+    let make = |ip: Ip| ip.identification(7).checksum(Checksum::Partial).udp(5000, 53, &all);
+    let sent = make(ip((A.1, router_mac("r")), &text(A), WORLD));
+    let header =
+        NetHeader { gso_type: NetHeader::GSO_UDP_L4, gso_size: 2000, hdr_len: 42, ..UDP_SUM };
+    net.host.send(A.0, &sent, header).unwrap();
+    let got = net.host.received().unwrap().remove(X.0).unwrap();
+    assert_eq!((names(&mut net), got.len()), (vec![], 6));
+    let got: Vec<_> = got.into_iter().map(|(_, frame)| frame).collect();
+    let first = u16::from_be_bytes([got[0][18], got[0][19]]);
+    let port = u16::from_be_bytes([got[0][34], got[0][35]]);
+    for (n, (piece, own)) in all.chunks(2000).zip(got.chunks(2)).enumerate() {
+        let arrives = ip((router_mac("r"), X.1), SHARED, WORLD).ttl(63);
+        let arrives = arrives.identification(first.wrapping_add(n as u16)).udp(port, 53, piece);
+        assert_eq!(together(own.to_vec(), 1400), arrives, "{n}");
+    }
+}
+
+/// The sender counts fewer segments than it gets.
+#[test]
+fn shorter_segments_have_numbers_of_their_own() {
+    let mut net = Net::apart(&[A], true);
+    let config = GuestConfig::default();
+    net.host.declare(B.0, B.1, B.2, &policy(B.3, true)).unwrap();
+    let memory = MemoryConfig::new(config.memory_needed());
+    net.host.attach(B.0, Features::VERSION_1, &config, &memory).unwrap();
+    net.join();
+    net.host.change_routing(network(50, "10.1.0.0/24", "10.1.0.1", Some(600)));
+    let mut ids = Vec::new();
+    for n in 0..4 {
+        let make = |ip: Ip| {
+            let ip = ip.identification(100 + 3 * n).checksum(Checksum::Partial);
+            ip.tcp(&Tcp::new(1, 2, ACK), &data(4000))
+        };
+        let [sent, _] = routed(A, B, make);
+        let header = NetHeader {
+            gso_type: NetHeader::GSO_TCPV4,
+            gso_size: 1448,
+            hdr_len: 54,
+            csum_offset: 16,
+            ..UDP_SUM
+        };
+        net.host.send(A.0, &sent, header).unwrap();
+        let got = net.host.received().unwrap().remove("b").unwrap();
+        assert_eq!((got.len(), names(&mut net)), (8, vec![]));
+        ids.extend(got.iter().map(|(_, frame)| u16::from_be_bytes([frame[18], frame[19]])));
+        for (_, frame) in &got {
+            assert!(Ipv4::parse(&frame[14..]).unwrap().checksum_is_valid());
+        }
+    }
+    assert!(ids.windows(2).all(|ids| ids[1] == ids[0].wrapping_add(1)), "{ids:?}");
+}
+
+/// A sender that numbers nothing: its packets are kept apart all the same. Who numbers, or has an
+/// address for itself, goes on to.
+#[test]
+fn packets_without_a_number_get_one() {
+    let mut net = Net::new(&[A, B], true);
+    let mut ids = BTreeSet::new();
+    for _ in 0..3 {
+        let [sent, _] = routed(A, B, |ip| ip.identification(0).udp(1, 2, &data(2800)));
+        let whole = together(net.send(A, &sent).remove("b").unwrap(), MTU);
+        let id = u16::from_be_bytes([whole[18], whole[19]]);
+        let [_, arrives] = routed(A, B, |ip| ip.identification(id).udp(1, 2, &data(2800)));
+        assert_eq!(whole, arrives);
+        ids.insert(id);
+    }
+    assert_eq!(ids.len(), 3);
+    let mut net = crate::nat::net(true);
+    let subnets = external().network().subnets().to_vec();
+    let outside = Network::new(vni(77), subnets, Some(1400)).unwrap();
+    net.host.change_routing(RoutingChange::DeclareNetwork(outside));
+    let sent = ip((A.1, router_mac("r")), &text(A), WORLD);
+    let arrives = ip((router_mac("r"), X.1), crate::nat::OUTSIDE, WORLD).ttl(63);
+    let [sent, arrives] = [sent, arrives].map(|ip| ip.identification(7).udp(5000, 53, &data(3000)));
+    arrives_cut(&mut net, A, &sent, X, &arrives, 1400);
 }
 
 /// Machines behind one address, and one identification of both: the fragments of one are none of
@@ -463,7 +626,7 @@ fn fragments_are_the_work_of_many_turns() {
     for workers in [1, 2] {
         let mut net = large(576, workers);
         let frames: Vec<_> = (0..32_u16)
-            .map(|n| routed(A, B, |ip| ip.identification(n).udp(1, 2, &data(20_000))))
+            .map(|n| routed(A, B, |ip| ip.identification(n + 1).udp(1, 2, &data(20_000))))
             .collect();
         let guest = net.host.guest(A.0).unwrap();
         for [sent, _] in &frames {
@@ -516,9 +679,9 @@ fn a_sender_has_so_many_fragments_a_second() {
     assert_eq!(net.send(A, &sent)["b"].len(), 119);
 }
 
-/// A receiver without room for all: the rest is not sent, and that is one drop.
+/// A receiver without room for all gets none: without one the others are worth nothing.
 #[test]
-fn a_full_ring_ends_a_packet() {
+fn a_full_ring_takes_no_part_of_a_packet() {
     let mut net = Net::apart(&[A], true);
     let config = GuestConfig::default().rings(4);
     net.host.declare(B.0, B.1, B.2, &policy(B.3, true)).unwrap();
@@ -527,10 +690,95 @@ fn a_full_ring_ends_a_packet() {
     net.join();
     net.host.settle();
     net.host.moved();
-    let [sent, _] = routed(A, B, |ip| ip.udp(1, 2, &data(9000)));
-    net.host.send(A.0, &sent, NetHeader::default()).unwrap();
-    let moved = net.host.moved();
-    assert_eq!((moved["b.drop.ring-full"], moved["b.out.packets"]), (1, 4), "{moved:?}");
+    for (len, arrive) in [(9000, 0), (5600, 0), (5400, 4)] {
+        let question = butterfly_datapath::Question { length: Some(len as u16), ..question(false) };
+        let fate = net.host.explain(&question).unwrap().walks[0].fate.clone();
+        match (&fate, arrive) {
+            (Fate::Delivered(id), 4) => assert_eq!(id, "b"),
+            (Fate::Dropped(refused), 0) => assert_eq!(refused.reason.name, "ring-full"),
+            _ => panic!("{fate:?}"),
+        }
+        let [sent, _] = routed(A, B, |ip| ip.udp(1, 2, &data(len - 42)));
+        net.host.send(A.0, &sent, NetHeader::default()).unwrap();
+        let moved = net.host.moved();
+        let of = |name: &str| moved.get(name).copied().unwrap_or(0);
+        let dropped = u64::from(arrive == 0);
+        assert_eq!((of("b.drop.ring-full"), of("b.out.packets")), (dropped, arrive), "{moved:?}");
+    }
+}
+
+/// What is to be cut does not wait for a next hop, and `explain` says so. What fits without the
+/// bytes behind it does.
+#[test]
+fn what_is_cut_does_not_wait_for_a_next_hop() {
+    let make = || {
+        let mut one = host(1, &[A], true);
+        one.host.change_routing(network(42, "10.0.0.0/24", "10.0.0.1", None));
+        one.host.change_routing(network(50, "10.1.0.0/24", "10.1.0.1", None));
+        one.host.change_routing(router("r", &[42, 50]));
+        one.neighbour(B, Some(2));
+        one.host.settle();
+        one.host.moved();
+        one
+    };
+    for (len, waits) in [(3000_u16, false), (1400, true)] {
+        let mut one = make();
+        let question = butterfly_datapath::Question { length: Some(len), ..question(false) };
+        let fate = one.host.explain(&question).unwrap().walks[0].fate.clone();
+        match &fate {
+            Fate::Dropped(refused) if !waits => assert_eq!(refused.reason.name, "no-neighbour"),
+            _ => assert!(waits && matches!(fate, Fate::Leaves(_) | Fate::Waits), "{fate:?}"),
+        }
+        let [sent, _] = routed(A, B, |ip| ip.udp(1, 2, &data(usize::from(len) - 42)));
+        assert_eq!(one.leaves(A, &sent), Vec::<Vec<u8>>::new());
+        let dropped = one.drops_counted().iter().any(|(name, _)| name.ends_with("no-neighbour"));
+        assert_eq!(dropped, !waits, "{len}");
+    }
+    let mut one = make();
+    let [mut sent, arrives] = routed(A, B, |ip| ip.udp(1, 2, &data(1000)));
+    sent.resize(3000, 0xee);
+    assert_eq!(one.leaves(A, &sent), Vec::<Vec<u8>>::new());
+    assert_eq!(one.drops_counted(), []);
+    let waiting = one.host.punted();
+    let [kept] = &waiting[..] else { panic!("{waiting:?}") };
+    assert_eq!(kept.len(), 50 + arrives.len());
+    assert_eq!(kept[50 + 14..], arrives[14..]);
+}
+
+/// As above, of frames in many descriptors whose sums are left to others: each fragment is looked
+/// for among the pieces, and a sum reads them all.
+#[test]
+fn frames_in_many_pieces_are_the_work_of_more_turns() {
+    let mut net = large(576, 1);
+    let frames: Vec<_> = (0..12_u16)
+        .map(|n| {
+            let make =
+                |sum| move |ip: Ip| ip.identification(n + 1).checksum(sum).udp(1, 2, &data(20_000));
+            let [sent, _] = routed(A, B, make(Checksum::Partial));
+            let [_, arrives] = routed(A, B, make(Checksum::Complete));
+            [sent, arrives]
+        })
+        .collect();
+    let guest = net.host.guest(A.0).unwrap();
+    guest.set_tx_shape(Shape { pieces: 80, ..Shape::HEADER_APART });
+    for [sent, _] in &frames {
+        guest.enqueue(sent, UDP_SUM).unwrap();
+    }
+    guest.flush();
+    let mut all: Vec<Vec<u8>> = Vec::new();
+    let mut most = 0;
+    for _ in 0..50 {
+        net.host.turn();
+        let got = net.host.received().unwrap().remove("b").unwrap_or_default();
+        most = most.max(got.len());
+        all.extend(got.into_iter().map(|(_, frame)| frame));
+    }
+    assert_eq!((names(&mut net), all.len()), (vec![], 37 * 12));
+    // 5 copies for each fragment, and 19 for the sum: 4 frames in a turn, not 6.
+    assert!(most <= 4 * 37, "{most} in one turn");
+    for ([_, arrives], fragments) in frames.iter().zip(all.chunks(37)) {
+        assert_eq!(&together(fragments.to_vec(), 576), arrives);
+    }
 }
 
 #[test]
