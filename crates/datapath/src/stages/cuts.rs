@@ -64,10 +64,19 @@ pub(crate) struct FarCuts {
 }
 
 impl FarCuts {
+    /// Begins a turn.
+    #[inline(always)]
+    pub fn begin(&self) {
+        self.taken.set(0);
+    }
+
     /// Takes room for so many fragments of a sender. Returns whether there was as much.
     fn take(&self, sender: (u32, Address), fragments: u32) -> bool {
         let Ok(mut parts) = self.parts.try_borrow_mut() else { return false };
         let taken = self.taken.get();
+        if taken == 0 {
+            parts.clear(); // they are of another turn
+        }
         let found = parts.iter().position(|(who, _)| *who == sender).unwrap_or(parts.len());
         if found == parts.len() && parts.try_push((sender, 0)).is_err() {
             return false;

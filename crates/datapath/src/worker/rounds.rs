@@ -39,7 +39,7 @@ use crate::engine::{
     budget::Budget,
     place::{PollSource, PortRef, of_likely},
 };
-use crate::stages::{deliver::Calls, leave::Departures, outlet::Rings};
+use crate::stages::{cuts::FarCuts, deliver::Calls, leave::Departures, outlet::Rings};
 use crate::stages::{pipeline::Scratches, stage::StageConfig};
 use crate::world::{
     limits::Room,
@@ -151,6 +151,8 @@ pub(crate) struct Worker {
     pub(super) scratches: Scratches,
     pub(super) departures: Departures,
     pub(super) notes: TapNotes,
+    /// Fragments of a turn of the uplink.
+    pub(super) far_cuts: FarCuts,
     /// Number of receive queues of the uplink in the poll set.
     pub(super) uplinks: usize,
     /// Rings that moved here and sent to other hosts of late.
@@ -192,6 +194,7 @@ impl Worker {
             scratches,
             departures: Departures::default(),
             notes: TapNotes::default(),
+            far_cuts: FarCuts::default(),
             uplinks: 0,
             formers: Formers::default(),
             outlet,

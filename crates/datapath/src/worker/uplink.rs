@@ -27,7 +27,6 @@ use crate::overlay::{
 };
 use crate::stages::pipeline::Scratches;
 use crate::stages::{
-    context::Context,
     cuts::FarCuts,
     deliver::{self, Calls},
     leave::{Departures, leave, not_sent},
@@ -46,7 +45,7 @@ impl Worker {
         // It comes back when it is let go.
         let held = shared.uplink_held.load(Relaxed);
         let line = self.outlet.0;
-        let far_cuts = FarCuts::default();
+        self.far_cuts.begin();
         let mut desk = Desk {
             shared,
             tunnel,
@@ -58,7 +57,7 @@ impl Worker {
             calls: &mut self.calls,
             later: &mut self.later,
             budget: Budget::of(size),
-            far_cuts: &far_cuts,
+            far_cuts: &self.far_cuts,
             notes: &self.notes,
             outlet: self.outlet,
         };
@@ -373,8 +372,9 @@ impl Desk<'_> {
         for (meta, peer) in self.metas.iter_mut().zip(peers) {
             meta.peer = *peer;
         }
-        let context = self.shared.context(self.snapshot, trunk, network, self.worker, self.notes);
-        let context = Context { far_cuts: Some(self.far_cuts), ..context };
+        let mut context =
+            self.shared.context(self.snapshot, trunk, network, self.worker, self.notes);
+        context.far_cuts = Some(self.far_cuts);
         context.budget.set(self.budget);
         walk(
             Batch::new(frames, self.metas),
