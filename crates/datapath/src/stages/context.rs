@@ -12,10 +12,11 @@ use crate::engine::{
 };
 use crate::overlay::Tunnel;
 use crate::session::{Shares, Table, Timeouts};
-use crate::stages::{cuts::FarCuts, filter::FragmentDecision, fragment_table::FragmentTable};
+use crate::stages::{filter::FragmentDecision, fragment_table::FragmentTable};
 use crate::world::{
     asking::Asking,
     bindings::Bindings,
+    far_cuts::FarCuts,
     fdb::Fdb,
     identifications::Identifications,
     limits::Room,

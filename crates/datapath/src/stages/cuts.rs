@@ -6,9 +6,6 @@
 //! receiver's buffers, or for the uplink. Bytes in its slot, which were judged, come from there in
 //! whichever fragment they fall; only those behind are read from the sender's memory.
 
-use std::cell::{Cell, RefCell};
-
-use arrayvec::ArrayVec;
 use butterfly_packet::{
     fragments::Fragments,
     ipv4::{self, Ipv4},
@@ -18,7 +15,7 @@ use butterfly_packet::{
 };
 use butterfly_vhost::{
     net::NetHeader,
-    ring::{BATCH, Finish, Frames, HEAD_MAX},
+    ring::{Finish, Frames, HEAD_MAX},
 };
 
 use crate::engine::{
@@ -37,10 +34,6 @@ use crate::stages::{
 /// Most fragments of the packets of a vnic per second. A wire and a trunk, which stand for many
 /// machines, have no such limit: one of these would use it up. What they cost is bounded by turns.
 const FRAGMENTS_PER_SECOND: u32 = 250_000;
-/// Most fragments of what other hosts sent, in one turn of the uplink, over all networks. Nothing of
-/// it can be put back. A sender takes no more than it leaves to others, so one alone has half.
-const FRAGMENTS_OF_UPLINK: u32 = 512;
-
 /// Bar of a packet that cannot be made to fit.
 pub(super) enum Unfit {
     /// Too long, and not to be cut.
@@ -52,43 +45,6 @@ pub(super) enum Unfit {
 impl From<DropReason> for Unfit {
     fn from(reason: DropReason) -> Unfit {
         Unfit::By(reason)
-    }
-}
-
-/// Fragments of what other hosts sent, in one turn of the uplink.
-#[derive(Default)]
-pub(crate) struct FarCuts {
-    taken: Cell<u32>,
-    /// Networks and addresses of their senders, of which each frame has one, and their parts.
-    parts: RefCell<ArrayVec<((u32, Address), u32), BATCH>>,
-}
-
-impl FarCuts {
-    /// Begins a turn.
-    #[inline(always)]
-    pub fn begin(&self) {
-        self.taken.set(0);
-    }
-
-    /// Takes room for so many fragments of a sender. Returns whether there was as much.
-    fn take(&self, sender: (u32, Address), fragments: u32) -> bool {
-        let Ok(mut parts) = self.parts.try_borrow_mut() else { return false };
-        let taken = self.taken.get();
-        if taken == 0 {
-            parts.clear(); // they are of another turn
-        }
-        let found = parts.iter().position(|(who, _)| *who == sender).unwrap_or(parts.len());
-        if found == parts.len() && parts.try_push((sender, 0)).is_err() {
-            return false;
-        }
-        let Some((_, part)) = parts.get_mut(found) else { return false };
-        let own = part.saturating_add(fragments);
-        if own > FRAGMENTS_OF_UPLINK.saturating_sub(taken) {
-            return false;
-        }
-        *part = own;
-        self.taken.set(taken + fragments);
-        true
     }
 }
 
@@ -153,9 +109,7 @@ impl Cuts {
         context: &Context<'_>,
     ) -> Result<(), DropReason> {
         let sender = context.sender;
-        let left = if sender.is_trunk() {
-            FRAGMENTS_OF_UPLINK
-        } else if sender.is_wire() {
+        let left = if sender.is_trunk() || sender.is_wire() {
             u32::MAX
         } else {
             // They are taken when the packet has passed: `settle`.

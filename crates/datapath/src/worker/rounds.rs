@@ -39,9 +39,10 @@ use crate::engine::{
     budget::Budget,
     place::{PollSource, PortRef, of_likely},
 };
-use crate::stages::{cuts::FarCuts, deliver::Calls, leave::Departures, outlet::Rings};
+use crate::stages::{deliver::Calls, leave::Departures, outlet::Rings};
 use crate::stages::{pipeline::Scratches, stage::StageConfig};
 use crate::world::{
+    far_cuts::FarCuts,
     limits::Room,
     serving::Serving,
     snapshot::{Snapshot, Vnic},

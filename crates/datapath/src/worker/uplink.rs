@@ -27,14 +27,13 @@ use crate::overlay::{
 };
 use crate::stages::pipeline::Scratches;
 use crate::stages::{
-    cuts::FarCuts,
     deliver::{self, Calls},
     leave::{Departures, leave, not_sent},
     leaving::Leaving,
     outlet::Rings,
     turn::Turn,
 };
-use crate::world::snapshot::Snapshot;
+use crate::world::{far_cuts::FarCuts, snapshot::Snapshot};
 
 impl Worker {
     /// Serves one batch from a receive queue of the uplink.

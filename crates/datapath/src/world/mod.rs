@@ -7,6 +7,7 @@ pub(crate) mod bindings;
 pub(crate) mod bound;
 pub(crate) mod claim;
 pub(crate) mod dhcp;
+pub(crate) mod far_cuts;
 pub(crate) mod fdb;
 pub(crate) mod found;
 pub(crate) mod holders;

@@ -379,8 +379,8 @@ fn a_second_hop_cuts_for_its_wire() {
     assert!(sum.push(&whole[34..]).is_valid());
 }
 
-/// What other hosts sent cannot be put back, so a turn cuts 512 fragments of it, whatever networks
-/// it is of. Each sender leaves as much to others as it has.
+/// A turn cuts 512 fragments of what other hosts sent, whatever networks it is of: nothing of it
+/// can be put back. Each sender leaves as much to others as it has.
 #[test]
 fn other_hosts_have_so_many_fragments_in_a_turn() {
     let frame = |from, len| led_out(from, |ip| ip.udp(5000, 53, &data(len)));
@@ -707,8 +707,8 @@ fn a_full_ring_takes_no_part_of_a_packet() {
     }
 }
 
-/// What is to be cut does not wait for a next hop, and `explain` says so. What fits without the
-/// bytes behind it does.
+/// Packets that are to be cut do not wait for a next hop, and `explain` says so. One that fits
+/// without the bytes behind it does.
 #[test]
 fn what_is_cut_does_not_wait_for_a_next_hop() {
     let make = || {
