@@ -391,6 +391,7 @@ impl<'a> Frames<'a> {
     }
 
     /// The sum of a range of a frame, as it is in its memory. `None` if the frame is not that long.
+    #[inline(never)] // it would push other code of its callers apart
     pub fn sum(&self, index: usize, from: u32, len: u32) -> Option<Sum> {
         let mut pieces = self.pieces(index, from, len)?;
         read_more_of(&self.ring);
