@@ -230,7 +230,8 @@ fn any_nat() -> impl Strategy<Value = NatRule> {
 
 /// So few that they meet addresses of routers and vnics.
 fn any_neighbour() -> impl Strategy<Value = Neighbour> {
-    let address = select(vec!["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.2.2", "fd00::2"]);
+    let address =
+        select(vec!["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.2.2", "fd00::2", "fd00:1::9"]);
     let mac = select(vec!["02:00:00:00:00:0a", "02:00:00:00:00:0c"]);
     let host = select(vec![None, Some("192.0.2.1"), Some("2001:db8::1")]);
     (1..5u32, address, mac, host).prop_map(|(number, address, mac, host)| {
@@ -932,5 +933,23 @@ fn a_prefix_passes_from_vnic_to_vnic() {
             now.commit(prepared);
         }
         assert_eq!(now, *new);
+    }
+}
+
+/// A neighbour that gets the MAC address of a vnic with its prefix makes way for it, and comes back
+/// after it; the other way round the prefix goes first.
+#[test]
+fn a_prefix_meets_no_neighbour_of_before() {
+    let (one, two) = ("02:00:00:00:00:01", "02:00:00:00:00:02");
+    let state = |mac: &str, prefixes: &[&str]| {
+        let at = Neighbour::parse(vni(42), "fd00:1::9", mac, None).unwrap();
+        let prefixes = PrefixSet::parse(prefixes).unwrap();
+        let nic = Nic { prefixes, mac: Mac::parse(one).unwrap(), ..tap("a", 42) };
+        let file = Declaration { neighbours: vec![at], ..vnics(vec![nic]) };
+        Desired::default().with(file, Unnamed::Stay).unwrap()
+    };
+    let (without, with) = (state(two, &[]), state(one, &["fd00:1::/64"]));
+    for (old, new) in [(&without, &with), (&with, &without)] {
+        assert_eq!(&carried_out(old, plan(old, new), |_| {}), new);
     }
 }
