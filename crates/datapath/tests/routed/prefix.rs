@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::Ipv6Addr};
 
-use butterfly_datapath::{GroupChange, Mac, RoutingChange, VnicPolicy};
+use butterfly_datapath::{GroupChange, Mac, RoutingChange, SoughtState, VnicPolicy};
 use butterfly_model::{Dhcp, Direction, GroupName, Member, Network, Prefix, Rule, Subnet};
 use butterfly_packet::{
     build::{self, Ip},
@@ -79,6 +79,16 @@ fn claim(from: Machine, address: Six, to: (Machine, Six)) -> Vec<u8> {
     body.extend(from.1.0);
     let ip = build::ethernet(from.1, to.0.1).ipv6(address, to.1).ttl(255);
     ip.icmp(136, 0, 0x2000_0000, &body)
+}
+
+/// The answer of a machine to the question of this host.
+fn answer_to_host(from: Machine, address: Six) -> Vec<u8> {
+    let mut body = Ipv6Addr::from(address).octets().to_vec();
+    body.extend([2, 1]);
+    body.extend(from.1.0);
+    let to = [0xfe80, 0, 0, 0, 0xb0f1, 0x00ff, 0xfe00, 0];
+    let ip = build::ethernet(from.1, Mac([0xb2, 0xf1, 0, 0, 0, 0])).ipv6(address, to).ttl(255);
+    ip.icmp(136, 0, 0x6000_0000, &body)
 }
 
 /// A probe for an address (RFC 4862, 5.4.2).
@@ -239,19 +249,48 @@ fn made_up_addresses_take_a_part_of_what_is_asked() {
     // A third machine is found, made-up address or not.
     for third in [[0xfd00, 0x42, 0, 4, 0, 0, 0, 1], [0xfd00, 0x42, 0, 0, 0, 0, 3, 1]] {
         net.host.seek();
-        let mut body = Ipv6Addr::from(third).octets().to_vec();
-        body.extend([2, 1]);
-        body.extend(Y.1.0);
-        let own = Mac([0xb2, 0xf1, 0, 0, 0, 0]);
-        let to = [0xfe80, 0, 0, 0, 0xb0f1, 0x00ff, 0xfe00, 0];
-        let ip = build::ethernet(Y.1, own).ipv6(third, to).ttl(255);
-        net.send(Y, &ip.icmp(136, 0, 0x6000_0000, &body));
+        net.send(Y, &answer_to_host(Y, third));
         net.host.seek();
         net.host.received().unwrap();
         net.host.moved();
         let [sent, arrives] = passed((B, SIX_B), (Y, third), |ip| ip.udp(54, 1, b"x"));
         net.passes(B, &sent, Y, &arrives);
     }
+}
+
+/// One that answers for each of them fills no more than a part of what is found.
+#[test]
+fn made_up_addresses_take_a_part_of_what_is_found() {
+    let mut net = net(false);
+    let open = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+    net.host.vnic(X.0, X.1, X.2, &open).unwrap();
+    net.host.begin_seeking();
+    net.host.settle();
+    net.host.pass(20);
+    let found = |net: &Net| {
+        let all = net.host.sought();
+        all.iter().filter(|it| it.state == SoughtState::Found).count()
+    };
+    let finds = |net: &mut Net, all: &[Six]| {
+        for to in all {
+            let [sent, _] = passed((B, SIX_B), (X, *to), |ip| ip.udp(53, 1, b"x"));
+            net.send(B, &sent);
+        }
+        net.host.seek();
+        for to in all {
+            net.send(X, &answer_to_host(X, *to));
+        }
+        net.host.seek();
+        net.host.pass(1);
+        net.host.received().unwrap();
+    };
+    for second in 0..34 {
+        let eight = [0, 1, 2, 3, 4, 5, 6, 7].map(|n| [0xfd00, 0x42, 0, 3, 0, 0, second, n]);
+        finds(&mut net, &eight);
+    }
+    assert_eq!(found(&net), 256);
+    finds(&mut net, &[[0xfd00, 0x42, 0, 4, 0, 0, 0, 1], [0xfd00, 0x42, 0, 0, 0, 0, 0, 9]]);
+    assert_eq!(found(&net), 258);
 }
 
 /// Sessions that a prefix allowed end with it.
@@ -363,4 +402,29 @@ fn a_vnic_is_told_of_its_prefix() {
     let (flags, blocks) = &got["a"][0];
     assert_eq!((*flags, &blocks[..2]), (other, &[subnet, own][..]));
     assert!(blocks.contains(&seven) && !blocks.contains(&gone), "{blocks:?}");
+}
+
+/// A network that has no router, and tells nothing any more, still takes a prefix back.
+#[test]
+fn a_prefix_is_taken_back_without_a_router() {
+    let first: Ipv6Addr = "fd00:42:0:1::".parse().unwrap();
+    let mut net = Net::apart(&[], false);
+    net.host.vnic(A.0, A.1, A.2, &of_a(false, &[ONE])).unwrap();
+    let blocks = [("10.0.0.0/24", "10.0.0.1"), ("fd00:42::/56", "fd00:42::1")];
+    net.host.change_routing(declared(42, blocks[0], blocks[1]));
+    net.host.settle();
+    net.host.pass(1);
+    let own = (first, 0x40, 86_400, 14_400);
+    assert!(heard(&mut net)["a"][0].1.contains(&own));
+    let subnets = blocks.map(|(block, own)| Subnet::parse(block, Some(own)).unwrap());
+    let quiet = Network::new(vni(42), subnets.into(), None).unwrap();
+    net.host.change_routing(RoutingChange::DeclareNetwork(quiet));
+    net.host.pass(3);
+    assert_eq!(heard(&mut net), BTreeMap::new(), "it is its own");
+    net.host.update("a", &of_a(false, &[])).unwrap();
+    net.host.pass(3);
+    let got = heard(&mut net);
+    assert_eq!(got["a"].iter().map(|it| &it.1[..]).collect::<Vec<_>>(), [[(first, 0x40, 0, 0)]]);
+    net.host.pass(3);
+    assert_eq!(heard(&mut net), BTreeMap::new(), "once, for now");
 }

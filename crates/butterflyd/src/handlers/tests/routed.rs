@@ -429,6 +429,14 @@ fn a_vnic_has_a_prefix() {
 
     host.succeeds(r#"sg_member_add { sg_id: "g" member: "fd00:1:0:7::/64" }"#);
     assert!(host.succeeds(r#"sg_member_list: "g""#).contains("fd00:1:0:7::/64"));
+    // In a field of its own: who does not know it keeps the group.
+    host.succeeds(r#"sg_member_add { sg_id: "g" member: "fd00:1::7" }"#);
+    let details = host.succeeds(r#"sg_details: "g""#);
+    let both = r#"member: "fd00:1::7" member_prefix: "fd00:1:0:7::/64""#;
+    assert!(details.contains(both), "{details}");
+    host.succeeds(&format!(r#"sg_add {{ id: "h" {both} }}"#));
+    assert!(host.succeeds(r#"sg_details: "h""#).contains(both));
+    host.fails(r#"sg_add { id: "h" member_prefix: "fd00:1::7" }"#);
     host.fails(r#"sg_member_add { sg_id: "g" member: "fd00:1::/56" }"#);
     host.succeeds(r#"sg_member_del { sg_id: "g" member: "fd00:1:0:7::/64" }"#);
     assert!(!host.succeeds(r#"sg_details: "g""#).contains("fd00:1:0:7"));
