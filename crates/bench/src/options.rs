@@ -116,7 +116,8 @@ pub struct Options {
     pub tcp: bool,
 
     /// MAC address of a router between A and B, which may translate A's address (then with --learn
-    /// 0): frames go to it, and arrive from it. A is in 10.0.0.0/31, B in 10.0.0.2/31
+    /// 0): frames go to it, and arrive from it. A is 10.0.0.1 (gateway 10.0.0.0/31), B 10.0.0.2
+    /// (gateway 10.0.0.3/31)
     #[arg(long, value_name = "MAC", conflicts_with_all = ["verify", "pcap", "connections", "segments"])]
     pub router: Option<Mac>,
 

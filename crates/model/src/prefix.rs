@@ -38,7 +38,7 @@ pub enum PrefixError {
     Form(String),
     /// A block of another family or length.
     #[error(
-        "{0} is no block of IPv6 with 64 bits, as long as those of machines that make up their addresses are; write 2001:db8:0:1::/64"
+        "{0} is not an IPv6 prefix of length 64, the only length with which machines form addresses (SLAAC); write 2001:db8:0:1::/64"
     )]
     Length(Cidr),
     /// Bits beyond the length are set.
@@ -50,9 +50,7 @@ pub enum PrefixError {
         meant: Cidr,
     },
     /// A block with addresses that are no single host's, or are not routed.
-    #[error(
-        "{0} has addresses that no host of a network can have, as those of {1}; choose another"
-    )]
+    #[error("{0} overlaps {1}, whose addresses no host of a network can have; choose another")]
     Special(Cidr, Cidr),
 }
 
@@ -235,7 +233,7 @@ mod tests {
             assert_eq!(Prefix::parse(text), Err(PrefixError::Form(text.into())));
         }
         for text in ["fd00::/63", "fd00::/65", "fd00::/0", "fd00::1/128", "10.0.0.0/24"] {
-            assert!(refused(text).contains("is no block of IPv6 with 64 bits"), "{text}");
+            assert!(refused(text).contains("is not an IPv6 prefix of length 64"), "{text}");
         }
         let told = refused("fd00::1/64");
         assert_eq!(told, "fd00::1/64 is an address in a prefix, not the prefix; write fd00::/64");

@@ -94,7 +94,7 @@ impl Plane {
         seeker: &mut Seeker,
         now: u32,
     ) -> (usize, bool) {
-        let leasing = network.routing.as_ref().and_then(|it| it.leasing());
+        let leasing = network.routing.as_ref().and_then(|it| it.leasing6());
         let adverts = leasing.map_or(&[][..], |leasing| leasing.adverts());
         let messages: Vec<&[u8]> = adverts.iter().map(|it| &*it.message).collect();
         let gone_blocks = withdrawn(network, seeker, now);
@@ -184,7 +184,7 @@ impl Plane {
 fn withdrawn(network: &Network, seeker: &mut Seeker, now: u32) -> Vec<(Ipv6Addr, u8)> {
     let links = &mut seeker.advertising.links;
     let routing = network.routing.as_ref();
-    let leasing = routing.and_then(|it| it.leasing()).filter(|it| it.leases());
+    let leasing = routing.and_then(|it| it.leasing6()).filter(|it| it.leases());
     let link = match leasing {
         Some(leasing) => {
             let link = links.entry(network.vni).or_default();

@@ -132,7 +132,7 @@ impl OnLink {
 pub(super) struct Advertised {
     last: u32,
     next: u32,
-    /// Hash of the last ones, if these are all that it heard.
+    /// Hash of the last ones; `None` if it may have heard others since.
     contents: Option<u64>,
     /// Routers that were told.
     routers: Arc<[Mac]>,

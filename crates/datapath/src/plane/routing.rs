@@ -90,8 +90,8 @@ impl Plane {
                 let here = next.by_vni.get(&vni).copied();
                 if let Some((at, network)) = here.and_then(|at| Some((at, next.networks.get(at)?)))
                 {
-                    if let Some(before) = network.routing.as_deref().and_then(Routing::leasing) {
-                        let after = routing.as_deref().and_then(Routing::leasing);
+                    if let Some(before) = network.routing.as_deref().and_then(Routing::leasing6) {
+                        let after = routing.as_deref().and_then(Routing::leasing6);
                         untold.push((vni, Untold::of(before, after)));
                     }
                     let may_be_routed = routing.is_some() || network.remote.is_some();

@@ -56,7 +56,7 @@ drop_reasons! { 13;
     /// The packet is longer than the network that it leaves by allows, and the router may cut it
     /// into fragments, but not into so many or so small ones.
     CUT_LIMIT = "cut-limit" {
-        cause: "a machine that sends packets far longer than the receiver's network takes: more than 250,000 fragments a second, 152 of one frame, 512 of what other hosts sent at once (one sender alone 256), less than a header of TCP in the first, or segments of TCP below 432 bytes",
+        cause: "a machine that sends packets far longer than what they leave by takes: more than 250,000 fragments a second, 152 of one frame, 512 of what other hosts sent at once (one sender alone 256), less than a header of TCP in the first, or segments of TCP below 432 bytes",
         remedy: "let the machine send packets as long as the receiver's network takes: one MTU for both, and path MTU discovery in the machine (Linux: `net.ipv4.ip_no_pmtu_disc=0`)",
         charged: "the sender, or the network if the frame came from another host",
     }

@@ -34,7 +34,8 @@ use crate::stages::{
 /// Most fragments of the packets of a vnic per second. A wire and a trunk, which stand for many
 /// machines, have no such limit: one of these would use it up. What they cost is bounded by turns.
 const FRAGMENTS_PER_SECOND: u32 = 250_000;
-/// Bar of a packet that cannot be made to fit.
+
+/// Reason why a packet cannot be made to fit.
 pub(super) enum Unfit {
     /// Too long, and not to be cut.
     TooBig,
@@ -130,7 +131,8 @@ impl Cuts {
 }
 
 /// Returns the length in bytes of the packet in a frame of `len` bytes, or of the longest that it
-/// is cut into. Bytes behind the packet go along with it, so they count.
+/// is cut into. Bytes behind the packet count here; `fit_long` takes them off if the packet alone
+/// fits.
 fn longest(meta: &Meta, len: u32) -> u32 {
     let len = len.saturating_sub(L3 as u32);
     if !meta.offload || meta.net.gso_type & !NetHeader::GSO_ECN == NetHeader::GSO_NONE {

@@ -181,7 +181,7 @@ fn is_of_server(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) -> b
     if routing.leasing.is_some() && is_to_client_v4((frames.head(index), len), meta.inside) {
         return true;
     }
-    if !routing.leasing().is_some_and(Leasing6::leases) {
+    if !routing.leasing6().is_some_and(Leasing6::leases) {
         return false;
     }
     let read = |head: &[u8]| word((head, head.len() < len as usize), meta.inside, |_| false);
@@ -236,7 +236,7 @@ pub(super) fn advertise(
     context: &Context<'_>,
     (answers, no_room): (&mut Answers, DropReason),
 ) -> Result<(), DropReason> {
-    let leasing = context.entry.routing.as_ref().and_then(|routing| routing.leasing());
+    let leasing = context.entry.routing.as_ref().and_then(|routing| routing.leasing6());
     let leasing = leasing.ok_or(BAD_SOLICITATION)?;
     let own = context.sender.mac;
     if meta.source != number(own) {
@@ -282,7 +282,7 @@ pub(super) fn serve(
     context: &Context<'_>,
     (answers, no_room): (&mut Answers, DropReason),
 ) -> Result<(), DropReason> {
-    let leasing = context.entry.routing.as_ref().and_then(|routing| routing.leasing());
+    let leasing = context.entry.routing.as_ref().and_then(|routing| routing.leasing6());
     let leasing = leasing.ok_or(DHCP_NO_LEASE)?;
     let head = batch.frames.head(index);
     let at = start_of(head, meta.inside, ethernet::IPV6).ok_or(BAD_DHCP)?;

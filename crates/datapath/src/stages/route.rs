@@ -125,8 +125,8 @@ drop_reasons! { 10;
     /// The packet is longer than the network that it leaves by allows, and forbids fragments, as
     /// all of IPv6 does.
     ROUTE_TOO_BIG = "route-too-big" {
-        cause: "an MTU of the sender's network that is larger than that of the receiver's",
-        remedy: "nothing, if path MTU discovery works: the sender is told; else declare one MTU for both: `butterfly network add --vni VNI ... --mtu N`; of what another host leads out: `butterfly external add EXTERNAL --via HOST --mtu N`, as its interface takes",
+        cause: "an MTU of the sender's network that is larger than what the packet leaves by takes: the receiver's network, the tunnel or a wire",
+        remedy: "nothing if a vnic of this host sent it and uses path MTU discovery, as it is told the MTU; else declare one MTU for both: `butterfly network add --vni VNI ... --mtu N`; of what another host leads out: `butterfly external add EXTERNAL --via HOST --mtu N`, as its interface takes",
         charged: "the sender, or the network if the frame came from another host",
     }
     /// To the router itself, and no request for an echo that it answers.

@@ -40,7 +40,7 @@ impl FarCuts {
         }
         let Some((_, part)) = parts.get_mut(found) else { return false };
         let own = part.saturating_add(fragments);
-        if own > FRAGMENTS_OF_UPLINK.saturating_sub(taken) {
+        if own > FRAGMENTS_OF_UPLINK.saturating_sub(taken.saturating_add(fragments)) {
             return false;
         }
         *part = own;
@@ -65,7 +65,7 @@ mod tests {
         assert!(others <= 64);
         assert!(!cuts.take((7, 1), 1));
         cuts.begin();
-        assert_eq!([taken((7, 1), 152), taken((7, 2), 152), taken((7, 3), 7)], [304, 152, 28]);
+        assert_eq!([taken((7, 1), 152), taken((7, 2), 152), taken((7, 3), 7)], [152, 152, 98]);
     }
 
     /// Each frame of a turn may be of another sender.

@@ -266,7 +266,7 @@ pub(crate) struct Routing {
 
 impl Routing {
     /// Returns what it gives by DHCPv6, and tells in advertisements.
-    pub fn leasing(&self) -> Option<&Leasing6> {
+    pub fn leasing6(&self) -> Option<&Leasing6> {
         self.leasing6.as_deref()
     }
 

@@ -400,11 +400,11 @@ struct Ends {
 impl Ends {
     /// Both are of one family, or the source decides.
     fn ip(&self) -> Ip {
+        // Without one, a router that cuts the packet chooses it.
+        let four = |from, to| self.link.clone().ipv4(from, to).identification(0x4e6f);
         match (self.from, self.to) {
-            (IpAddr::V4(from), IpAddr::V4(to)) => self.link.clone().ipv4(from, to),
-            (IpAddr::V4(from), IpAddr::V6(_)) => {
-                self.link.clone().ipv4(from, Ipv4Addr::new(10, 0, 0, 1))
-            }
+            (IpAddr::V4(from), IpAddr::V4(to)) => four(from, to),
+            (IpAddr::V4(from), IpAddr::V6(_)) => four(from, Ipv4Addr::new(10, 0, 0, 1)),
             (IpAddr::V6(from), IpAddr::V6(to)) => self.link.clone().ipv6(from, to),
             (IpAddr::V6(from), IpAddr::V4(_)) => self.link.clone().ipv6(from, Ipv6Addr::LOCALHOST),
         }
@@ -433,7 +433,7 @@ impl Ends {
         let ports = if op == 1 { (68, 67) } else { (67, 68) };
         let from = if unspecified && op == 1 { Ipv4Addr::UNSPECIFIED } else { of(self.from) };
         let to = if unspecified { Ipv4Addr::BROADCAST } else { of(self.to) };
-        self.link.clone().ipv4(from, to).udp(ports.0, ports.1, &message)
+        self.link.clone().ipv4(from, to).identification(0x4e6f).udp(ports.0, ports.1, &message)
     }
 
     /// A client with a link-local address, to all servers; a server to where that client is.

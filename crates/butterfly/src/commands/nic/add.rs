@@ -22,7 +22,7 @@ pub fn node() -> Node {
                 option("mac", "MAC").required(true).help("MAC address of the virtual machine's side"),
                 option("vni", "VNI").required(true).help("network, 0 to 16777215"),
                 list("ip", "IP").help("IPv4 or IPv6 addresses of the virtual machine"),
-                list("prefix", "PREFIX").help("blocks of IPv6 with 64 bits in which its machine makes up addresses (SLAAC): all of them are its own"),
+                list("prefix", "PREFIX").help("IPv6 prefixes of length 64, 4 at most: the VM forms addresses in them (SLAAC), and all of these are its own"),
                 list("sg", "SG").help("security groups; they need not exist yet"),
                 option("type", "TYPE").help(
                     "VHOST_USER_SERVER (default: Butterfly owns the socket), VHOST_USER_CLIENT (QEMU owns it), TAP (a network interface of this host, or of a container), BENCH (pings inside the switch)",

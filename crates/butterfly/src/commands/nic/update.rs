@@ -22,7 +22,7 @@ pub fn node() -> Node {
             .args([
                 option("id", "ID").required(true).help("the NIC"),
                 list("ip", "IP").help("its addresses, all of them; `--ip -e` clears them"),
-                list("prefix", "PREFIX").help("its blocks of IPv6 in which its machine makes up addresses, all of them; `--prefix -e` clears them"),
+                list("prefix", "PREFIX").help("its IPv6 prefixes for SLAAC, all of them; `--prefix -e` clears them"),
                 option("enable-antispoof", "true|false").help("drop ARP that does not speak for the NIC's own addresses"),
                 option("forwards", "true|false").help(
                     "passes on packets of others, as routers and load balancers do: they may be from addresses of filtered NICs; of a NIC that bypasses filtering",

@@ -32,8 +32,8 @@ drop_reasons! { 4;
     }
     /// The source address is not one of the sending vnic's.
     SPOOFED_IP = "spoofed-ip" {
-        cause: "an address that was not declared, or a machine that routes, bridges or runs containers",
-        remedy: "declare all of its addresses, as the new list replaces the old one: `butterfly nic update --id NIC --ip ADDRESS..`; a router needs `butterfly nic add --id NIC ... --bypass-filtering --forwards`",
+        cause: "an address that was not declared or that the VM made up by itself (SLAAC), or a machine that routes, bridges or runs containers",
+        remedy: "declare all of its addresses, as the new list replaces the old one: `butterfly nic update --id NIC --ip ADDRESS..`, for SLAAC a prefix: `... --prefix PREFIX`; a router needs `butterfly nic add --id NIC ... --bypass-filtering --forwards`",
         charged: "the sender",
     }
     /// A TCP segment that does not fit its connection: out of window.
