@@ -140,7 +140,7 @@ impl<'a> Arrivals<'a> {
             {
                 return Arrived::Dropped(OUTER_MALFORMED);
             }
-        } else if header.checksum && !is_valid(frames, index, &header) {
+        } else if header.checksum && !is_valid(frames, index, &{ header }) {
             return Arrived::Dropped(OUTER_MALFORMED);
         }
         if !known(header.vni) {
@@ -154,7 +154,8 @@ impl<'a> Arrivals<'a> {
             {
                 heard
             }
-            _ => match self.another(&header) {
+            // A copy, so that the fields of what is known stay in registers.
+            _ => match self.another(&{ header }) {
                 Ok(heard) => heard,
                 Err(reason) => return Arrived::Dropped(reason),
             },

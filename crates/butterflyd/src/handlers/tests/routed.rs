@@ -422,7 +422,7 @@ fn a_vnic_has_a_prefix() {
     assert!(why.contains("the address fd00:1:0:7::9 of nic \"q\""), "{why}");
     let (why, help) = host.fails(&format!("nic_add {{ {nic} prefix: \"10.0.0.0/24\" }}"));
     assert_eq!(why, "Bad NIC format");
-    assert!(help.contains("is no block of IPv6 with 64 bits"));
+    assert!(help.contains("is not an IPv6 prefix of length 64"));
     host.succeeds(r#"nic_update { id: "p" prefix: "" }"#);
     assert!(!host.succeeds(r#"nic_details: "p""#).contains("prefix:"));
     host.succeeds(other);
