@@ -35,27 +35,28 @@ impl Pace {
 
     /// Takes a token and returns whether there was one. Each token is taken once, by any worker.
     pub fn take(&self, now: u32, most: u32, per_second: u32) -> bool {
-        self.take_all(1, now, most, per_second)
-    }
-
-    /// Takes so many tokens, or none. Returns whether there were as many.
-    pub fn take_all(&self, tokens: u32, now: u32, most: u32, per_second: u32) -> bool {
-        let less = |word: u64| {
-            let left = Self::of(word, now, most, per_second).checked_sub(tokens)?;
-            let when = if word == 0 { now } else { Self::later((word >> 32) as u32, now) };
-            Some(u64::from(when) << 32 | u64::from(left))
-        };
-        self.0.fetch_update(Relaxed, Relaxed, less).is_ok()
+        self.change((now, most, per_second), |left| left.checked_sub(1))
     }
 
     /// Takes so many tokens, or all that are left.
     pub fn take_most(&self, tokens: u32, now: u32, most: u32, per_second: u32) {
-        let less = |word: u64| {
-            let left = Self::of(word, now, most, per_second).saturating_sub(tokens);
+        let taken = |left: u32| Some(left.saturating_sub(tokens));
+        self.change((now, most, per_second), taken);
+    }
+
+    /// Leaves so many tokens of those that are left, if the change says how many. Returns whether
+    /// it did.
+    fn change(
+        &self,
+        (now, most, per_second): (u32, u32, u32),
+        left: impl Fn(u32) -> Option<u32>,
+    ) -> bool {
+        let next = |word: u64| {
+            let left = left(Self::of(word, now, most, per_second))?;
             let when = if word == 0 { now } else { Self::later((word >> 32) as u32, now) };
             Some(u64::from(when) << 32 | u64::from(left))
         };
-        let _ = self.0.fetch_update(Relaxed, Relaxed, less); // it always does
+        self.0.fetch_update(Relaxed, Relaxed, next).is_ok()
     }
 
     /// Returns a pace of its own with the same contents.
@@ -80,9 +81,7 @@ mod tests {
         );
         assert_eq!([taken(111), taken(100_000), taken(u32::MAX), taken(1)], [10, 10, 10, 6]);
         assert_eq!([pace.left(1, 10, 3), pace.left(2, 10, 3), pace.left(5, 10, 3)], [0, 3, 10]);
-        // More than there are: all or none, or what there is.
-        assert!(!pace.take_all(11, 5, 10, 3));
-        assert_eq!(pace.left(5, 10, 3), 10);
+        // More than there are: what there is.
         pace.take_most(4, 5, 10, 3);
         assert_eq!(pace.left(5, 10, 3), 6);
         pace.take_most(11, 5, 10, 3);

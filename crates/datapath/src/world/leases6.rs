@@ -22,6 +22,9 @@ use crate::engine::mac::{address, number};
 use crate::ip::{Address, discovery::link_local, is_v4};
 use crate::world::rules::number as number_of_ip;
 
+// An advertisement has room for all prefixes of a vnic.
+const _: () = assert!(MAX_OWN == model::MAX_PREFIXES);
+
 /// Most addresses that a vnic gets.
 pub(crate) const MAX_LEASED: usize = 8;
 /// Most routers that are told of in a network.
